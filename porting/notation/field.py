@@ -2,7 +2,8 @@
 
 ``rope_parameters.full_attention.rope_theta/global_rope_theta`` is found under whichever of the two a config has, the
 first that is there, and written as the first where there is none.  The last spelling may be arithmetic over other
-fields: ``head_dim/hidden_size // num_attention_heads`` is computed where ``head_dim`` is missing or null.
+fields: ``head_dim/hidden_size // num_attention_heads`` is computed where ``head_dim`` is missing or null.  A number
+after a dot is an element of a list: ``hidden_sizes.0``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from porting.errors import Code
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
 
-_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.([A-Za-z_][A-Za-z0-9_]*|0|[1-9][0-9]?))*")
 LONGEST = 200
 
 
@@ -90,9 +91,12 @@ def _found(config: Mapping[str, object], path: str) -> tuple[object, ...]:
             return ()
     value: object = config
     for name in path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
+        if isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, Mapping) and name in value:
+            value = value[name]
+        else:
             return ()
-        value = value[name]
     return (value,)
 
 
@@ -101,4 +105,8 @@ def _set(config: Mapping[str, object], path: list[str], value: object) -> dict[s
     if not rest:
         return {**config, first: value}
     inner = config.get(first)
+    if len(rest) == 1 and rest[0].isdecimal():
+        numbers = list(inner) if isinstance(inner, list | tuple) else []
+        at = int(rest[0])
+        return {**config, first: [*numbers[:at], value, *numbers[at + 1 :]]} if at <= len(numbers) else dict(config)
     return {**config, first: _set(inner if isinstance(inner, Mapping) else {}, rest, value)}

@@ -8,10 +8,11 @@ import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,11 +34,20 @@ from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
+from porting.suggesting.subjects.config_fields import Role, stage_field
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
-from porting.suggesting.subjects.model_pair import ModelPair, check_deterministic, prepare, traced_models
+from porting.suggesting.subjects.model_pair import (
+    ModelPair,
+    check_deterministic,
+    completed_config,
+    config_number,
+    prepare,
+    traced_models,
+)
 from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import TracedModel, WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
+from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.evidence import evidence
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge
@@ -67,6 +77,9 @@ DOUBTED = 5
 
 AGAIN = 8
 """So often the module is run once more in the end: what is said of one that is random would be wrong."""
+
+DEEPER = 4
+"""So many layers a second twin has, where the table of the first one does not fit the checkpoint's deeper layers."""
 
 RESERVE, CAUSES = 0.15, 16.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
@@ -144,22 +157,39 @@ def suggest(
         warnings.warn(one, PortingWarning, stacklevel=2)
     kind = against.name
     guessed: dict[str, str] = {}
+    found: Suggestion | None = None
     with untimed(), guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
-            with bounded(begun + limit):
-                tell("making a twin", 0, 0)
-                subjects = prepare(
-                    checkpoint, into, kind, Path(folder), seed=seed, inputs=inputs or {}, ask=asker, tell=tell
-                )
-                left = begun + limit * (1 - RESERVE) - time.monotonic()
-                searched = _searched(subjects, seed, trials, left, tell)
-            guessed = {
-                ours: theirs for ours, theirs in named_fields(subjects.into).items() if ours not in (config or {})
-            }
-            prover = _Prover(into=subjects.into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
-            found = _proposed(checkpoint, prover, searched, asker, name)
+            for number, depth in enumerate(_depths(checkpoint, kind)):
+                with bounded(begun + limit):
+                    tell("making a twin", 0, 0)
+                    subjects = prepare(
+                        checkpoint,
+                        into,
+                        kind,
+                        Path(folder) / str(number),
+                        seed=seed,
+                        inputs=inputs or {},
+                        ask=asker,
+                        tell=tell,
+                        depth=depth,
+                    )
+                    left = begun + limit * (1 - RESERVE) - time.monotonic()
+                    searched = _searched(subjects, seed, trials, left, tell)
+                fields = named_fields(subjects.into)
+                guessed = {ours: theirs for ours, theirs in fields.items() if ours not in (config or {})}
+                prover = _Prover(into=subjects.into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
+                proposed = _proposed(checkpoint, prover, searched, asker, name)
+                found = proposed.suggestion if found is None or proposed.suggestion.proven else found
+                if not proposed.too_shallow:
+                    break
+        except PortingError:  # a deeper twin may be too large
+            if found is None:
+                raise
         except OutOfTime:
-            found = _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+            found = found or _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+    if found is None:  # the loop has run once at least
+        raise AssertionError("no twin was tried")
     if guessed:
         read = ", ".join(f"{ours} = {theirs}" for ours, theirs in guessed.items())
         message = Message(
@@ -167,6 +197,22 @@ def suggest(
         )
         warnings.warn(message, PortingWarning, stacklevel=2)
     return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
+
+
+def _depths(checkpoint: Checkpoint, architecture: str) -> Iterator[int]:
+    """The depths of the twins: the usual one, a deeper one, and the checkpoint's own.
+
+    Layers may differ from the second one on: the first has no norm, every third sees all positions.
+    """
+    yield 0
+    config = completed_config(checkpoint.config, architecture)
+    stages = stage_field(Role.DEPTH, config)
+    listed: Any = config[stages] if stages else [config_number(config, Role.DEPTH)]
+    own = max(listed)
+    if own > DEEPER + 2:
+        yield DEEPER
+    if own > SMALL.depth:
+        yield min(own, DEEP.depth)
 
 
 def _nothing(architecture: str, name: str, said: str) -> Suggestion:
@@ -178,13 +224,26 @@ def _nothing(architecture: str, name: str, said: str) -> Suggestion:
     return Suggestion(verdict=Verdict.NOT_FOUND, text=text, reasons=(reason,), stop=stop, proof=stop.said)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Proposal:
+    """What one twin led to.
+
+    Attributes:
+        suggestion: the table and the verdict.
+        too_shallow: the table is proven on the twin, and does not fit the checkpoint, which has more layers.
+    """
+
+    suggestion: Suggestion
+    too_shallow: bool
+
+
 def _proposed(
     checkpoint: Checkpoint,
     prover: _Prover,
     searched: tuple[SearchResult, list[tuple[str, str]]],
     asker: Asker,
     name: str,
-) -> Suggestion:
+) -> _Proposal:
     """The table of what was found, proven and judged."""
     into, subjects = prover.into, prover.subjects
     found, inner = searched
@@ -212,7 +271,7 @@ def _proposed(
         lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
         final = replace(final, lines=of)
     text = write(_headed(final, verdict, subjects.twin.architecture, lazy=subjects.lazy))
-    return Suggestion(
+    suggestion = Suggestion(
         verdict=verdict.verdict,
         text=text,
         reasons=verdict.reasons,
@@ -227,6 +286,7 @@ def _proposed(
         shown=verdict.shown,
         trials=found.trials,
     )
+    return _Proposal(suggestion=suggestion, too_shallow=bool(fits) and proof.exact and subjects.twin.shrunk)
 
 
 def fold(found: SearchResult, asker: Asker) -> None:

@@ -30,7 +30,7 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             FORWARD: "x = self.attention_norm(x + self.attention(x, cos, sin, seen))",
             BEHIND: "out: Tensor = self.ffn_norm(x + self.feed_forward(x))",
         },
-        "runs behind no matrices and no norms, and",
+        "after no weight matrices and no norms, and",
     ),
     "norms behind the branches": (
         {
@@ -45,21 +45,21 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             FORWARD: "x = x + self.norm3(self.attention(self.attention_norm(x), cos, sin, seen))",
             BEHIND: "out: Tensor = x + self.norm4(self.feed_forward(self.ffn_norm(x)))",
         },
-        "runs behind 2 matrices and 3 norms",
+        "after 2 weight matrices and 3 norms",
     ),
     "norms of queries and keys": (
         {
             WIDE: f"{WIDE}; self.q_norm, self.k_norm = Norm(dim // heads, 1e-5), Norm(dim // heads, 1e-5)",
             QUERIES: f"query, key = self.q_norm(query), self.k_norm(key)\n        {QUERIES}",
         },
-        "runs behind 1 matrix and 2 norms",
+        "after 1 weight matrix and 2 norms",
     ),
     "parallel": (
         {
             FORWARD: "y = self.attention(self.attention_norm(x), cos, sin, seen)",
             BEHIND: "out: Tensor = x + y + self.feed_forward(self.ffn_norm(x))",
         },
-        "checkpoint's model behind 4 matrices",
+        "come after 4 weight matrices",
     ),
     "no gate": (
         {"self.w1, self.w3 = (nn.Linear(dim, inner, bias=False) for _ in range(2))": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.name_similarity import meanings, parted, pattern
@@ -211,6 +211,9 @@ def _explain(group: list[Line]) -> list[Line]:
         spelled = {place: _affine(count, columns[place]) for place in varying} if count else {}
         if spelled and all(spelled.values()) and not _twice(group[0], varying):
             return [_spelled(group, {place: text for place, text in spelled.items() if text})]
+    staged = _by_stage(group, columns, varying)
+    if staged is not None:
+        return [_spelled(group, staged)]
     for place in _inner_first(group, varying):  # another number tells two rows of layers apart
         parts: dict[int, list[Line]] = {}
         for line, value in zip(group, columns[place], strict=True):
@@ -222,13 +225,41 @@ def _explain(group: list[Line]) -> list[Line]:
 
 def _twice(line: Line, varying: Sequence[int]) -> bool:
     """Whether two of the varying numbers stand in one name, where an index may stand once: stage 1's block 1."""
-    place = 0
-    for name, _ in (*line.sources, *line.targets):
-        count = sum(not found.startswith("{") for found in _NUMBER.findall(name))
-        if len({*range(place, place + count)} & {*varying}) > 1:
-            return True
-        place += count
-    return False
+    return any(len({*side} & {*varying}) > 1 for side in _sides(line))
+
+
+def _by_stage(group: Sequence[Line], columns: Sequence[Sequence[int]], varying: Sequence[int]) -> dict[int, str] | None:
+    """Two indices for blocks that are numbered within numbered stages; None where two cannot explain the numbers.
+
+    The stages may have different numbers of blocks.  Both names need both numbers, and the number of a block stands by
+    itself: in ``h.1.ln_2`` the second number tells norms apart.
+    """
+    glued = _glued(group[0])
+    sides = _sides(group[0])
+    for stage, block in combinations(varying, 2):
+        outer, inner = ([value - min(columns[place]) for value in columns[place]] for place in (stage, block))
+        if len({*zip(outer, inner, strict=True)}) < len(group) or {*outer} != {*range(max(outer) + 1)}:
+            continue
+        spelled: dict[int, str] = {}
+        of_block = set()
+        for place in varying:
+            text = _affine(outer, columns[place])
+            if not text:
+                text = _affine(inner, columns[place]).replace("i", "j")
+                of_block.add(place)
+            spelled[place] = text
+        both = all(len({*side} & {*varying}) == 2 and len({*side} & of_block) == 1 for side in sides)
+        if all(spelled.values()) and both and not any(glued[place] for place in of_block):
+            return spelled
+    return None
+
+
+def _sides(line: Line) -> list[range]:
+    """The places of the numbers of each name."""
+    counts = [
+        sum(not found.startswith("{") for found in _NUMBER.findall(name)) for name, _ in (*line.sources, *line.targets)
+    ]
+    return [range(sum(counts[:side]), sum(counts[: side + 1])) for side in range(len(counts))]
 
 
 def _places(column: Sequence[int]) -> list[int]:
@@ -240,14 +271,18 @@ def _places(column: Sequence[int]) -> list[int]:
 
 def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:
     """The numbers of which a layer has several before those that count layers: ``ln_1`` before ``h.1``."""
-    names = [name for name, _ in (*group[0].sources, *group[0].targets)]
-    glued = [
+    glued = _glued(group[0])
+    return sorted(varying, key=lambda place: (not glued[place], -place))
+
+
+def _glued(line: Line) -> list[bool]:
+    """Which of the numbers stand behind a letter or an underscore: ``ln_1``."""
+    return [
         found.start() > 0 and name[found.start() - 1] != "."
-        for name in names
+        for name, _ in (*line.sources, *line.targets)
         for found in _NUMBER.finditer(name)
         if not found.group().startswith("{")
     ]
-    return sorted(varying, key=lambda place: (not glued[place], -place))
 
 
 def _affine(base: Sequence[int], other: Sequence[int]) -> str:

@@ -311,7 +311,7 @@ class WeightSearch(ScoreTableSearch):
         if not any(one.biases for one in group):
             self._silence(matches)
         following = self._next(group, trace)
-        self._fill_between(group, following, trace)
+        self._fill_between(group, matches, following, trace)
         if not self._choose(group, matches, ways, following, trace):
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -similarity(one.names[0], single[0].names[0]))

@@ -382,19 +382,28 @@ TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE, WeightUse.OTHER})
 class ScoreTableSearch(SearchState):
     """Fills what stands between a group of weights and the place where that shows."""
 
-    def _fill_between(self, group: Sequence[Unit], following: Unit | None, trace: OperationTrace) -> None:
+    def _fill_between(
+        self, group: Sequence[Unit], matches: Sequence[Unit], following: Unit | None, trace: OperationTrace
+    ) -> None:
         """Fill the tables that are used behind a group's first weight and before the place that follows."""
+        theirs = self.found.reference.units
+        start = min(theirs.index(mate) for mate in matches)
         first = min(trace.units.index(one) for one in group)
         last = len(trace.units) if following is None else trace.units.index(following)
         for unit in trace.units[first:last]:
             if unit.kind in TABLES and self._is_open(unit):
-                self._fill_alone(unit)
+                self._fill_alone(unit, [*theirs[start:], *theirs[:start]])
 
-    def _fill_alone(self, unit: Unit) -> bool:
-        """Fill one table with the reference's that gives the same; whether there is one."""
+    def _fill_alone(self, unit: Unit, mates: Sequence[Unit]) -> bool:
+        """Fill one table with the reference's that gives the same, or the same plus a mask; whether there is one.
+
+        Args:
+            unit: the table at work.
+            mates: the reference's units, those that are likely first: tables of one shape all give the same.
+        """
         before = {name: self.port.leaves[name].detach().clone() for name in unit.names}
-        for mate in self.found.reference.units:
-            if mate.kind not in TABLES or not self._free(mate) or mate.output.numel() != unit.output.numel():
+        for mate in mates:
+            if mate.kind not in TABLES or not self._free(mate) or unmasked_shape(mate) != unmasked_shape(unit):
                 continue
             ways = embedding_candidates.candidates([unit], [mate], self.port.shapes, self.reference.shapes, ())
             for number, moves in enumerate(ways):
@@ -405,7 +414,7 @@ class ScoreTableSearch(SearchState):
                 self._put(values)
                 again = self.port.run(until=unit.last, forced=self._forced)
                 now = next((one for one in again.units if one.number == unit.number), None)
-                if now is not None and distance(now.output, mate.output) <= SAME:
+                if now is not None and differ_by_mask(now.output, mate.output):
                     chosen = [
                         explained(one, "what it computes" if number else "its place", proven=number > 0)
                         for one in moves
@@ -441,6 +450,26 @@ class ScoreTableSearch(SearchState):
                         found[unit.names[0]] = mate, move.writes[0]
         self._put({name: self.port.leaves[other].detach().clone() for name, (_, other) in found.items()})
         return found
+
+
+def unmasked_shape(unit: Unit) -> tuple[int, ...]:
+    """The shape of what a table of attention adds to the scores: [h q k], without the axis of batches or windows."""
+    return tuple(unit.output.shape[-3:]) if unit.output.ndim > 3 else tuple(unit.output.shape)
+
+
+def differ_by_mask(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables added to scores are equal, but for a mask that is in one of them: 0, or one other number."""
+    if one.numel() == other.numel():
+        return distance(one, other) <= SAME
+    try:
+        left = (one - other).flatten()
+    except RuntimeError:  # their shapes do not fit
+        return False
+    hidden = left.abs() > 1.0
+    scale = float(one.detach().abs().max().clamp(min=1.0))
+    shown = left[~hidden]
+    same = bool(shown.numel()) and float(shown.abs().max()) <= SAME * scale
+    return same and (not bool(hidden.any()) or float(left[hidden].max() - left[hidden].min()) <= SAME * 1e4)
 
 
 def _indexed_alike(one: Unit, other: Unit) -> bool:

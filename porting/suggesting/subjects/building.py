@@ -24,7 +24,14 @@ from porting.errors import Code, Fault, Message, PortingError, Wording
 from porting.frames import place_of, users_line
 from porting.notation.field import value_of
 from porting.suggesting.subjects.argument_names import constant_arguments
-from porting.suggesting.subjects.config_fields import Role, composed_role, field_for, is_section, role_of
+from porting.suggesting.subjects.config_fields import (
+    Role,
+    composed_role,
+    field_for,
+    is_section,
+    numbers_by_stage,
+    role_of,
+)
 from porting.suggesting.subjects.guarded_run import is_device_error
 from porting.target import TargetError, named_tensors, with_arguments
 
@@ -137,12 +144,31 @@ class Fields(Mapping[str, Any]):
         return len(self._config if self._only is None else self._only)
 
 
-def _within_section(within: str, name: str, config: Mapping[str, object], others: tuple[str, ...] = ()) -> str | None:
+def _within_section(
+    within: str,
+    name: str,
+    config: Mapping[str, object],
+    others: tuple[str, ...] = (),
+    staged: bool | None = None,
+) -> str | None:
     """The config's field for a name inside a section: ``hidden_dim`` of ``mlp`` is the inner size."""
     section = within.rpartition(".")[2]
     parts = [one for one in within.split(".") if one in ("encoder", "decoder")]
     spelled = [f"{one}_{name}" for one in (section, *parts) if one]
-    return next((found for one in (*spelled, name) if (found := field_for(one, config, others)) is not None), None)
+    fields = (field_for(spelling, config, others, staged=staged) for spelling in (*spelled, name))
+    return next((found for found in fields if found is not None), None)
+
+
+def _takes_stages(parameter: inspect.Parameter) -> bool | None:
+    """Whether a parameter takes a number for each stage, by its default or its annotation; None if neither tells."""
+    if parameter.default is not parameter.empty and parameter.default is not None:
+        return isinstance(parameter.default, list | tuple)
+    annotated = parameter.annotation
+    text = annotated if isinstance(annotated, str) else str(getattr(annotated, "__name__", annotated))
+    if annotated is parameter.empty or not text:
+        return None
+    several = re.search(r"\b(list|tuple|sequence|iterable)\b", text, re.IGNORECASE)
+    return bool(several) if several or re.search(r"\b(int|float)\b", text) else None
 
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
@@ -432,14 +458,17 @@ def _arguments(
 ) -> dict[str, str]:
     """The config's field for each parameter that one is known for."""
     found: dict[str, str] = {}
-    for name, one in parameters.items():
-        required = one.default is one.empty
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty
         role = role_of(name) or composed_role(name)
         path = f"{within}.{name}" if within else name
-        theirs = given.get(path) or _within_section(within, name, config, tuple(parameters))
-        if theirs is not None and (
-            path in given or required or role in SIZES or type(one.default) is type(_value(config, theirs))
-        ):
+        staged = _takes_stages(parameter)
+        theirs = given.get(path) or _within_section(within, name, config, tuple(parameters), staged)
+        if theirs is None:
+            continue
+        value = _value(config, theirs)
+        alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
+        if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found
 

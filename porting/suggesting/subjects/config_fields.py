@@ -54,6 +54,10 @@ WORDS: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, name
 """The names of each role, the most usual one first."""
 
 
+STAGES: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, names in SYNONYMS["stages"].items()}
+"""The names of fields that have a number for each stage, by the role of the single number."""
+
+
 def _composed() -> Iterator[tuple[Role, tuple[tuple[frozenset[str], ...], frozenset[str]]]]:
     """For each role the sets of words of each of which one is required in a name, and all words that may be in it."""
     given = SYNONYMS["words"]
@@ -174,19 +178,65 @@ def _fits(role: Role, word: str, config: Mapping[str, object]) -> bool:
     return _ROLES.get(word) is role
 
 
-def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] = ()) -> str | None:
+def numbers_by_stage(value: object) -> bool:
+    """Whether a field has a number for each stage of a model: ``[2, 2, 6, 2]``."""
+    return isinstance(value, list | tuple) and bool(value) and all(_is_number(number) for number in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def stage_field(role: Role, config: Mapping[str, object]) -> str | None:
+    """The config's field that has the numbers of a role for each stage; None where there is none."""
+    return next((name for name in STAGES.get(role, ()) if numbers_by_stage(config.get(name))), None)
+
+
+def _stage_role(asked: str) -> Role | None:
+    word = normal(asked)
+    return next((role for role, names in STAGES.items() if word in names), None)
+
+
+def field_for(
+    asked: str, config: Mapping[str, object], others: tuple[str, ...] = (), *, staged: bool | None = None
+) -> str | None:
     """The config's field that a builder means by ``asked``; None when there is none, or nothing tells.
 
     Args:
         asked: the parameter or key.
         config: the checkpoint's fields; ``attribute_map``, if it is among them, has other names for some.
         others: what else the builder asks for, which tells two meanings apart.
+        staged: whether it takes a number for each stage (True) or a single one (False); None if nothing says so. The
+            single one is the first stage's where the config has one for each: ``hidden_sizes.0``.
+
+    >>> field_for("dims", {"hidden_sizes": [8, 16]}), field_for("dim", {"hidden_sizes": [8, 16]}, staged=False)
+    ('hidden_sizes', 'hidden_sizes.0')
 
     >>> field_for("num_experts", {"num_local_experts": 8, "attribute_map": {"num_experts": "num_local_experts"}})
     'num_local_experts'
     >>> field_for("head_size", {"hidden_size": 64, "num_attention_heads": 4, "head_dim": None})
     'head_dim/hidden_size // num_attention_heads'
     """
+    single = _single_field_for(asked, config, others)
+    role = _stage_role(asked) or role_of(asked) or composed_role(asked)
+    several = None if role is None else stage_field(role, config)
+    if staged is None:
+        prefers_stages = asked not in config and _stage_role(asked) is not None
+        return (several or single) if prefers_stages else (single or several)
+    if staged:
+        return single if single is not None and numbers_by_stage(config.get(single)) else several or single
+    if single is not None and numbers_by_stage(config.get(single)):
+        return f"{single}.0"
+    if role is Role.HIDDEN and asked not in config and stage_field(Role.DEPTH, config) is not None:
+        single = next((name for name in _FIRST_WIDTH if _is_number(config.get(name))), single)
+    return single or (several and f"{several}.0")
+
+
+_FIRST_WIDTH = ("embed_dim",)
+"""Fields with the width of the first stage, where ``hidden_size`` is the last one's."""
+
+
+def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...]) -> str | None:
     if asked in config:
         return asked
     aliases = config.get("attribute_map")
@@ -197,6 +247,8 @@ def field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...] 
     if word in _OTHERWISE:
         wide = any(role_of(one) is Role.HIDDEN for one in others if normal(one) not in _OTHERWISE)
         role = _OTHERWISE[word] if wide else Role.HIDDEN
+    if word == "window" and next(fields_of(Role.WINDOW, config), None) is not None:
+        role = Role.WINDOW  # and not how many positions there are, as in models that see all
     if role is None:
         return None
     if role is Role.RATIO:

@@ -131,17 +131,31 @@ def prepare(
     inputs: Mapping[str, str],
     ask: Asker,
     tell: Callable[[str, int, int], None],
+    depth: int = 0,
 ) -> ModelPair:
     """Both models, ready to be run.
 
     A module that fails on rows that are shorter than the longest is tried on the longest alone: many a one adds its
     whole table of positions to a row.
 
+    Args:
+        checkpoint: the checkpoint.
+        into: what builds the module.
+        architecture: the reference's class.
+        folder: where twins are written.
+        seed: of the twin's weights.
+        inputs: [inputs], where the caller says them.
+        ask: what nothing tells.
+        tell: told about progress.
+        depth: the twin's largest number of layers, or of blocks in a stage; 0 for the usual one.
+
     Raises:
         VerifyError, TargetError: one of them cannot be built or run.
     """
     config = completed_config(checkpoint.config, architecture)
-    ready = partial(_prepared, checkpoint, config, into, architecture, seed=seed, inputs=inputs, ask=ask, tell=tell)
+    ready = partial(
+        _prepared, checkpoint, config, into, architecture, seed=seed, inputs=inputs, ask=ask, tell=tell, depth=depth
+    )
     try:
         return ready(folder)
     except VerifyError as error:
@@ -165,10 +179,11 @@ def _prepared(
     inputs: Mapping[str, str],
     ask: Asker,
     tell: Callable[[str, int, int], None],
+    depth: int,
     positions: int = 0,
 ) -> ModelPair:
-    """Prepare both models. ``positions`` is the twin's number of positions; 0 for the usual one."""
-    into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions)
+    """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
+    into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
     available = _available(twin.reference, twin.config)
     vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module, twin.reference)
@@ -210,6 +225,7 @@ def _sized(
     seed: int,
     checkpoint: Checkpoint,
     positions: int,
+    depth: int,
 ) -> tuple[Builder, Twin, BuiltModule]:
     """The builder, the twin and the module: small if the module can be, else of the checkpoint's own sizes."""
     made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
@@ -221,6 +237,7 @@ def _sized(
     usable: tuple[Builder, Twin, BuiltModule] | None = None
     for number, usual in enumerate(measures(config)):
         to = replace(usual, positions=positions or usual.positions)
+        to = replace(to, depth=depth, blocks=depth) if depth else to
         try:
             twin = runnable(made(folder / f"small {number}", small=True, to=to))
         except PortingError:  # the reference does not run with these sizes, or is too large with them

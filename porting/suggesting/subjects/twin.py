@@ -24,7 +24,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.loading import same_bits
 from porting.notation.field import held
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
+from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of, stage_field
 from porting.target import named_tensors
 from porting.verification.reference import load_reference, model_class
 
@@ -37,6 +37,9 @@ class Measures:
         image, patch: the width of an image and of its patches, in pixels; 0 for the checkpoint's own.
         shallow: the twin has the checkpoint's own sizes but for its depth, vocabulary and positions: some architectures
             run with few sizes only.
+        blocks: the largest number of blocks in a stage, for a model whose depth is given for each stage; 0 for the
+            checkpoint's own numbers.
+        window: the width of a window of attention in patches; 0 for the checkpoint's own.
     """
 
     heads: int
@@ -49,6 +52,8 @@ class Measures:
     image: int = 12
     patch: int = 4
     shallow: bool = False
+    blocks: int = 2
+    window: int = 0
 
 
 SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
@@ -155,7 +160,38 @@ def shrink(
             small[name] = to.vocabulary - 1
         elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
             small[name] = follows[value]
-    return {**small, **own}
+    return {**small, **_by_stage(small, sizes, to), **own}
+
+
+def _by_stage(config: Mapping[str, object], sizes: Mapping[str, int], to: Measures) -> dict[str, object]:
+    """Small sizes for a model that has stages: fewer blocks, and widths in the checkpoint's proportions.
+
+    Args:
+        config: with small sizes already, but for the fields that have a number for each stage.
+        sizes: the checkpoint's whole numbers.
+        to: the sizes.
+    """
+    depths, widths, heads = (stage_field(role, config) for role in (Role.DEPTH, Role.HIDDEN, Role.HEADS))
+    if depths is None:
+        return {}
+    found: dict[str, object] = {}
+    blocks: Any = config[depths]
+    if to.blocks:
+        found[depths] = [min(count, to.blocks) for count in blocks]
+    if widths is not None:
+        listed: Any = config[widths]
+        unit = math.gcd(*listed)
+        found[widths] = [to.head_size * width // unit for width in listed]
+    elif heads is not None and "embed_dim" in sizes:  # the first stage's width; a stage doubles it
+        first: Any = config[heads]
+        found["embed_dim"] = first[0] * to.head_size
+        if "hidden_size" in sizes and sizes["hidden_size"] % sizes["embed_dim"] == 0:
+            found["hidden_size"] = first[0] * to.head_size * (sizes["hidden_size"] // sizes["embed_dim"])
+    if "num_layers" in sizes:  # how many stages there are, as Swin calls it
+        found["num_layers"] = sizes["num_layers"]
+    if to.window and "window_size" in sizes:
+        found["window_size"] = to.window
+    return found
 
 
 def _shallow(sizes: Mapping[str, int], *, to: Measures) -> dict[str, int]:
@@ -173,12 +209,26 @@ def measures(config: Mapping[str, object]) -> Iterator[Measures]:
     Args:
         config: the checkpoint's, with every field that transformers knows.
     """
+    yield from _with_windows(config)
     yield SMALL
     if any(_role(name, {}) in (Role.CHANNELS, Role.IMAGE, Role.PATCH) for name in config):
         patch, own = _first(Role.PATCH, config), _first(Role.IMAGE, config)
         widths = sorted({*IMAGES, own or max(IMAGES)} - {SMALL.image})
         yield from (replace(SMALL, image=width, patch=0) for width in widths if width >= 2 * patch)
     yield replace(SMALL, image=0, patch=0, shallow=True)
+
+
+WINDOW = 2
+"""The width of a twin's windows of attention, in patches."""
+
+
+def _with_windows(config: Mapping[str, object]) -> Iterator[Measures]:
+    """Sizes of a model with windows of attention and stages: as many windows as in the checkpoint, smaller ones."""
+    window, image, patch = config.get("window_size"), _first(Role.IMAGE, config), _first(Role.PATCH, config)
+    if stage_field(Role.DEPTH, config) is None or not isinstance(window, int) or window <= WINDOW or not image:
+        return
+    if image * WINDOW % window == 0:
+        yield replace(SMALL, image=image * WINDOW // window, patch=patch, window=WINDOW)
 
 
 def _role(name: str, sizes: Mapping[str, int]) -> Role | None:

@@ -39,7 +39,7 @@ class Place:
 
     def __str__(self) -> str:
         norms = "" if self.norms is None else f" and {_count(self.norms, 'norm', 'norms')}"
-        return f"{_count(self.matrices, 'matrix', 'matrices')}{norms}"
+        return f"{_count(self.matrices, 'weight matrix', 'weight matrices')}{norms}"
 
     @property
     def key(self) -> tuple[int, int]:
@@ -128,25 +128,51 @@ def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
 def _placed(ours: Matrices, theirs: Matrices, sizes: Mapping[str, int], others: Mapping[str, int]) -> Iterator[Reason]:
     """As many numbers in matrices, which do not stand behind as many matrices and norms.
 
-    A tensor that holds several matrices counts as these do.  One that is used at several places could be cut.
+    A tensor that holds several matrices counts as these do.  One that is used at several places counts at these
+    together, if each of them uses all of it: a part of it could be cut off.
     """
-    if any(len(places) > 1 for side in (ours, theirs) for places in side.places.values()):
+    if not all(_whole(side, numbers) for side, numbers in ((ours, sizes), (theirs, others))):
         return
     known = ours.known and theirs.known
     counts = []
     for side, numbers in ((ours, sizes), (theirs, others)):
-        count: Counter[Place] = Counter()
-        for name, (place,) in side.places.items():
-            count[place if known else Place(place.matrices)] += numbers[name]
+        count: Counter[tuple[Place, ...]] = Counter()
+        for name, places in side.places.items():
+            count[_counted(places, known=known)] += numbers[name]
         counts.append(count)
     mine, other = (count - against for count, against in (counts, counts[::-1]))
     if not mine:
         return
-    first = min(mine, key=lambda one: one.key)
-    name = next(name for name, (place,) in ours.places.items() if first in {place, Place(place.matrices)})
-    nearest = min(other, key=lambda one: one.key)
-    said = f"{name} runs behind {first}, and what fills the same share of the checkpoint's model behind {nearest}"
-    yield Reason(kind="structure", said=f"{said}: whatever the weights are, it is another function", shown=True)
+    first = min(mine, key=_key)
+    name = next(name for name, places in ours.places.items() if _counted(places, known=known) == first)
+    nearest = min(other, key=_key)
+    said = (
+        f"counted from the input, the module applies {counts[0][first]:,} weights ({name} and what stands beside it) "
+        f"after {_listed(first)}, and the checkpoint's model applies {counts[1][first]:,} there: its other "
+        f"{other[nearest]:,} come after {_listed(nearest)}"
+    )
+    yield Reason(kind="structure", said=f"{said}. The operations differ, whatever the weights are", shown=True)
+
+
+def _whole(side: Matrices, numbers: Mapping[str, int]) -> bool:
+    """Whether each tensor that is used at several places is used as a whole there."""
+    several = {name for name, places in side.places.items() if len(places) > 1}
+    uses = ((unit, name) for unit in side.units for name in unit.weights if name in several)
+    return all(len(unit.weights) == 1 and unit.summed * unit.output.shape[-1] == numbers[name] for unit, name in uses)
+
+
+def _counted(places: Collection[Place], *, known: bool) -> tuple[Place, ...]:
+    """The places of a tensor, without the norms where not all of these are seen."""
+    return tuple(sorted((place if known else Place(place.matrices) for place in places), key=lambda one: one.key))
+
+
+def _key(places: tuple[Place, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(place.key for place in places)
+
+
+def _listed(places: tuple[Place, ...]) -> str:
+    more = f" and at {len(places) - 1} more places" if len(places) > 1 else ""
+    return f"{places[0]}{more}"
 
 
 def _too_few(
