@@ -42,6 +42,11 @@ SLOW_EXAMPLES = (
 """Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update`` writes the snapshots of ``tests/snapshots`` anew."""
+    parser.addoption("--update", action="store_true", help="write tests/snapshots anew instead of comparing with them")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow.
@@ -70,6 +75,16 @@ def seeded() -> None:
 
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unhurried() -> Iterator[None]:
+    """Limits on the time of the day count what is computed instead: a busy machine decides no test."""
+    from tests.processor_clock import install
+
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from types import ModuleType
 
@@ -33,12 +32,6 @@ def test_every_name_is_explained_with_an_example(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'porting' has no attribute 'laod'"):
         _ = porting.laod
-
-
-def test_importing_the_library_imports_nothing_heavy() -> None:
-    program = "import porting, sys; sys.exit(', '.join({'torch', 'transformers', 'rich'} & sys.modules.keys()) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_function_and_its_home_do_not_share_a_name() -> None:

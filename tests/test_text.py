@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import torch
 
 from porting.errors import Code, PortingError
 from porting.text import Blank, TextError, fill_mask, next_sentence, open_text_model
-from tests.guards.tree import ROOT
 from tests.small_checkpoint import MLM, NSP, TRUNK, WORDS, tensors, write_checkpoint
 
 TEXT, PAIR = "I accessed the [MASK] account.", "We play soccer at the [MASK] of the river!"
@@ -209,14 +206,3 @@ def test_a_text_that_cannot_be_meant(checkpoint: Path, text: str, message: str) 
 def test_no_guess_at_all(checkpoint: Path, top: int) -> None:
     with pytest.raises(TextError, match=f"top is {top}, and at least 1 is expected"):
         fill_mask(TEXT, checkpoint, top=top)
-
-
-def test_text_needs_no_transformers(checkpoint: Path) -> None:
-    program = (
-        "import sys; from porting.text import fill_mask\n"
-        f"assert fill_mask('a [MASK]', {str(checkpoint)!r})\n"
-        "sys.exit('transformers was imported' if 'transformers' in sys.modules else 0)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True)
-    assert run.stderr == ""
-    assert run.returncode == 0

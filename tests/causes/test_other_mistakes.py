@@ -219,7 +219,7 @@ FUSED = (
 )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "detail"), FUSED, ids=["interleaved", "heads"])
 def test_fused_projections(checkpoint: Path, kind: type[nn.Module], name: str, detail: str) -> None:
     def build() -> MyBert:

@@ -223,7 +223,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_that_the_catalogue_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an empty catalogue, and with no probe but what the model returns."""
@@ -244,6 +244,7 @@ def test_two_mistakes_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pow" in found.detail
 
 
+@pytest.mark.slow
 def test_a_port_that_is_another_model_has_no_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps at more lines than a mistake has; what is unknown stays unknown."""
     monkeypatch.setattr(cause_search, "CATALOGUE", ())

@@ -44,7 +44,6 @@ def test_fifo_or_directory_in_place_of_a_file_is_refused_at_once(tmp_path: Path)
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
-        timeout=60,
     )
     lines = result.stdout.splitlines()
     assert [line.partition(" (put")[0] for line in lines] == expected

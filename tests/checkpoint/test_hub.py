@@ -339,7 +339,6 @@ def test_fresh_process_with_nothing_but_the_environment(hub: Hub, tmp_path: Path
         check=True,
         cwd=Path(__file__).parents[2],
         env={**os.environ, **environment(hub, tmp_path / "fresh")},
-        timeout=100,
     )
     assert result.stdout.strip() == "Checkpoint('org/name', 4 tensors in 2 files)"
     assert list((tmp_path / "fresh").rglob("refs/main"))

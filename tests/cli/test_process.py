@@ -226,6 +226,7 @@ main()
 """A command to which a signal comes once something is written."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("words", "module", "name", "left"),

@@ -107,7 +107,7 @@ COMMANDS = {
 def run(words: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, cwd=cwd, env={**os.environ, "HF_HUB_OFFLINE": "1", **environment}, check=False, capture_output=True,
-        text=True, stdin=subprocess.DEVNULL, timeout=110,
+        text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

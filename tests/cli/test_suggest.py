@@ -86,6 +86,7 @@ def test_what_is_read_is_not_written_over(run: Run, checkpoint: Path, command: s
     assert (checkpoint / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_table_whose_name_is_no_text_is_written(run: Run, checkpoint: Path) -> None:
     write_own(Path())
     assert run("suggest", checkpoint, *INTO, "-o", "caf\udce9\x7f.toml").exit_code == 0
@@ -133,11 +134,10 @@ def test_an_interrupted_command_leaves_nothing_behind(checkpoint: Path, tmp_path
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     words = [sys.executable, "-m", "porting", "suggest", "c", "--into", "endless.py:build", "-o", "mine.toml"]
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 200
-        while not Path("begun").exists() and time.monotonic() < until:
+        while not Path("begun").exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     assert process.returncode == 130, err
     assert (out, err.splitlines()[-1]) == ("", "interrupted")
     assert "Traceback" not in err

@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -98,13 +97,12 @@ def test_on_a_terminal_the_bar_rests_while_somebody_is_asked(checkpoint: Path) -
     for name in ("NO_COLOR", "FORCE_COLOR"):
         environment.pop(name, None)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "porting", "suggest", "c", *INTO, "--interactive"]
+    command = [sys.executable, "-m", "porting", "suggest", "c", *INTO, "--interactive", "--limit", "1200"]
     waiting = [("[none] > ", "attention_mask"), ("[yes] > ", ""), ("[own_model.toml] > ", "typed.toml")]
     shown, seen = "", 0
     with subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        until = time.monotonic() + 240
-        while time.monotonic() < until:
+        while True:
             try:
                 shown += os.read(ours, 4096).decode(errors="replace")
             except OSError:  # the other end was closed
@@ -112,11 +110,10 @@ def test_on_a_terminal_the_bar_rests_while_somebody_is_asked(checkpoint: Path) -
             if waiting and waiting[0][0] in shown[seen:]:
                 seen = len(shown)
                 os.write(ours, f"{waiting.pop(0)[1]}\n".encode())
-        process.kill()
     os.close(ours)
     assert waiting == [], shown
-    assert process.returncode in {0, -9}
+    assert process.returncode == 0
     assert "What is 'zzz' of Encoder.forward? (its name says nothing)" in shown
-    assert " of 2:00 at most" in shown
+    assert " of 20:00 at most" in shown
     assert Path("typed.toml").exists()
     assert shown.rstrip().endswith("porting verify c --table typed.toml --into own_model.py:build")

@@ -49,7 +49,7 @@ def work(
 ) -> int:
     """What one process does."""
     meet = f"file://{meeting}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(minutes=30))
     made: list[int] = []
     real = Maker.make
 

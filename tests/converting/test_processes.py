@@ -116,7 +116,7 @@ def test_under_torchrun_a_killed_process_ends_all_and_the_same_command_goes_on(w
     words = ["convert", str(work / "source"), str(tmp_path / "out"), "--table", str(work / "table.toml"), "--derive"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [*program, *words, "--shard-size", "40KB", "--threads", "1", "--memory", "1MiB"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL)" in done.stderr
     assert done.stderr.count("error: rank 0: ") == 1, "the survivor says why it ended"
@@ -157,7 +157,7 @@ def test_under_torchrun_what_one_cannot_prepare_all_are_told(work: Path, tmp_pat
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     done = subprocess.run(
-        [*program, *words], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=110
+        [*program, *words], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
     )
     assert done.returncode != 0
     assert done.stderr.count("error: rank 1: it could not go on, so that no process did: ") == 1

@@ -39,6 +39,7 @@ CASES = {
     "the shipped encoder-decoder": (checkpoints.bart, "BartForConditionalGeneration", {}),
     "the shipped translator": (checkpoints.marian, "MarianMTModel", {}),
 }
+BEAMS = (1, 2, 4)
 RULES: list[dict[str, object]] = [
     {},
     {"no_repeat_ngram_size": 2, "min_length": 9},
@@ -62,10 +63,16 @@ def token_ids(text: str) -> list[int]:
     return [WORDS.index("[CLS]"), *words, WORDS.index("[SEP]")]
 
 
+# Each model meets each list of rules, and each of both meets each number of beams.
+GRID = [
+    pytest.param(case, beams := BEAMS[(row + column) % 3], rules, id=f"{case}, {beams} beams, rules {column}")
+    for row, case in enumerate(CASES)
+    for column, rules in enumerate(RULES)
+]
+
+
 @pytest.mark.few(12)
-@pytest.mark.parametrize("num_beams", [1, 2, 4])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("rules", RULES, ids=range(len(RULES)))
+@pytest.mark.parametrize(("case", "num_beams", "rules"), GRID)
 def test_the_tokens_are_those_of_transformers(tmp_path: Path, case: str, num_beams: int, rules: dict[str, Any]) -> None:
     make, architecture, mine = CASES[case]
     folder = make(tmp_path / "c", **rules)

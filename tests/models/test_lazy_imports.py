@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,16 +35,6 @@ def test_every_room_with_a_model_offers_one() -> None:
     found = {name: getattr(models, name) for name in models.__all__}
     modules = {one.__module__.rpartition(".")[2] for one in found.values() if issubclass(one, nn.Module)}
     assert homes - PARTS == modules
-
-
-def test_a_room_is_imported_when_it_is_used() -> None:
-    program = (
-        "import sys; from porting import models; before = set(sys.modules); models.MPNet; "
-        "print('torch' in before, 'porting.models.bert' in before, 'porting.models.mpnet' in sys.modules, "
-        "'porting.models.seq2seq' in sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["False", "False", "True", "False"]
 
 
 def test_a_name_that_is_not_there_is_said_so() -> None:

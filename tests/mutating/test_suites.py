@@ -106,7 +106,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_package_with_fixtures_and_settings_of_its_own(suite: Path) -> None:
     """Norm and activation are written out; the suite is run by several processes, prints much, and one test hangs."""
-    score = mutate(["src/suite/tests"], "src/suite/port.py:build", only=[EPS, GELU, RESIDUAL], timeout=8.0)
+    score = mutate(["src/suite/tests"], "src/suite/port.py:build", only=[EPS, GELU, RESIDUAL], timeout=20.0)
     assert {one.name: one.outcome for one in score.mutations} == {
         EPS: "survived", GELU: "survived", RESIDUAL: "timed out",
     }  # fmt: skip
@@ -121,7 +121,7 @@ STARTS = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '600'])
 def gone(number: int) -> bool:
     """Whether a process has ended, or has and nobody has asked for its exit code yet."""
     words = ["ps", "-o", "stat=", "-p", str(number)]
-    for _ in range(100):
+    for _ in range(10_000):  # on a busy machine it may take long
         state = subprocess.run(words, capture_output=True, text=True, check=False)  # ps
         if not state.stdout.strip() or state.stdout.startswith("Z"):
             return True
@@ -130,8 +130,11 @@ def gone(number: int) -> bool:
 
 
 def test_what_runs_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    ended = SuiteRun([sys.executable, "-c", STARTS], os.environ, tmp_path / "printed").ended(timeout=3.0)
-    assert ended.code is None
+    for seconds in (2.0, 20.0, 200.0):  # on a busy machine it may not have begun after the first ones
+        ended = SuiteRun([sys.executable, "-c", STARTS], os.environ, tmp_path / "printed").ended(timeout=seconds)
+        assert ended.code is None
+        if ended.output:
+            break
     assert gone(int(ended.output))
 
 
@@ -161,7 +164,7 @@ def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -
         running = SuiteRun(words, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "printed")
         requests = [MutationRequest(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
         with running, closing(ForkClient(running, listening)) as client:
-            assert [client.run(one, 1.0 if one.mistake == "hangs" else None).code for one in requests] == [0, None, 7]
+            assert [client.run(one, 10.0 if one.mistake == "hangs" else None).code for one in requests] == [0, None, 7]
     assert gone(int(running.output))
 
 

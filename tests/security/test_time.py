@@ -40,7 +40,7 @@ def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pyte
 
 def test_what_charges_nothing_is_stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command looks at its time wherever it reads a description; outside of that nothing is stopped."""
-    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
     before = signal.getsignal(signal.SIGPROF)
 
     @reading("a file")
@@ -49,10 +49,10 @@ def test_what_charges_nothing_is_stopped_by_a_signal(monkeypatch: pytest.MonkeyP
             sorted(range(10_000))
 
     with spending() as budget, watched():
-        with pytest.raises(LimitError, match=r"^a file: this takes more than 1 seconds of reading"):
+        with pytest.raises(LimitError, match=r"^a file: this takes more than 0 seconds of reading"):
             forever()
         begun = time.process_time()
-        while time.process_time() < begun + 1.5:  # seconds that do not count
+        while time.process_time() < begun + 0.3:  # seconds that do not count
             sorted(range(10_000))
         assert budget.left < 0
     assert signal.getsignal(signal.SIGPROF) is before

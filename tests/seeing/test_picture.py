@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -114,14 +112,6 @@ def test_saving_goes_by_the_ending(attention: Attention, tmp_path: Path) -> None
     assert page.read_text(encoding="utf-8") == attention.to_html(layer=1)
     assert picture.read_bytes() == attention.to_png(layer=1, head=1)
     assert picture.read_bytes() == attention.to_png(layer=-1, head=-1)  # the same bytes each time
-
-
-@pytest.mark.slow
-def test_looking_imports_only_what_it_needs() -> None:
-    program = "import porting, sys; porting.attention('a')\n"
-    program += "sys.exit(', '.join({'matplotlib', 'jinja2', 'transformers'} & sys.modules.keys()) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_one_word_is_enough() -> None:

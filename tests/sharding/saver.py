@@ -211,7 +211,7 @@ def main(folder: Path, rank: int, count: int, act: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     store = f"file://{folder}/store-{count}-{act}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(minutes=30))
     if act == "save":
         save(folder, count)
         if count == 4:

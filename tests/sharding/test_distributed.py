@@ -56,7 +56,7 @@ def saving(root: Path, *acts: str) -> Path:
         convert(root / "source", root / name, root / "own.toml", into=lambda: own.Own(own.SIZES), **options)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.sharding.saver", str(root), *acts]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return root
 

@@ -72,7 +72,7 @@ class MasksSoftly(Plain):
         return x
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

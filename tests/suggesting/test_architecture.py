@@ -84,7 +84,7 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_architecture_is_impossible(name: str, tmp_path: Path) -> None:
     changes, said = OTHERS[name]
@@ -142,7 +142,7 @@ NEUTRAL: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_what_can_do_nothing_is_made_and_no_reason(name: str, tmp_path: Path) -> None:
     changes, made = NEUTRAL[name]

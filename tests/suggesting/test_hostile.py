@@ -23,6 +23,7 @@ from porting.errors import PortingError, VerifyError
 from porting.suggesting import Verdict, suggest
 from porting.target import TargetError
 from tests.suggesting.hostile import FAULTS, FINE, Interrupted, Replaces, a_history, a_lock, modules
+from tests.suggesting.oracle import drafted
 from tests.zoo.parts import Config
 
 pytestmark = pytest.mark.few(3)
@@ -80,7 +81,13 @@ def test_it_is_refused_in_a_line(source: Path, name: str) -> None:
         assert "hostile.py:" in str(fault), "the user's own line"
 
 
-@pytest.mark.few(1)
+@pytest.mark.parametrize("name", list(FINE)[:1])  # all of them are proven below
+def test_a_table_is_drafted_all_the_same(source: Path, name: str) -> None:
+    with as_before():
+        assert len(drafted(source, FINE[name]).table.rules) > 8
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FINE)
 def test_it_can_be_run_all_the_same(source: Path, name: str) -> None:
     with as_before():

@@ -71,13 +71,14 @@ def edited(changes: Mapping[str, str]) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "lie", "said"),
     [
         (".logical_or(torch.tensor(True))", "apart", "causal mask missing"),
-        pytest.param(".logical_or(torch.tensor(True))", "groups", "causal mask missing", marks=pytest.mark.slow),
-        pytest.param(".tril().triu(-2)", "apart", "local window that should not be there", marks=pytest.mark.slow),
-        pytest.param(".tril(1)", "blocks", "causal mask", marks=pytest.mark.slow),
+        (".logical_or(torch.tensor(True))", "groups", "causal mask missing"),
+        (".tril().triu(-2)", "apart", "local window that should not be there"),
+        (".tril(1)", "blocks", "causal mask"),
     ],
 )
 def test_scores_show_query_and_key_whatever_the_mask_is(tmp_path: Path, mask: str, lie: str, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import porting
 from porting.suggesting import Verdict, suggest
 from tests.suggesting import llama
+from tests.suggesting.oracle import drafted
 
 
 class ShiftedNorm(llama.Norm):
@@ -104,69 +106,81 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("make", "made"),
-    [
-        pytest.param(
-            builder(in_feed_forward),
-            {"layers.{i}.feed_forward.w1.bias": "zeros", "layers.{i}.feed_forward.w2.bias": "zeros"},
-            id="biases of one of two projections, and of the last",
-        ),
-        pytest.param(
-            builder(nothing, bias=True),
-            {f"layers.{{i}}.attention.{one}.bias": "zeros" for one in ("wq", "wk", "wv")},
-            id="biases of query, key and value",
-        ),
-        pytest.param(
-            builder(nothing, bias=True, lie="blocks"),
-            {"layers.{i}.attention.wqkv.bias": "zeros"},
-            id="a bias of query, key and value in one",
-        ),
-        pytest.param(builder(in_norms), {"layers.{i}.attention_norm.bias": "zeros"}, id="a bias of a norm"),
-        pytest.param(builder(in_the_head), {"output.bias": "zeros"}, id="a bias of the head"),
-        pytest.param(
-            builder(behind_attention(Scale)), {"layers.{i}.attention.wo.1.gamma": "ones"}, id="a scale of each channel"
-        ),
-        pytest.param(
-            builder(behind_attention(lambda dim: Scale(1))),
-            {"layers.{i}.attention.wo.1.gamma": "ones"},
-            id="a scale of one number",
-        ),
-        pytest.param(
-            builder(behind_attention(OnePlus)),
-            {"layers.{i}.attention.wo.1.gamma": "zeros"},
-            id="a scale that is stored as what it adds to 1",
-        ),
-    ],
-)
-def test_what_does_nothing_is_made(
-    checkpoint: Path, make: Callable[..., nn.Module], made: dict[str, str], tmp_path: Path
-) -> None:
-    found = suggest(checkpoint, make)
-    assert found.verdict is Verdict.EXACT, found
-    assert tomllib.loads(found.text)["make"] == made
-    found.write(tmp_path / "made.toml")
+CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, str]]] = {
+    "a bias of a norm": (builder(in_norms), {"layers.{i}.attention_norm.bias": "zeros"}),
+    "biases of one of two projections, and of the last": (
+        builder(in_feed_forward),
+        {"layers.{i}.feed_forward.w1.bias": "zeros", "layers.{i}.feed_forward.w2.bias": "zeros"},
+    ),
+    "biases of query, key and value": (
+        builder(nothing, bias=True),
+        {f"layers.{{i}}.attention.{name}.bias": "zeros" for name in ("wq", "wk", "wv")},
+    ),
+    "a bias of query, key and value in one": (
+        builder(nothing, bias=True, lie="blocks"),
+        {"layers.{i}.attention.wqkv.bias": "zeros"},
+    ),
+    "a scale that is stored as what it adds to 1": (
+        builder(behind_attention(OnePlus)),
+        {"layers.{i}.attention.wo.1.gamma": "zeros"},
+    ),
+    "a bias of the head": (builder(in_the_head), {"output.bias": "zeros"}),
+    "a scale of each channel": (builder(behind_attention(Scale)), {"layers.{i}.attention.wo.1.gamma": "ones"}),
+    "a scale of one number": (
+        builder(behind_attention(lambda dim: Scale(1))),
+        {"layers.{i}.attention.wo.1.gamma": "ones"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def draft(checkpoint: Path) -> Callable[[str], str]:
+    """The table of a case, drafted once."""
+
+    @cache
+    def drawn_up(case: str) -> str:
+        return drafted(checkpoint, CASES[case][0]).text
+
+    return drawn_up
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_nothing_is_made(case: str, checkpoint: Path, draft: Callable[[str], str], tmp_path: Path) -> None:
+    make, made = CASES[case]
+    assert tomllib.loads(draft(case))["make"] == made
+    (tmp_path / "made.toml").write_text(draft(case))
     model = porting.load(checkpoint, make, tmp_path / "made.toml")
     reference = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     words = torch.randint(0, llama.FIELDS["vocab_size"], (2, 9))  # type: ignore[call-overload]  # a number
     torch.testing.assert_close(model(words), reference(words).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["a bias of a norm", "a scale of each channel"])
+def test_a_table_that_makes_something_is_proven(case: str, checkpoint: Path) -> None:
+    make, made = CASES[case]
+    found = suggest(checkpoint, make)
+    assert found.verdict is Verdict.EXACT, found
+    assert tomllib.loads(found.text)["make"] == made
+
+
+@pytest.mark.slow
 def test_a_norm_that_does_something_whatever_its_gain_is_not_made(checkpoint: Path) -> None:
     found = suggest(checkpoint, builder(behind_attention(lambda dim: llama.Norm(dim, 1e-5))), limit=60)
     assert found.verdict in {Verdict.IMPOSSIBLE, Verdict.NOT_FOUND}
     assert "make" not in tomllib.loads(found.text)
 
 
-def test_a_bias_that_is_not_zero_is_a_difference_to_verify(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_bias_that_is_not_zero_is_a_difference_to_verify(
+    checkpoint: Path, draft: Callable[[str], str], tmp_path: Path
+) -> None:
     """The proof is of the values that are made: another one is seen, in float64."""
-    make = builder(in_norms)
-    found = suggest(checkpoint, make)
-    path = tmp_path / "made.toml"
-    path.write_text(found.text)
-    report = porting.verify(checkpoint, make, path)
+    make, text, path = builder(in_norms), draft("a bias of a norm"), tmp_path / "made.toml"
+    path.write_text(text)
+    report = porting.verify(checkpoint, make, path, trials=False)
     assert report.faithful
     assert report.shown.made == {f"layers.{i}.attention_norm.bias": "zeros" for i in range(3)}
     assert set(report.shown.made) <= set(report.shown.activation)
-    path.write_text(found.text.replace('bias" = "zeros"', 'bias" = 1e-6'))
-    assert not porting.verify(checkpoint, make, path, causes=False).faithful
+    path.write_text(text.replace('bias" = "zeros"', 'bias" = 1e-6'))
+    assert not porting.verify(checkpoint, make, path, causes=False, trials=False).faithful

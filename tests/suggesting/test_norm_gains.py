@@ -10,7 +10,7 @@ import torch
 
 from porting.suggesting import Verdict, suggest
 from tests.suggesting import llama
-from tests.suggesting.oracle import BOUND, apart, source
+from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.test_llama_mistakes import edited
 
 GAIN = "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight"
@@ -19,7 +19,7 @@ SCALED = {"x = self.tok_embeddings(tokens)": "x = self.tok_embeddings(tokens) * 
 TANH = {"F.silu(gate)": "F.gelu(gate, approximate='tanh')"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "changes", "offset"),
     [
@@ -37,8 +37,7 @@ def test_the_table_adds_the_1(architecture: str, changes: dict[str, str], offset
     fields |= {"sliding_window": None} if architecture == "MistralForCausalLM" else {}
     reference = source(architecture, fields, tmp_path)
     build = edited(changes).builder()
-    found = suggest(tmp_path, build)
-    assert found.verdict is Verdict.EXACT, str(found)
+    found = drafted(tmp_path, build)
     rules = {one["target"]: one.get("offset") for one in tomllib.loads(found.text)["rule"]}
     assert rules == {
         "layers.{i}.attention_norm.weight": offset,
@@ -50,6 +49,7 @@ def test_the_table_adds_the_1(architecture: str, changes: dict[str, str], offset
     assert apart(reference, tmp_path, build, found, {"input_ids": words}, {"tokens": words}) < far
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys_have_gains_of_their_own(tmp_path: Path) -> None:
     """What stands behind the norm of the queries first is the norm of the keys, which shows nothing of its gain."""
     fields = {**llama.FIELDS, "head_dim": 8}

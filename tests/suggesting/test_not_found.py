@@ -75,6 +75,7 @@ class WithHead(Plain):
         return super().forward(ids, keep, segments)
 
 
+@pytest.mark.slow
 def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
     found = suggest(source, OddActivation)
     assert found.verdict is Verdict.NOT_FOUND, str(found)

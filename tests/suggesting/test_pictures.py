@@ -235,6 +235,7 @@ def test_a_norm_of_the_first_position_alone_is_that_of_all(vit: Path) -> None:
     assert found.verdict is Verdict.EXACT, str(found)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_sees_less_cannot_hold_the_checkpoint_s(vit: Path) -> None:
     found = suggest(vit, SmallerPatches)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)

@@ -88,12 +88,11 @@ def rewritten(path: Path, kinds: dict[type[nn.Module], type[nn.Module]]) -> nn.M
     return model
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("how", REWRITTEN)
-def test_other_code_for_the_same_mathematics(tmp_path: Path, how: str, seed: int) -> None:
-    """Sixteen variants, each in float32, bfloat16 and float16."""
-    path = write_checkpoint(tmp_path / "bert", values=tensors(seed))
-    report = verify(path, rewritten(path, REWRITTEN[how]), loaded=True, dtypes=DTYPES, seed=seed)
+def test_other_code_for_the_same_mathematics(tmp_path: Path, how: str) -> None:
+    """Eight variants, each in float32, bfloat16 and float16; other weights and inputs are tried below."""
+    path = write_checkpoint(tmp_path / "bert", values=tensors(1))
+    report = verify(path, rewritten(path, REWRITTEN[how]), loaded=True, dtypes=DTYPES, seed=1)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
     assert {name for probe in report.probes for name in probe.rounding} == {"float32", "bfloat16", "float16"}
@@ -101,7 +100,7 @@ def test_other_code_for_the_same_mathematics(tmp_path: Path, how: str, seed: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_other_weights_and_inputs(tmp_path: Path, seed: int) -> None:
     path = write_checkpoint(tmp_path / "bert", values=tensors(seed + 50))
     report = verify(path, seed=seed)

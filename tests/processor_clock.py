@@ -1,0 +1,39 @@
+"""The clock that limits on time go by in tests: what this process computed, whatever else the machine does."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+LIMITED = (
+    "porting.suggesting.pipeline",
+    "porting.suggesting.search.search",
+    "porting.suggesting.search.search_state",
+    "porting.suggesting.subjects.guarded_run",
+    "porting.verification.accepted_inputs",
+)
+"""The modules that stop after so many seconds of the day.  What goes by the processor's time already is not here."""
+
+
+class Clock:
+    """Seconds of processor time; a test may set it ahead."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        """What :func:`time.monotonic` is replaced with."""
+        return time.process_time() + self.ahead
+
+
+clock = Clock()
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Have the modules go by this clock."""
+    stand_in = SimpleNamespace(monotonic=clock.monotonic)
+    for name in LIMITED:
+        patch.setattr(importlib.import_module(name), "time", stand_in)
