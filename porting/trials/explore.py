@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
+from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
@@ -71,6 +72,7 @@ class Explorer:
         seed: of what is drawn.
         overhead: what each batch costs beside its tokens, in tokens.
         otherwise: within it the reference runs in another implementation of its own attention; None where it has none.
+        executed: which of the port's own instructions ran so far; those of trials with equal results are added.
         tell: called with how many trials are done, of how many.
     """
 
@@ -85,6 +87,7 @@ class Explorer:
     seed: int
     overhead: int = 0
     otherwise: Callable[[], AbstractContextManager[object]] | None = None
+    executed: Executed | None = None
     tell: Callable[[int, int], None] = field(default=lambda done, total: None)
 
     def explore(self, model: Model, cases: Sequence[Case], returned: Returned, module: nn.Module) -> Explored:
@@ -106,9 +109,12 @@ class Explorer:
         trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead)
         table_only = replace(self, table=table)
         results = []
+        open_ = self._open(module)
         for number, trial in enumerate(trials):
             self.tell(number, len(trials))
-            results.append(table_only._tried(trial))
+            result, gained = table_only._watched(trial, module) if open_ else (table_only._tried(trial), False)
+            results.append(result)
+            open_ = self._open(module) if gained else open_
         found = self._pure(model, trials, results, table)
         scope = _scope(model, cases, trials, results)
         scope = replace(
@@ -118,6 +124,21 @@ class Explorer:
             ways=("no_grad", "inference_mode", "gradients on", "called again"),
         )
         return Explored(scope=scope, cases=tuple(to_place(results, trials, PLACED)))
+
+    def _open(self, module: nn.Module) -> bool:
+        """Whether there is code of the port that has not run, and that some input may reach."""
+        return self.executed is not None and any(one.why == INPUTS for one in never_ran_in(self.executed, module))
+
+    def _watched(self, trial: Trial, module: nn.Module) -> tuple[Result, bool]:
+        """One trial, and whether code ran in it that had not run before; it counts where what it gives was compared."""
+        seen = Executed(module)
+        with seen.watched():
+            result = self._tried(trial)
+        compared = result.status is Status.SAME and not trial.past
+        if self.executed is None or not compared or not self.executed.lacks(seen):
+            return result, False
+        self.executed.add(seen)
+        return result, True
 
     def _tried(self, trial: Trial) -> Result:
         """One trial; where a query has no key, the reference's own implementations differ, and either is right."""

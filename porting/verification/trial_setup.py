@@ -114,6 +114,7 @@ def explore(
         plainly=not comparison.lifted and not comparison.lowers,
         seed=seed,
         overhead=0 if whole else COMPILED,
+        executed=comparison.executed,
         otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
     )
     numbers = comparison.conditions.numbers if comparison.conditions is not None else ()

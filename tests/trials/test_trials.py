@@ -105,6 +105,12 @@ def test_a_condition_with_both_outcomes_in_the_trials_is_no_limit_of_the_scope()
     assert not [one for one in seen.not_taken if "was never" in one.condition]
 
 
+def test_code_that_a_trial_alone_reaches_was_run(faithful: Report) -> None:
+    """No first batch gives positions; the trials do, and what they gave is compared."""
+    assert faithful.scope.positions
+    assert not [one for one in faithful.branches if "position_ids" in one.condition], faithful.branches
+
+
 def test_what_was_not_pure_is_named() -> None:
     kinds = {
         "writes to its mask": "writes to its inputs: attention_mask",

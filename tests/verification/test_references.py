@@ -280,3 +280,67 @@ def test_an_activation_with_its_rows_in_another_order_is_left_out(port: type[Rou
     assert report.faithful is faithful, str(report)
     said = any(one.startswith("a probe was skipped: act: it has the rows") for one in report.warnings)
     assert said is faithful
+
+
+class Normed(nn.Module):
+    """A layer that ends with its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ended: Tensor = self.norm(self.rounding(x))
+        return ended
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """So many steps that rounding comes to several units in the last place."""
+        branch: Tensor = self.linear(x)
+        for _ in range(4):
+            branch = branch + (3 * branch).sin()
+        return x + branch
+
+
+class Ending(nn.Module):
+    layer: type[nn.Module] = Normed
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Sizes()
+        self.words = nn.Embedding(12, 16)
+        self.blocks = nn.ModuleList([self.layer() for _ in range(2)])
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        hidden = self.words(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.returned(hidden)
+
+    def returned(self, hidden: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.out(hidden)}
+
+
+class OwnNorm(Normed):
+    """Its norm is a call, and not a module that runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rounding(x)
+        return nn.functional.layer_norm(x, (16,), self.norm.weight, self.norm.bias, self.norm.eps)
+
+
+class WithHidden(Ending):
+    layer = OwnNorm
+
+    def returned(self, hidden: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.out(hidden), "features": hidden}
+
+
+def test_a_layer_that_hands_on_its_norm_s_output_rounds_as_the_port_s_layer_does() -> None:
+    """The features that the port returns are compared with the last norm, whose exact value the layer hands on."""
+    report = verify(reference=Ending(), into=WithHidden(), trials=False)
+    returned = {probe.port: probe.reference for probe in report.probes if probe.port.startswith(".")}
+    assert returned[". -> features"] == "blocks.1.norm"
+    last = next(probe for probe in report.probes if probe.port == "blocks.1")
+    assert (last.rounding["float32"].isolated or 9.0) < 2.0, str(report)
