@@ -400,7 +400,7 @@ CAUSES: tuple[Cause, ...] = (
         name="pre-norm for post-norm",
         what="x + f(norm(x)) instead of norm(x + f(x))",
         looks="large differences in every layer; all shapes and names fit",
-        fix="normalise the sum, norm(x + f(x)): the original transformer and BERT are post-norm",
+        fix="normalise the sum, norm(x + f(x)): as in the original transformer",
         wide=True,
         pinned=True,
     ),

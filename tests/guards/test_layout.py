@@ -1,4 +1,4 @@
-"""The layout: where packages are, what an installation contains, how long a file may be."""
+"""The layout: where packages are, and what an installation contains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from tests.guards.tree import ROOT, files, modules, parse
-
-LONGEST = 600
 
 PYPROJECT: Mapping[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -92,15 +90,6 @@ def offered(tree: ast.Module) -> object:
             case ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value):
                 return ast.literal_eval(value)
     return None
-
-
-def test_no_file_is_too_long() -> None:
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for path in files("porting", "models", "mappings", "tests", "scripts")
-        if path.suffix in {".py", ".toml"}
-    }
-    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
 
 
 def test_constraints_are_exact_versions_of_everything_asked_for() -> None:
