@@ -28,11 +28,11 @@ class Report(Outcome):
     ('faithful', True, ())
     """
 
-    def summary(self, *, width: int = 120) -> str:
+    def summary(self, *, width: int = 100_000) -> str:
         """The verdict, the scope and what to mend, as ``porting verify`` prints them; ``str(report)`` has every detail.
 
         Args:
-            width: of a line, in characters; longer ones are wrapped.
+            width: of a line, in characters; longer ones are wrapped.  By default none is.
         """
         from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 
