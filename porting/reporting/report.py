@@ -36,7 +36,7 @@ class Report(Outcome):
         """
         from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 
-        return as_text(self, width=width, verbose=False)
+        return as_text(self, width=width, verbose=False).rstrip("\n")
 
     def to_html(self) -> str:
         """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
