@@ -97,7 +97,7 @@ def _spelled(value: object) -> str:
     if isinstance(value, Checkpoint | Table | Path):
         return repr(value.location if isinstance(value, Checkpoint) else str(getattr(value, "where", value)))
     if isinstance(value, tuple | list):
-        items = [_spelled(one) for one in value]
+        items = [_spelled(item) for item in value]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if value is None or isinstance(value, str | int | float | torch.dtype):
         return repr(value)
