@@ -3,9 +3,11 @@
     python -m scripts.contextual_vectors
     python -m scripts.contextual_vectors --source google-bert/bert-base-uncased
     python -m scripts.contextual_vectors --word table "He wrote a table." "The table has four legs."
+    python -m scripts.contextual_vectors --png vectors.png
 
 The static vector is the word's row of the embedding table, the same in every sentence; the others are the outputs of
-the first and of the last layer at the word's place.  A word of several pieces is the mean of theirs.
+the first and of the last layer at the word's place.  A word of several pieces is the mean of theirs.  The picture has
+every layer.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 
 import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 
+from porting.checkpoint.atomic import write_file
 from porting.errors import Code, Fault, PortingError
 from porting.text import TextError, TextModel, open_text_model
 
@@ -37,13 +42,22 @@ class Similarity:
 
     Attributes:
         one, other: what is compared: 0 for the static vector, else the sentence by its number from 1 on.
-        first, last: the cosine of the vectors in the first and in the last layer (the static vector has no layers).
+        layers: the cosine of the vectors in the embeddings and after each layer (the static vector has no layers).
     """
 
     one: int
     other: int
-    first: float
-    last: float
+    layers: tuple[float, ...]
+
+    @property
+    def first(self) -> float:
+        """The cosine after the first layer."""
+        return self.layers[1]
+
+    @property
+    def last(self) -> float:
+        """The cosine after the last layer."""
+        return self.layers[-1]
 
 
 def similarities(model: TextModel, word: str, sentences: Sequence[str]) -> list[Similarity]:
@@ -58,9 +72,9 @@ def similarities(model: TextModel, word: str, sentences: Sequence[str]) -> list[
     ids = [encodings[0].ids[place] for place in places[0]]
     static = _embedding_table(model)[ids].mean(dim=0)  # [e]
     first = contextual[0]
-    rows = [Similarity(one=0, other=1, first=_cosine(static, first[1]), last=_cosine(static, first[-1]))]
+    rows = [Similarity(one=0, other=1, layers=tuple(_cosine(static, vector) for vector in first))]
     rows += [
-        Similarity(one=1, other=number, first=_cosine(first[1], other[1]), last=_cosine(first[-1], other[-1]))
+        Similarity(one=1, other=number, layers=tuple(map(_cosine, first, other)))
         for number, other in enumerate(contextual[1:], 2)
     ]
     return rows
@@ -93,29 +107,52 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     return torch.cosine_similarity(one.double(), other.double(), dim=0).item()
 
 
-def table(rows: Sequence[Similarity], word: str, sentences: Sequence[str], layers: int) -> str:
+def table(rows: Sequence[Similarity], word: str, sentences: Sequence[str]) -> str:
     """The rows for a reader, with the sentences by their numbers."""
-    names = ["static", *(f"sentence {number}" for number in range(1, len(sentences) + 1))]
     lines = [f"{number}  {sentence}" for number, sentence in enumerate(sentences, 1)]
-    lines += ["", f"{f'cosine of {word!r}':<28}{'layer 1':>9}{f'layer {layers}':>10}"]
-    lines += [f"{names[row.one] + ' - ' + names[row.other]:<28}{row.first:>9.3f}{row.last:>10.3f}" for row in rows]
+    lines += ["", f"{f'cosine of {word!r}':<28}{'layer 1':>9}{f'layer {len(rows[0].layers) - 1}':>10}"]
+    lines += [f"{_compared(row):<28}{row.first:>9.3f}{row.last:>10.3f}" for row in rows]
     return "\n".join(lines)
+
+
+def _compared(row: Similarity) -> str:
+    return " - ".join(f"sentence {number}" if number else "static" for number in (row.one, row.other))
+
+
+def picture(rows: Sequence[Similarity], word: str, sentences: Sequence[str]) -> bytes:
+    """The cosines over the layers as a PNG, a line for each row; the sentences stand below."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # it takes a second to import, and only --png needs it
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
+        axes.plot(range(len(row.layers)), row.layers, marker="o", label=_compared(row))
+    axes.set_xticks(range(len(rows[0].layers)), ["embeddings", *(str(n) for n in range(1, len(rows[0].layers)))])
+    axes.set_ylabel(f"cosine of {word!r}")
+    axes.set_xlabel("layer\n" + "\n".join(f"{number}  {sentence}" for number, sentence in enumerate(sentences, 1)))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    written = BytesIO()
+    figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
+    return written.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--source", help="a checkpoint with a tokenizer (default: the embedded one)")
+    parser.add_argument("--png", type=Path, help="also draw the cosines of every layer into this file")
     parser.add_argument("--word", default=WORD, help="the word to follow (default: %(default)s)")
     parser.add_argument("sentences", nargs="*", default=SENTENCES, help="sentences with the word (default: three)")
     chosen = parser.parse_args(arguments)
     try:
         model = open_text_model(chosen.source)
         rows = similarities(model, chosen.word, chosen.sentences)
+        if chosen.png is not None:
+            write_file(chosen.png, picture(rows, chosen.word, chosen.sentences))
     except PortingError as error:
         sys.exit("\n".join(f"error: {fault}" for fault in error.faults))
-    layers = len(model.run(model.encode(chosen.sentences[0]), output_hidden_states=True).hidden_states) - 1
-    print(table(rows, chosen.word, chosen.sentences, layers))
+    print(table(rows, chosen.word, chosen.sentences))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,12 @@ def executed(path: Path, folder: Path) -> NotebookNode:
         "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm would like ipywidgets; no bar is shown here
     }
     client = NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, record_timing=False
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+        coalesce_streams=True,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jupyter's own, about event loops

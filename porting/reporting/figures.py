@@ -75,9 +75,9 @@ def growth(report: Outcome) -> str:
                 ratios = [_drawn(probe.rounding[tier].end_to_end, 1e-2) for probe in report.probes]
                 axes[1].plot(places, ratios, color=color, label=f"{tier}, end to end")
             axes[1].set_title("working dtype: rounding error over the reference's own")
-        for one in axes:
-            _logarithmic(one)
-            one.legend(loc="upper left", fontsize=9, ncols=4, bbox_to_anchor=(0, 1.0))
+        for plot in axes:
+            _logarithmic(plot)
+            plot.legend(loc="upper left", fontsize=9, ncols=4, bbox_to_anchor=(0, 1.0))
         _name_rows(axes[-1], report)
         return _as_svg(figure, "growth")
 

@@ -158,20 +158,22 @@ class GradientResults:
     @property
     def differing(self) -> tuple[Gradient, ...]:
         """The gradients that differ in meaning."""
-        return tuple(one for one in self.gradients if one.differs)
+        return tuple(gradient for gradient in self.gradients if gradient.differs)
 
     @property
     def untrained(self) -> tuple[str, ...]:
         """Buffers of the port that stand for what the reference trains: training leaves them as they are."""
-        return tuple(name for one in self.gradients if one.buffer and not one.zero for name in one.port)
+        return tuple(
+            name for gradient in self.gradients if gradient.buffer and not gradient.zero for name in gradient.port
+        )
 
     @property
     def differs(self) -> bool:
         """Whether the port trains otherwise."""
         train = self.training is not None and self.training.differs
-        return bool(self.failed or self.differing or train or any(one.differs for one in self.steps))
+        return bool(self.failed or self.differing or train or any(step.differs for step in self.steps))
 
     @property
     def imprecise(self) -> bool:
         """Whether a gradient rounds worse than the reference's."""
-        return any(one.imprecise for one in self.gradients)
+        return any(gradient.imprecise for gradient in self.gradients)

@@ -58,18 +58,18 @@ MOST_SITES = 3
 
 
 def _sites(title: str, sites: Sequence[DropoutSite]) -> Iterator[Text]:
-    for one in sites[:MOST_SITES]:
-        yield Text(f"  {title} drops {100 * one.rate:g} % of {list(one.shape)} in {one.module}")
+    for site in sites[:MOST_SITES]:
+        yield Text(f"  {title} drops {100 * site.rate:g} % of {list(site.shape)} in {site.module}")
     if len(sites) > MOST_SITES:
         yield Text(f"  and {title} does so at {len(sites) - MOST_SITES} more places")
 
 
 def _agreeing(learned: GradientResults, listed: Listed) -> Text:
-    compared = [one for one in learned.gradients if not one.zero and not one.buffer]
-    same = [one for one in compared if not one.differs]
-    largest = max((one.meaning for one in same), default=0.0)
-    dtypes = dict.fromkeys(dtype for one in same for dtype in one.rounding)
-    worst = {dtype: max(one.rounding[dtype] for one in same) for dtype in dtypes}
+    compared = [gradient for gradient in learned.gradients if not gradient.zero and not gradient.buffer]
+    same = [gradient for gradient in compared if not gradient.differs]
+    largest = max((gradient.meaning for gradient in same), default=0.0)
+    dtypes = dict.fromkeys(dtype for gradient in same for dtype in gradient.rounding)
+    worst = {dtype: max(gradient.rounding[dtype] for gradient in same) for dtype in dtypes}
     ratios = "".join(f", {dtype}: {ratio:.1f} x the reference's rounding" for dtype, ratio in worst.items())
     off = " (dropout is off on both sides)" if learned.dropout else ""
     return Text(
@@ -79,24 +79,29 @@ def _agreeing(learned: GradientResults, listed: Listed) -> Text:
 
 
 def _differing(learned: GradientResults, listed: Listed) -> Iterator[Text]:
-    zero = [name for one in learned.gradients if one.zero and not one.buffer and not one.differs for name in one.port]
+    zero = [
+        name
+        for gradient in learned.gradients
+        if gradient.zero and not gradient.buffer and not gradient.differs
+        for name in gradient.port
+    ]
     if zero:
         yield Text(f"  zero on both sides but for rounding: {listed(zero)}")
-    neither = [name for one in learned.gradients if one.zero and one.buffer for name in one.port]
+    neither = [name for gradient in learned.gradients if gradient.zero and gradient.buffer for name in gradient.port]
     if neither:
         yield Text(f"  no gradient on either side: {listed(neither)}, a buffer here")
     if learned.untrained:
         said = "has no gradient here, where it is a buffer; the reference trains it"
         yield Text(f"  {listed(learned.untrained)}: {said}", "yellow")
-    for reason in dict.fromkeys(one.wrong for one in learned.differing):
-        found = [one for one in learned.differing if one.wrong == reason]
-        said = reason or f"off by up to {max(one.meaning for one in found):.1e} of itself"
-        named = [name for one in found for name in one.port]
+    for reason in dict.fromkeys(gradient.wrong for gradient in learned.differing):
+        found = [gradient for gradient in learned.differing if gradient.wrong == reason]
+        said = reason or f"off by up to {max(gradient.meaning for gradient in found):.1e} of itself"
+        named = [name for gradient in found for name in gradient.port]
         yield Text.assemble(("  wrong gradient: ", "bold red"), f"{listed(named)}: {said}")
     if learned.leaves:
         arrives = f"it is right at {learned.arrives} and wrong at" if learned.arrives else "it is wrong already at"
         yield Text(f"  going back from the outputs, {arrives} {learned.leaves}")
-    worse = [name for one in learned.gradients if one.imprecise for name in one.port]
+    worse = [name for gradient in learned.gradients if gradient.imprecise for name in gradient.port]
     if worse:
         yield Text(
             f"  gradients that round worse than the reference's (over {ROUNDING:.0f}): {listed(worse)}", "yellow"

@@ -101,12 +101,12 @@ class Probe:
     @property
     def imprecise(self) -> bool:
         """Whether it computes the same from the reference's own inputs, with larger rounding errors."""
-        return not self.guilty and any((one.isolated or 0.0) > luck(self.count) for one in self.rounding.values())
+        return not self.guilty and any((view.isolated or 0.0) > luck(self.count) for view in self.rounding.values())
 
     @property
     def drifts(self) -> bool:
         """Whether its rounding errors are larger end to end, for whatever reason."""
-        return any(one.end_to_end > luck(self.count) for one in self.rounding.values())
+        return any(view.end_to_end > luck(self.count) for view in self.rounding.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ class Outcome:
         """
         if self.shown.differing or self.scope.impure:
             return DIFFERENT
-        trials = [math.inf if one.difference is None else one.difference for one in self.scope.differing]
+        trials = [math.inf if trial.difference is None else trial.difference for trial in self.scope.differing]
         if self.guilty or self.first_difference or trials:
             worst = max([*trials, *(probe.meaning.worst for probe in self.probes)])
             return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
@@ -293,7 +293,7 @@ class Outcome:
     @property
     def not_taken(self) -> tuple[Branch, ...]:
         """The branches of the port's code that other inputs might have taken."""
-        return tuple(one for one in self.branches if one.why == INPUTS)
+        return tuple(branch for branch in self.branches if branch.why == INPUTS)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON; a number that is not finite is a text, as JSON has none."""
@@ -313,9 +313,9 @@ def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return value
 
 

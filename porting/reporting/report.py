@@ -28,15 +28,15 @@ class Report(Outcome):
     ('faithful', True, ())
     """
 
-    def summary(self, *, width: int = 120) -> str:
+    def summary(self, *, width: int = 100_000) -> str:
         """The verdict, the scope and what to mend, as ``porting verify`` prints them; ``str(report)`` has every detail.
 
         Args:
-            width: of a line, in characters; longer ones are wrapped.
+            width: of a line, in characters; longer ones are wrapped.  By default none is.
         """
         from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 
-        return as_text(self, width=width, verbose=False)
+        return as_text(self, width=width, verbose=False).rstrip("\n")
 
     def to_html(self) -> str:
         """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
@@ -97,7 +97,7 @@ def _spelled(value: object) -> str:
     if isinstance(value, Checkpoint | Table | Path):
         return repr(value.location if isinstance(value, Checkpoint) else str(getattr(value, "where", value)))
     if isinstance(value, tuple | list):
-        items = [_spelled(one) for one in value]
+        items = [_spelled(item) for item in value]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if value is None or isinstance(value, str | int | float | torch.dtype):
         return repr(value)

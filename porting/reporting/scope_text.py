@@ -50,20 +50,20 @@ def trial_lines(report: Outcome) -> Iterator[str]:
     scope = report.scope
     if scope.differing:
         names = [
-            f"{one.what} ({'another shape' if one.said else f'off by {one.difference:.1e}'})"
-            for one in scope.differing
-            if one.difference is not None
+            f"{trial.what} ({'another shape' if trial.said else f'off by {trial.difference:.1e}'})"
+            for trial in scope.differing
+            if trial.difference is not None
         ]
         more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
         yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
-        shapes = [one.said for one in scope.differing if one.said]
+        shapes = [trial.said for trial in scope.differing if trial.said]
         if shapes:
             yield shapes[0]
-        same = len([one for one in scope.results if one.status is Status.SAME])
+        same = len([trial for trial in scope.results if trial.status is Status.SAME])
         yield f"it is the same on {same} of {len(scope.results)} batches that were tried"
-    for one in scope.impurities:
-        size = f", off by {one.size:.1e}" if one.size else ""
-        yield f"your model {one.kind}{f': {one.detail}' if one.detail else ''}{size}"
+    for impurity in scope.impurities:
+        size = f", off by {impurity.size:.1e}" if impurity.size else ""
+        yield f"your model {impurity.kind}{f': {impurity.detail}' if impurity.detail else ''}{size}"
 
 
 MOST_DIFFERING = 4
@@ -83,7 +83,7 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield f"rows of {_range(scope.lengths)} tokens"
     if scope.rows:
         yield f"{_range(scope.rows)} rows in a batch"
-    masks = [_MASKS.get(one, one) for one in scope.masks if " in rows of " not in one]
+    masks = [_MASKS.get(mask, mask) for mask in scope.masks if " in rows of " not in mask]
     if masks:
         yield f"masks: {', '.join(masks)}"
     if scope.segments:
@@ -91,7 +91,9 @@ def _batches(report: Outcome) -> Iterator[str]:
     if scope.positions:
         yield "positions given and not"
     left = [
-        one.removeprefix("without ") for one in scope.arguments if one.startswith("without ") and " and " not in one
+        argument.removeprefix("without ")
+        for argument in scope.arguments
+        if argument.startswith("without ") and " and " not in argument
     ]
     if left:
         yield f"with and without {', '.join(left)}"
@@ -214,10 +216,10 @@ def never_ran(module: nn.Module, ran: set[str], shown: Shown) -> tuple[str, ...]
     idle: list[str] = []
     unshown = {*shown.copy, *shown.nothing, *shown.differing}
     for path, part in module.named_modules():
-        if not path or any(path.startswith(f"{one}.") for one in idle):
+        if not path or any(path.startswith(f"{outer}.") for outer in idle):
             continue
         names = [f"{path}.{name}" for name, _ in named_tensors(part)]
-        called = any(one == path or one.startswith(f"{path}.") for one in ran)
+        called = any(name == path or name.startswith(f"{path}.") for name in ran)
         if names and not called and unshown.issuperset(names):
             idle.append(path)
     return tuple(idle)

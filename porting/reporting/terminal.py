@@ -222,7 +222,7 @@ def listed(names: Sequence[str]) -> str:
         outputs.setdefault(path, []).append(output)
     short: list[str] = []
     for path, of_path in outputs.items():
-        inner = "/".join(one for one in of_path if one)
+        inner = "/".join(output for output in of_path if output)
         short += [ITSELF if path == ROOT else path] if "" in of_path else []
         short += [f"{path}{ARROW}{inner}"] if inner else []
     more = len(short) - MOST_NAMED
@@ -322,7 +322,7 @@ def _moved_text(moved: Moved) -> str:
 
 def listed_steps(steps: Sequence[Step]) -> str:
     """Steps of a pass: the operation, and the module that it is in."""
-    return ", ".join(f"{one.operation} in {one.module or ITSELF}" for one in steps[:MOST_STEPS])
+    return ", ".join(f"{step.operation} in {step.module or ITSELF}" for step in steps[:MOST_STEPS])
 
 
 def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
@@ -361,16 +361,16 @@ def shown_lines(report: Outcome) -> Iterator[Text]:
         yield Text(f"never ran: {listed(report.idle)}", "yellow")
     if shown.nothing:
         yield Text(f"not shown: {listed(shown.nothing)}", "yellow")
-    for one in report.unseen:
-        yield Text(f"not shown: {one}", "yellow")
+    for unseen in report.unseen:
+        yield Text(f"not shown: {unseen}", "yellow")
     yield from _code_lines(report)
 
 
 def _code_lines(report: Outcome) -> Iterator[Text]:
     """What never ran of the port's own code, and what of that no input would reach."""
-    for one in report.not_taken[:MOST_NAMED]:
-        lines = f"{one.lines} line{'s' if one.lines > 1 else ''}"
-        yield Text(f"never ran: {one.where}  {one.condition}  ({lines}, {one.function})", "yellow")
+    for branch in report.not_taken[:MOST_NAMED]:
+        lines = f"{branch.lines} line{'s' if branch.lines > 1 else ''}"
+        yield Text(f"never ran: {branch.where}  {branch.condition}  ({lines}, {branch.function})", "yellow")
     more = len(report.not_taken) - MOST_NAMED
     if more > 0:
         yield Text(f"never ran: {more} more branches", "yellow")
@@ -387,7 +387,7 @@ _APART = {
 
 
 def _count(branches: Sequence[Branch], why: str) -> int:
-    return sum(one.why == why for one in branches)
+    return sum(branch.why == why for branch in branches)
 
 
 def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
@@ -431,44 +431,44 @@ def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str
         causes: of a report.
         listed: makes one line of many names.
     """
-    for one in causes:
-        if one.name:
-            yield from _cause_block(one, listed)
+    for cause in causes:
+        if cause.name:
+            yield from _cause_block(cause, listed)
     alike: dict[tuple[str, ...], list[Finding]] = {}
-    for one in causes:
-        if not one.name:
-            alike.setdefault(tuple(near.name for near in _telling(one)), []).append(one)
+    for cause in causes:
+        if not cause.name:
+            alike.setdefault(tuple(near.name for near in _telling(cause)), []).append(cause)
     for group in alike.values():
         yield from _unknown(group, listed)
 
 
-def _cause_block(one: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
-    said = f"{one.name} ({one.detail})" if one.detail else one.name
+def _cause_block(cause: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+    said = f"{cause.name} ({cause.detail})" if cause.detail else cause.name
     yield Text.assemble(
-        ("cause: ", "bold"), (said, "bold red"), f", residual {one.residual:.0e} of {one.difference:.0e}"
+        ("cause: ", "bold"), (said, "bold red"), f", residual {cause.residual:.0e} of {cause.difference:.0e}"
     )
-    for tie in one.ties:
+    for tie in cause.ties:
         yield Text(f"  or {tie}: these inputs do not tell them apart")
-    yield Text(f"  explains: {listed(one.probes)}")
-    if one.where:
-        yield Text(f"  as if in the reference's {listed(one.where)}")
-    yield Text(f"  {one.what}")
-    yield Text(f"  fix: {one.fix}")
+    yield Text(f"  explains: {listed(cause.probes)}")
+    if cause.where:
+        yield Text(f"  as if in the reference's {listed(cause.where)}")
+    yield Text(f"  {cause.what}")
+    yield Text(f"  fix: {cause.fix}")
 
 
 def _unknown(group: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
     """One block for all probes that stay unknown with the same nearest entries, such as those of every layer."""
-    probes = [point for one in group for point in one.probes]
+    probes = [point for finding in group for point in finding.probes]
     yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(probes)}")
     for number, near in enumerate(_telling(group[0])):
         said = f"{near.name} ({near.detail})" if near.detail else near.name
-        shares = sorted({round(100 * _telling(one)[number].share) for one in group})
+        shares = sorted({round(100 * _telling(finding)[number].share) for finding in group})
         span = f"{shares[0]}" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
-        whole = all(_telling(one)[number].share > WHOLE for one in group)
+        whole = all(_telling(finding)[number].share > WHOLE for finding in group)
         more = ", and does not reproduce the other batches or the output" if whole else ""
         yield Text(f"  nearest: {said} would explain {span} % of it{more}")
 
 
-def _telling(one: Finding) -> list[Suspicion]:
+def _telling(finding: Finding) -> list[Suspicion]:
     """The nearest entries without those that would explain next to nothing."""
-    return [near for near in one.nearest if near.share >= LEAST]
+    return [near for near in finding.nearest if near.share >= LEAST]

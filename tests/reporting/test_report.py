@@ -178,7 +178,7 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
         results=(Result(kind=Kind.LENGTH, what="1 token", batch="", status=Status.SAME),),
     )
     report = small(branches=branches, unseen=unseen, scope=scope)
-    assert report.summary(width=500).splitlines() == [
+    assert report.summary().splitlines() == [
         "FAITHFUL  mine.M computes what transformers.M computes from weights",
         (
             "float64: off by 2.0e-15 of the activations' scale (tolerance 1e-12); "

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from porting.text import TextError, open_text_model
-from scripts.contextual_vectors import SENTENCES, WORD, main, similarities
+from scripts.contextual_vectors import SENTENCES, WORD, main, picture, similarities
 from tests.small_checkpoint import CONFIG, TRUNK, WORDS, tensors, write_checkpoint
 
 
@@ -67,6 +67,17 @@ def test_the_word_is_not_a_part_of_another(checkpoint: Path) -> None:
     assert whole[1].first < 0.999
     with pytest.raises(TextError, match=r"the word 'count' is not in the sentence 'I accessed the bank account\.'"):
         similarities(model, "count", SENTENCES)
+
+
+def test_the_picture_has_every_layer(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row, *_ = similarities(open_text_model(checkpoint), WORD, SENTENCES)
+    assert len(row.layers) == CONFIG["num_hidden_layers"] + 1
+    main(["--source", str(checkpoint), "--png", str(tmp_path / "vectors.png")])
+    drawn = (tmp_path / "vectors.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    assert "cosine of 'bank'" in capsys.readouterr().out
+    fewer = similarities(open_text_model(checkpoint), WORD, SENTENCES[:2])
+    assert picture(fewer, WORD, SENTENCES[:2]) != drawn
 
 
 def test_the_script_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
