@@ -241,8 +241,8 @@ def megatron_gpt2(sources: Sources) -> Case:
     made = {name: tensor for name, tensor in made.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
     lines = script.lines("fix_query_key_value_ordering", "convert_megatron_checkpoint")
     remark = (
-        "the script adds a causal mask and a constant to every layer, which are left out of the comparison; the rows of "
-        "the vocabulary's padding are zero here"
+        "the script adds a causal mask and a constant to every layer, which are left out of the comparison; the rows "
+        "of the vocabulary's padding are zero here"
     )
     return _case(
         "Megatron-LM's GPT-2",
