@@ -485,7 +485,7 @@ def siglip(sources: Sources) -> Case:
     source = drawn(shapes | {"params/txt/head/kernel": (HIDDEN, 5), "params/txt/head/bias": (5,)}, i=2)
     tower_config = SimpleNamespace(num_hidden_layers=2, hidden_size=HIDDEN)
     config = SimpleNamespace(vision_config=tower_config, text_config=tower_config)
-    made = {name: tensor.numpy() for name, tensor in source.items()}
+    made: dict[str, Any] = {name: tensor.numpy() for name, tensor in source.items()}
     script.read_in_q_k_v_head(made, config)
     for old, new in script.create_rename_keys(config):
         script.rename_key(made, old, new, config)
