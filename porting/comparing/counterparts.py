@@ -119,6 +119,8 @@ def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     dropped, left_out, only_a = _unread(table, alignment, a)
     tied, only_b = _unwritten(table, alignment, b)
     made, only_b = _made(table, only_b, b, values, known)
+    fresh, only_b = _fresh(table, only_b)
+    left_out |= fresh
     return Counterparts(pairs=(*pairs, *dropped, *tied, *made), only_a=only_a, only_b=only_b, left_out=left_out)
 
 
@@ -192,6 +194,14 @@ def _made(
         for recipe in recipes
     ]
     return pairs, tuple(name for name in names if name not in lines)
+
+
+def _fresh(table: Table, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Of such tensors those that the table lists in [fresh], with their reasons, and the rest."""
+    matcher = Matcher((((number, 0), one.name) for number, one in enumerate(table.fresh)), table.target_prefix)
+    lines = {name: matches[0].key[0] for name in names if (matches := matcher.read(name))}
+    reasons = {name: table.fresh[number].reason for name, number in lines.items()}
+    return reasons, tuple(name for name in names if name not in lines)
 
 
 def _unwritten_names(alignment: Alignment) -> Iterator[str]:

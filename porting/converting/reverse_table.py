@@ -42,7 +42,15 @@ def _turned(rule: Rule) -> Rule:
     pairs = (Pair(pair.target, pair.target_piece, pair.source, pair.source_piece) for pair in rule.pairs)
     kept = tuple(pair for pair in pairs if not rule.fold or pair.target == 0)
     targets = rule.sources[:1] if rule.fold else rule.sources
-    return replace(rule, sources=rule.targets, targets=targets, pairs=kept, fold=False, besides=rule.besides[::-1])
+    return replace(
+        rule,
+        sources=rule.targets,
+        targets=targets,
+        pairs=kept,
+        fold=False,
+        besides=rule.besides[::-1],
+        turned=not rule.turned,
+    )
 
 
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:

@@ -139,6 +139,7 @@ class Rule:
         dtype: the dtype of the target, where the first source is quantised; empty for that of the first source.
         rest: it reads and writes what no other rule does, as a line of [rest].
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
+        turned: its sides were exchanged, to see what it makes of the checkpoint; messages show it as the table has it.
         where: its place in the table, ``bert.toml:12:3``.
     """
 
@@ -155,6 +156,7 @@ class Rule:
     dtype: str = ""
     rest: bool = False
     besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
+    turned: bool = False
     where: str = ""
 
     @property
@@ -238,7 +240,8 @@ class Rule:
         }
 
     def __str__(self) -> str:
-        return f"{' + '.join(map(str, self.sources))} = {' + '.join(map(str, self.targets))}"
+        left, right = (self.targets, self.sources) if self.turned else (self.sources, self.targets)
+        return f"{' + '.join(map(str, left))} = {' + '.join(map(str, right))}"
 
 
 def make_rule(

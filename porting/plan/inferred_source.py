@@ -17,7 +17,7 @@ from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.config import sizes_under
 from porting.plan.fitting import axes_of
-from porting.plan.members import Members, count_members, members_under, outer_keys, sort_names
+from porting.plan.members import Astray, Members, count_members, members_under, outer_keys, sort_names
 from porting.plan.plan import PlanError
 from porting.plan.recipe import Described
 
@@ -50,13 +50,14 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
     shapes = {name: tuple(one.shape) for name, one in targets.items()}
     written = sort_names(table.rules, shapes, "target", table.target_prefix)
     faults = list(written.faults)
+    astray = Astray(unmatched={"source": (), "target": written.unmatched})
     found: dict[str, Shape] = {}
     for rule, ours in zip(table.rules, written.terms, strict=True):
         for key in outer_keys(rule, ours):
             outer = dict(zip(rule.outer, key, strict=True))
             right = [members_under(rule, *one, key) for one in zip(rule.targets, ours, strict=True)]
             try:
-                found.update(_sources(rule, outer, right, shapes, sizes))
+                found.update(_sources(rule, outer, right, shapes, sizes, astray))
             except PlanError as error:
                 faults += error.faults
                 break  # the other layers have the same faults
@@ -73,6 +74,7 @@ def _sources(
     right: list[Members],
     shapes: Mapping[str, Shape],
     sizes: Mapping[str, int],
+    astray: Astray,
 ) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of the sources of one application of a rule.
 
@@ -81,7 +83,11 @@ def _sources(
     """
     counts: dict[str, int] = {}
     targets = list(zip(rule.targets, right, strict=True))
-    faults = [one for term, members in targets for one in count_members(rule, term, members, outer, "target", counts)]
+    faults = [
+        fault
+        for term, members in targets
+        for fault in count_members(rule, term, members, outer, "target", counts, astray)
+    ]
     if faults:
         raise PlanError(faults)
     try:
@@ -116,16 +122,22 @@ def _sources(
             yield term.key.spell({**outer, **bindings}), shape
 
 
+def _instead(rule: Rule) -> Message:
+    """What tells sizes beside [sizes]: the module that a checkpoint is converted for, or a checkpoint."""
+    return Message("pass ", Option("into"), ", the module") if rule.turned else a_like()
+
+
 def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fault:
     if isinstance(axis, Row):
         named = f'give it in [sizes]: {axis.index} = "...", or ' if axis.index else ""
         what, hint = (
             f"how many rows the axis {axis} of '{term}' has",
-            named + a_like(),
+            named + _instead(rule),
         )
     else:
         names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
         what = f"the size of {', '.join(names)} in '{term}'"
-        hint = f'give it in [sizes]: {names[0]} = "...", or ' + a_like()
-    message = f"{what} cannot be known from the module alone, in '{rule}'"
+        hint = f'give it in [sizes]: {names[0]} = "...", or ' + _instead(rule)
+    known = "checkpoint" if rule.turned else "module"
+    message = f"{what} cannot be known from the {known} alone, in '{rule}'"
     return Fault(code=Code.SIZE_UNKNOWN, where=rule.where, message=message, hint=hint)

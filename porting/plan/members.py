@@ -156,7 +156,7 @@ def count_members(
         size = rule.enumerations.get(index) or max((one + 1 for one in values if isinstance(one, int)), default=1)
         if index not in rule.enumerations and len(values) < size:
             pattern = f"'{term.key.spell(outer)}'"
-            yield gap(pattern, index, [one for one in values if isinstance(one, int)], side, rule.where)
+            yield gap(pattern, index, [one for one in values if isinstance(one, int)], _seen(rule, side), rule.where)
             return
         counts[index] = max(counts.get(index, 0), size)
         sizes.append(size)
@@ -165,7 +165,7 @@ def count_members(
         keys = islice((key for key in product(*map(range, sizes)) if key not in members), MOST_MISSING)
         names = [term.key.spell({**outer, **dict(zip(inner, key, strict=True))}) for key in keys]
         listed = ", ".join(map(repr, names)) + (f" and {lacking - len(names)} more" if lacking > len(names) else "")
-        message = f"the {_NOUN[side]} lacks {listed} of '{rule}'"
+        message = f"the {_NOUN[_seen(rule, side)]} lacks {listed} of '{rule}'"
         hint = ""
         if astray is not None:
             hint = astray.near(names[0], astray.unmatched[side])
@@ -222,6 +222,11 @@ def gap(pattern: str, index: str, values: Iterable[int], side: Side, where: str,
     if missing == [0]:
         hint = f"an index counts from 0: where names begin with 1, write {{{index}+1}}"
     return Fault(code=Code.INDEX_GAP, where=where, message=message, hint=hint)
+
+
+def _seen(rule: Rule, side: Side) -> Side:
+    """The side as the table has it: the other one of a rule whose sides were exchanged."""
+    return side if not rule.turned else "source" if side == "target" else "target"
 
 
 _NOUN = {"source": "checkpoint", "target": "module"}

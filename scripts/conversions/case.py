@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class Script:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.names: dict[str, Any] = {"torch": torch, "re": re, "OrderedDict": OrderedDict, "defaultdict": defaultdict}
-        self.names |= {"print": lambda *_: None, "math": math, "__name__": "conversion"}
+        self.names |= {"print": lambda *_: None, "math": math, "np": np, "__name__": "conversion"}
         self._nodes: dict[str, ast.stmt] = {}
         for file in files:
             for node in ast.parse(file.read_text(encoding="utf-8")).body:

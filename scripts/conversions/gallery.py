@@ -30,9 +30,9 @@ yours and writes this page; nothing of it is part of porting.
 
 *Forward*: `porting convert --derive` of the checkpoint equals, bit for bit, what the project's functions make of it:
 the same names, shapes, dtypes and values. *Back*: `porting convert --reverse` of what the project made, without a
-record of where it came from, equals the checkpoint. *Their back*: the same equals what the project's own way back makes,
-where it has one. Lines are those of the functions that convert, in both directions where a project has both, and those
-of the table, without empty ones and comments. A function that serves several conversions counts in each.
+record of where it came from, equals the checkpoint. *Their back*: the same equals what the project's own way back
+makes, where it has one. Lines are those of the functions that convert, in both directions where a project has both, and
+those of the table, without empty ones and comments. A function that serves several conversions counts in each.
 
 The checkpoints are made up: names and layouts are the project's, sizes are small, values are random. They hold what the
 functions read; a converted model was not run. The tables were written with the project's code at hand.

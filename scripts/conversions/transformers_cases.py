@@ -241,8 +241,8 @@ def megatron_gpt2(sources: Sources) -> Case:
     made = {name: tensor for name, tensor in made.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
     lines = script.lines("fix_query_key_value_ordering", "convert_megatron_checkpoint")
     remark = (
-        "the script adds a causal mask and a constant to every layer, which are left out of the comparison; the rows of "
-        "the vocabulary's padding are zero here"
+        "the script adds a causal mask and a constant to every layer, which are left out of the comparison; the rows "
+        "of the vocabulary's padding are zero here"
     )
     return _case(
         "Megatron-LM's GPT-2",
@@ -378,7 +378,125 @@ def swin(sources: Sources) -> Case:
     return _case("timm's Swin", "transformers_swin", script.lines("rename_key", "convert_state_dict"), source, made)
 
 
+def deit(sources: Sources) -> Case:
+    """Timm's DeiT, with the distillation's token and head."""
+    script = sources.transformers("deit/convert_deit_timm_to_pytorch.py")
+    shapes = _vit() | _embedded() | {"dist_token": (1, 1, HIDDEN)}
+    source = drawn(shapes | both("head", "head_dist", shape=(CLASSES, HIDDEN)), i=2)
+    return _case(
+        "timm's DeiT", "transformers_deit", script.lines(*KEYS), source, _renamed(script, source, CONFIG, False)
+    )
+
+
+def vit_msn(sources: Sources) -> Case:
+    """Masked Siamese Networks."""
+    script = sources.transformers("vit_msn/convert_msn_to_pytorch.py")
+    shapes = {
+        f"module.{name}": shape
+        for name, shape in (_vit() | _embedded()).items()
+        if name not in ("norm.weight", "norm.bias")
+    }
+    source = drawn(shapes | both("norm", shape=(HIDDEN,)) | both("head", shape=(CLASSES, HIDDEN)), i=2)
+    return _case(
+        "MSN of Meta", "transformers_vit_msn", script.lines(*KEYS), source, _renamed(script, source, CONFIG, False)
+    )
+
+
+def _beit(*, positions: bool) -> Tensors:
+    """A fine-tuned BEiT, whose positions are a table, or an index and a bias in each layer."""
+    shapes = {
+        name: shape
+        for name, shape in (_vit() | _embedded()).items()
+        if name not in ("norm.weight", "norm.bias", "blocks.{i}.attn.qkv.bias")
+    }
+    shapes |= both("fc_norm", shape=(HIDDEN,)) | both("head", shape=(CLASSES, HIDDEN))
+    shapes |= {f"blocks.{{i}}.{one}": (HIDDEN,) for one in ("gamma_1", "gamma_2", "attn.q_bias", "attn.v_bias")}
+    if not positions:
+        del shapes["pos_embed"]
+        shapes |= {f"blocks.{{i}}.attn.relative_position_{one}": (9, 2) for one in ("bias_table", "index")}
+    return drawn(shapes, i=2)
+
+
+def beit(sources: Sources) -> Case:
+    """BEiT."""
+    script = sources.transformers("beit/convert_beit_unilm_to_pytorch.py")
+    source = _beit(positions=False)
+    return _case(
+        "BEiT of Microsoft", "transformers_beit", script.lines(*KEYS), source, _renamed(script, source, CONFIG)
+    )
+
+
+def dit(sources: Sources) -> Case:
+    """The Document Image Transformer."""
+    script = sources.transformers("dit/convert_dit_unilm_to_pytorch.py")
+    source = _beit(positions=True)
+    return _case("DiT of Microsoft", "transformers_dit", script.lines(*KEYS), source, _renamed(script, source, CONFIG))
+
+
+def vilt(sources: Sources) -> Case:
+    """ViLT, without a head."""
+    script = sources.transformers("vilt/convert_vilt_original_to_pytorch.py")
+    shapes = {f"transformer.{name}": shape for name, shape in (_vit() | _embedded()).items()}
+    shapes |= {f"text_embeddings.{one}_embeddings.weight": (9, HIDDEN) for one in ("word", "position", "token_type")}
+    shapes |= {"text_embeddings.position_ids": (1, 9), "token_type_embeddings.weight": (2, HIDDEN)}
+    source = drawn(
+        shapes | both("text_embeddings.LayerNorm", shape=(HIDDEN,)) | both("pooler.dense", shape=(HIDDEN, HIDDEN)), i=2
+    )
+    made = dict(source)
+    for old, new in script.create_rename_keys(CONFIG):
+        script.rename_key(made, old, new)
+    script.read_in_q_k_v(made, CONFIG)
+    return _case("ViLT", "transformers_vilt", script.lines(*KEYS), source, made)
+
+
+def siglip(sources: Sources) -> Case:
+    """SigLIP of big_vision: JAX's arrays, one axis for the heads and one for what each has."""
+    script = sources.transformers("siglip/convert_siglip_to_hf.py")
+    head = HIDDEN // HEADS
+    shapes: dict[str, Any] = {"params/t": (1,), "params/b": (1,), "params/txt/Embed_0/embedding": (11, HIDDEN)}
+
+    def attention(prefix: str) -> None:
+        for part in ("query", "key", "value"):
+            shapes.update({f"{prefix}/{part}/kernel": (HIDDEN, HEADS, head), f"{prefix}/{part}/bias": (HEADS, head)})
+        shapes.update({f"{prefix}/out/kernel": (HEADS, head, HIDDEN), f"{prefix}/out/bias": (HIDDEN,)})
+
+    def block(prefix: str, norms: int) -> None:
+        for number in range(norms):
+            shapes.update({f"{prefix}/LayerNorm_{number}/{one}": (HIDDEN,) for one in ("scale", "bias")})
+        for number, (given, made) in enumerate(((HIDDEN, INNER), (INNER, HIDDEN))):
+            shapes.update(
+                {
+                    f"{prefix}/MlpBlock_0/Dense_{number}/kernel": (given, made),
+                    f"{prefix}/MlpBlock_0/Dense_{number}/bias": (made,),
+                }
+            )
+        attention(f"{prefix}/MultiHeadDotProductAttention_0")
+
+    for tower in ("params/img/Transformer", "params/txt/Encoder_0"):
+        block(f"{tower}/encoderblock_{{i}}", 2)
+        shapes |= {f"{tower}/encoder_norm/{one}": (HIDDEN,) for one in ("scale", "bias")}
+    block("params/img/MAPHead_0", 1)
+    shapes |= {
+        "params/img/MAPHead_0/probe": (1, 1, HIDDEN),
+        "params/img/embedding/kernel": (2, 2, 3, HIDDEN),
+        "params/img/embedding/bias": (HIDDEN,),
+    }
+    shapes |= {"params/img/pos_embedding": (1, 9, HIDDEN), "params/txt/pos_embedding": (1, 7, HIDDEN)}
+    source = drawn(shapes | {"params/txt/head/kernel": (HIDDEN, 5), "params/txt/head/bias": (5,)}, i=2)
+    tower_config = SimpleNamespace(num_hidden_layers=2, hidden_size=HIDDEN)
+    config = SimpleNamespace(vision_config=tower_config, text_config=tower_config)
+    made: dict[str, Any] = {name: tensor.numpy() for name, tensor in source.items()}
+    script.read_in_q_k_v_head(made, config)
+    for old, new in script.create_rename_keys(config):
+        script.rename_key(made, old, new, config)
+    lines = script.lines("create_rename_keys", "rename_key", "read_in_q_k_v_head")
+    return _case(
+        "SigLIP of big_vision", "transformers_siglip", lines, source, made, config={"num_attention_heads": HEADS}
+    )
+
+
 CASES: tuple[Maker, ...] = (
+    deit, vit_msn, beit, dit, vilt, siglip,
     videomae, timesformer, rwkv, segformer, swin,
     dino_vit, timm_vit, dinov2, vit_mae, audio_spectrogram, whisper, convnext, phi, persimmon, sam, megatron_gpt2,
 )  # fmt: skip

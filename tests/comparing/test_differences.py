@@ -38,6 +38,17 @@ def test_checkpoint_and_its_port_are_equal(pair: Pair) -> None:
     assert found.left_out == {"steps": "a counter of the trainer's"}
 
 
+def test_new_parameters_and_dropped_tensors_are_both_left_out(tmp_path: Path) -> None:
+    table = parse_table('[tensors]\n"a" = "b"\n[drop]\n"mask" = "not needed"\n[fresh]\n"new" = "a new head"\n')
+    left = write(tmp_path / "left", {"a": torch.ones(2), "mask": torch.ones(2)})
+    right = write(tmp_path / "right", {"b": torch.ones(2), "new": torch.ones(3)})
+    found = diff(left, right, table)
+    assert found.equal
+    assert found.left_out == {"mask": "not needed", "new": "a new head"}
+    other = write(tmp_path / "other", {"b": torch.ones(2), "newer": torch.ones(3)})
+    assert not diff(left, other, table).equal
+
+
 def test_every_single_changed_element_is_found_where_it_is(pair: Pair) -> None:
     """One element of each tensor of the port at a time, against what was changed."""
     good = ported(pair.source, pair.table)

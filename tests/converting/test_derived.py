@@ -1,0 +1,45 @@
+"""What ``--derive`` says when the checkpoint alone does not tell what comes out: rules as the table has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from porting.converting import convert
+from porting.notation.table import parse_table
+from porting.plan.plan import PlanError
+from tests.converting.drawing import write
+
+SPLIT = '[tensors]\n"{p:q,k}.weight [(h d) e]" = "qk [(h p d) e]"'
+FUSED = '[tensors]\n"l.{i}.{p:q,k}.weight [o e]" = "l.{i}.qk [(p o) e]"'
+NUMBERED = '[tensors]\n"x.{n}.w [o e]" = "w [n o e]"'
+
+
+@pytest.mark.parametrize(
+    ("table", "shapes", "message"),
+    [
+        (
+            SPLIT,
+            {"q.weight": (6, 2), "k.weight": (6, 2)},
+            "cannot be known from the checkpoint alone, in '{p:q,k}.weight [(h d) e] = qk [(h p d) e]'",
+        ),
+        (SPLIT, {"q.weight": (6, 2), "k.weight": (6, 2)}, "or pass into=, the module"),
+        (
+            FUSED,
+            {"l.0.q.weight": (2, 2), "l.0.k.wieght": (2, 2)},
+            "lacks 'l.0.k.weight' of 'l.{i}.{p:q,k}.weight [o e] = l.{i}.qk [(p o) e]' (did you mean 'l.0.k.wieght'?)",
+        ),
+        (NUMBERED, {"x.0.w": (2, 2), "x.2.w": (2, 2)}, "has n = 0, 2 in the checkpoint: 1 is missing"),
+    ],
+)
+def test_what_is_missing_is_told_as_the_table_has_it(
+    table: str, shapes: Mapping[str, tuple[int, ...]], message: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "a", {name: torch.randn(shape) for name, shape in shapes.items()})
+    with pytest.raises(PlanError) as caught:
+        convert(source, tmp_path / "b", parse_table(table), derive=True)
+    assert message in str(caught.value)
+    assert "module lacks" not in str(caught.value)
