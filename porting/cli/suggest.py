@@ -18,6 +18,9 @@ from porting.printable import safe, safe_lines
 if TYPE_CHECKING:
     from porting.suggesting import Suggestion
 
+ALL = "all"
+"""The text for --explain that stands for every line."""
+
 UNDECIDED = 3
 """Exit code: no table was found, and nothing shows that there is none."""
 
@@ -50,7 +53,10 @@ ConfigField = Annotated[
     ),
 ]
 Explain = Annotated[
-    str | None, typer.Option("--explain", metavar="TEXT", help="Show what speaks for the lines that contain this.")
+    str | None,
+    typer.Option(
+        "--explain", metavar="TEXT", help="Show what speaks for the lines that contain this, and every reason; or: all."
+    ),
 ]
 Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
 Yes = Annotated[bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")]
@@ -214,19 +220,23 @@ _WHY = {
 
 
 def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
-    from porting.suggesting.draft.unmapped import listed
+    from porting.suggesting.verdict.suggestion import MOST
 
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
     if table:
         screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
         screen.line()
     screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
-    said = [reason.said for reason in found.reasons]
-    said += [f"the module has no place for {part}" for part in found.missing]
-    said += [f"not shown: {one}" for one in found.limits]
-    said += listed(found.unmapped)
-    for line in said:
+    screen.line(found.meaning)
+    details = found.details()
+    shown = details if explain is not None or len(details) == MOST + 1 else details[:MOST]
+    for line in shown:
         screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
+    if len(shown) < len(details):
+        screen.line(
+            f"  and {len(details) - len(shown)} more: --explain {ALL} shows them, and what speaks for each line"
+        )
     if explain is not None:
         screen.line()
-        screen.show(Text(safe_lines(found.explain(explain) or f"no line contains {explain!r}")), soft_wrap=True)
+        wanted = "" if explain == ALL else explain
+        screen.show(Text(safe_lines(found.explain(wanted) or f"no line contains {explain!r}")), soft_wrap=True)

@@ -33,10 +33,31 @@ def test_a_table_that_was_found_is_written_and_advised(run: Run, checkpoint: Pat
     result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "words")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("trunk only: Proven in float64")
+    meaning = "The table loads what both sides have, and that part computes what the checkpoint's model computes."
+    assert result.stdout.splitlines()[1] == meaning
     assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
     assert "    Tried: nothing else." in result.stdout
     assert result.stdout.splitlines()[-1] == "next: porting verify c --table mine.toml --into own_model.py:build"
     assert Path("mine.toml").read_text() == suggested.text
+
+
+def test_five_reasons_are_printed_and_the_others_where_they_are_asked_for(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import porting.suggesting
+    from porting.suggesting.verdict.suggestion import Evidence, Reason, Verdict
+
+    write_own(Path())
+    reasons = tuple(Reason(kind="fit", said=f"reason {n}") for n in range(8))
+    lines = tuple(Evidence(line=f'"a.{n}" = "b.{n}"', decided="its place", said=f"Names: {n}.") for n in range(2))
+    found = Suggestion(verdict=Verdict.NOT_FOUND, text="", reasons=reasons, evidence=lines)
+    monkeypatch.setattr(porting.suggesting, "suggest", lambda *_, **__: found)
+    short = run("suggest", checkpoint, *INTO, "-o", "mine.toml").stdout.splitlines()
+    assert [line for line in short if line.startswith("  reason ")] == [f"  reason {n}" for n in range(5)]
+    assert "  and 3 more: --explain all shows them, and what speaks for each line" in short
+    whole = run("suggest", checkpoint, *INTO, "-o", "other.toml", "--explain", "all").stdout.splitlines()
+    assert [line for line in whole if line.startswith("  reason ")] == [f"  reason {n}" for n in range(8)]
+    assert {"    Names: 0.", "    Names: 1."} < {*whole}
 
 
 @pytest.mark.slow

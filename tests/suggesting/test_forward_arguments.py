@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
-from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding
+from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding, sees_later
 from porting.suggesting.subjects.questions import Asker
 from porting.trials.modalities import SAMPLES, SEGMENTS
 from porting.trials.padding import MASK
+from tests.suggesting.oracle import source as reference_source
 
 IDS, DECODER = "input_ids", "decoder_input_ids"
 BOTH = (IDS, "attention_mask", DECODER, "decoder_attention_mask")
@@ -263,3 +264,56 @@ def test_a_module_without_attention_is_matched(source: Path) -> None:
     assert found.verdict is Verdict.TRUNK, str(found)
     assert "encoder" in " ".join(found.missing)
     assert '"embeddings.word_embeddings.weight" = "words.weight"' in found.text.replace("bert.", "")
+
+
+def test_whether_a_token_changes_what_stands_in_front_of_it() -> None:
+    torch.manual_seed(0)
+    ids, words = torch.randint(0, 97, (3, 7)), torch.randn(97, 4, dtype=torch.float64)
+    batch = {IDS: ids}
+    assert sees_later(lambda given: [words[given[IDS]].cumsum(1)], batch) is False
+    assert sees_later(lambda given: [words[given[IDS]].cumsum(1)], batch, earlier=True) is True
+    assert sees_later(lambda given: [words[given[IDS]]], batch, earlier=True) is False
+    assert sees_later(lambda given: [words[given[IDS]].flip(1).cumsum(1)], batch) is True
+    assert (
+        sees_later(lambda given: [words[given[IDS]].cumsum(1) + 1e-9 * words[given[IDS]].sum(1, True)], batch) is None
+    )
+    assert sees_later(lambda given: [words[given[IDS]].sum(1)], batch) is None, "no row for each token"
+    both = {IDS: ids, DECODER: ids[:, :5]}
+    assert sees_later(lambda given: [words[given[DECODER]].cumsum(1) + words[given[IDS]].sum(1, True)], both) is False
+
+
+class SeesAll(nn.Module):
+    """GPT-2 without its causal mask, or with one that the caller gives."""
+
+    def __init__(self, n_embd: int, n_layer: int, n_head: int, n_positions: int, vocab_size: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocab_size, n_embd), nn.Embedding(n_positions, n_embd)
+        layer = nn.TransformerEncoderLayer(
+            n_embd, n_head, 4 * n_embd, activation="gelu", norm_first=True, batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, n_layer, nn.LayerNorm(n_embd), enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.layers(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        return found
+
+
+class MaybeSeesAll(SeesAll):
+    def forward(self, ids: Tensor, whatever: Tensor | None = None) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        found: Tensor = self.layers(x, mask=whatever)
+        return found
+
+
+GPT = {"vocab_size": 97, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40, "activation_function": "gelu"}
+
+
+@pytest.mark.slow
+def test_without_a_causal_mask_it_is_impossible_unless_an_argument_may_be_one(tmp_path: Path) -> None:
+    reference_source("GPT2Model", GPT, tmp_path)
+    found = suggest(tmp_path, SeesAll)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert "its forward has no causal mask" in found.reasons[0].said
+    maybe = suggest(tmp_path, MaybeSeesAll)
+    assert maybe.verdict is Verdict.NOT_FOUND, str(maybe)
+    assert any("it was called without 'whatever'" in one.said for one in maybe.reasons)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import porting
+from porting.checkpoint import open_checkpoint
 from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed
+from porting.suggesting.pipeline import _depths
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
-from tests.suggesting.llama import FIELDS, builder
+from tests.suggesting.llama import FIELDS, builder, halves
 from tests.suggesting.oracle import source
 
 TEXTS = {"h": "heads", "g": "groups", "s": "2", "y": "2", "r": "width // 2", "z": "width // 2"}
@@ -63,3 +69,77 @@ def test_an_index_that_is_computed_with_is_a_line_for_each_layer_where_it_would_
     moves = [move(*pair) for pair in pairs]
     assert sorted((line.sources[0][0], line.targets[0][0]) for line in lines(moves)) == sorted(pairs)
     assert [line.sources[0][0] for line in lines(moves[:2])] == ["a.{i}.b.0.n"]
+
+
+def test_blocks_in_stages_have_an_index_of_their_own_however_many_a_stage_has() -> None:
+    moves = [
+        move(f"stages.{stage}.layers.{block}.fc.weight", f"layer{stage + 1}.{block}.fc.weight")
+        for stage, blocks in enumerate((2, 1, 3))
+        for block in range(blocks)
+    ]
+    (line,) = lines(moves)
+    assert line.sources[0][0] == "stages.{i}.layers.{j}.fc.weight"
+    assert line.targets[0][0] == "layer{i+1}.{j}.fc.weight"
+    assert parse_table(f'[tensors]\n"{line.sources[0][0]}" = "{line.targets[0][0]}"\n').rules
+
+
+def test_norms_that_a_number_tells_apart_have_no_index_of_their_own() -> None:
+    moves = [move(f"h.{layer}.ln_{n}.weight", f"b.{layer}.norms.{n}.weight") for layer in range(3) for n in (1, 2)]
+    assert [line.sources[0][0] for line in lines(moves)] == ["h.{i}.ln_1.weight", "h.{i}.ln_2.weight"]
+
+
+class FirstIsOther(nn.Module):
+    """ModernBERT: the first layer has no norm of its input, and each third one sees all tokens."""
+
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        width, self.config = config.hidden_size, config
+        self.words, self.first = nn.Embedding(config.vocab_size, width), self.norm()
+        self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_hidden_layers))
+        self.last = self.norm()
+
+    def norm(self) -> nn.LayerNorm:
+        return nn.LayerNorm(self.config.hidden_size, self.config.norm_eps, bias=False)
+
+    def layer(self, number: int) -> nn.ModuleDict:
+        width, inner = self.config.hidden_size, self.config.intermediate_size
+        parts = {"n1": self.norm() if number else nn.Identity(), "n2": self.norm()}
+        sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 2 * inner), "down": (inner, width)}
+        return nn.ModuleDict(parts | {name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+
+    def forward(self, ids: Tensor, keep: Tensor) -> Tensor:
+        x, places = self.first(self.words(ids)), torch.arange(ids.shape[1])
+        near = (places[:, None] - places).abs() <= self.config.local_attention // 2
+        layers: list[Any] = [*self.layers]  # torch does not type what a list of modules holds
+        for number, layer in enumerate(layers):
+            q, k, v = layer["qkv"](layer["n1"](x)).unflatten(-1, (3, self.config.num_attention_heads, -1)).unbind(2)
+            local = number % self.config.global_attn_every_n_layers != 0
+            angles = places[:, None] * (1e4 if local else 1.6e5) ** -torch.arange(0, 1, 2 / q.shape[-1])
+            q, k = (halves(one, angles.cos()[:, None], angles.sin()[:, None]) for one in (q, k))
+            seen = keep[:, None, None].bool() & (near if local else torch.ones_like(near))
+            q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            x = x + layer["out"](heads.transpose(1, 2).flatten(2))
+            one, gate = layer["up"](layer["n2"](x)).chunk(2, -1)
+            x = x + layer["down"](F.gelu(one) * gate)
+        found: Tensor = self.last(x)
+        return found
+
+
+@pytest.mark.slow
+def test_a_deeper_twin_tells_what_only_later_layers_have(tmp_path: Path) -> None:
+    fields = {
+        "vocab_size": 113, "hidden_size": 48, "num_hidden_layers": 7, "num_attention_heads": 6, "intermediate_size": 40,
+        "max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 3, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+    }  # fmt: skip
+    source("ModernBertModel", fields, tmp_path)
+    found = suggest(tmp_path, FirstIsOther, limit=600)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"layers.{i}.attn_norm.weight" = "layers.{i}.n1.weight"' in found.text
+
+
+def test_the_depths_of_the_twins_are_the_usual_one_a_deeper_one_and_the_checkpoints(tmp_path: Path) -> None:
+    for layers, depths in ((2, [0]), (3, [0, 3]), (12, [0, 4, 12])):
+        source("LlamaForCausalLM", FIELDS | {"num_hidden_layers": layers}, tmp_path / str(layers))
+        assert [*_depths(open_checkpoint(tmp_path / str(layers)), "LlamaForCausalLM")] == depths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.subjects.twin import draw_parameters
+from porting.suggesting.search.search_state import differ_by_mask
+from porting.suggesting.subjects.twin import draw_parameters, measures, shrink
+from tests.suggesting.oracle import source
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "image_size": 12,
@@ -282,3 +285,79 @@ def test_a_weight_that_never_runs_on_either_side_goes_by_its_name(tmp_path: Path
     assert found.verdict is Verdict.EXACT, str(found)
     assert '"embeddings.mask_token" = "mask_token"  # it never runs: by its name' in found.text
     assert found.shown[0] == found.shown[1] - 1
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width, 1e-6)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gamma * self.down(F.gelu(self.up(self.norm(self.conv(x).permute(0, 2, 3, 1)))))
+        found: Tensor = x + y.permute(0, 3, 1, 2)
+        return found
+
+
+class ChannelNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return found
+
+
+class Stages(nn.Module):
+    """ConvNeXt, whose depths and widths are lists with other names than the checkpoint's."""
+
+    def __init__(self, depths: list[int] = [3, 3, 9], dims: list[int] = [96, 192, 384]) -> None:  # noqa: B006  # as there
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, dims[0], 4, 4), ChannelNorm(dims[0], 1e-6))
+        between = [nn.Sequential(ChannelNorm(a, 1e-6), nn.Conv2d(a, b, 2, 2)) for a, b in pairwise(dims)]
+        self.between = nn.ModuleList(between)
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(Block(width) for _ in range(depth))) for depth, width in zip(depths, dims, strict=True)
+        )
+        self.end = nn.LayerNorm(dims[-1], 1e-6)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for number, stage in enumerate(self.stages):
+            x = stage(self.between[number - 1](x) if number else x)
+        found: Tensor = self.end(x.mean((2, 3)))
+        return found
+
+
+@pytest.mark.slow
+def test_sizes_of_stages_are_given_by_other_names_and_the_twin_has_smaller_ones(tmp_path: Path) -> None:
+    fields = {
+        "hidden_sizes": [16, 32, 48],
+        "depths": [2, 1, 3],
+        "num_stages": 3,
+        "image_size": 32,
+        "layer_norm_eps": 1e-6,
+    }
+    source("ConvNextModel", fields, tmp_path)
+    found = suggest(tmp_path, Stages)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"encoder.stages.{i}.layers.{j}.pwconv1.{w:weight,bias}" = "stages.{i}.{j}.up.{w:weight,bias}"' in found.text
+
+
+def test_a_twin_of_stages_has_few_blocks_and_widths_in_the_same_proportions() -> None:
+    swin = transformers.SwinConfig(embed_dim=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24], window_size=7)
+    fields = vars(swin)
+    small = shrink(fields, to=next(measures(fields)))
+    assert (small["depths"], small["embed_dim"], small["hidden_size"]) == ([2, 2, 2, 2], 24, 24 * 8)
+    assert (small["image_size"], small["patch_size"], small["window_size"]) == (64, 4, 2), (
+        "as many windows as of 224 in 7"
+    )
+    wide = {"hidden_sizes": [96, 192, 384], "depths": [3, 3, 9], "image_size": 224}
+    assert shrink(wide)["hidden_sizes"] == [8, 16, 32]
+
+
+def test_a_table_added_to_scores_may_have_a_mask_in_it() -> None:
+    table = torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    mask = torch.where(torch.rand(2, 1, 4, 4) > 0.5, -100.0, 0.0).double()
+    assert differ_by_mask(table[0], table)
+    assert differ_by_mask(table[0], table + mask)
+    assert not differ_by_mask(table[0], table + mask * torch.rand(2, 1, 4, 4))
+    assert not differ_by_mask(table[0], table.flip(1) + mask)

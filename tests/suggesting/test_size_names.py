@@ -146,3 +146,54 @@ def test_transformers_own_other_names_for_fields_are_understood() -> None:
     assert field_for("hidden_size", completed_config({"d_model": 24}, "BartModel")) == "d_model"
     images = {"hidden_size": 24, "num_channels": 3}
     assert [field_for("channels", images, others) for others in ((), ("dim", "channels"))] == list(images)
+
+
+STAGES: Mapping[str, object] = {"hidden_sizes": [8, 16], "depths": [2, 6], "num_labels": 3}
+SWIN: Mapping[str, object] = {"embed_dim": 8, "hidden_size": 16, "depths": [2, 6], "num_heads": [1, 2], "num_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "staged", "field"),
+    [
+        (STAGES, "dims", True, "hidden_sizes"),
+        (STAGES, "widths", None, "hidden_sizes"),
+        (STAGES, "layers", None, "depths"),
+        (STAGES, "dim", False, "hidden_sizes.0"),
+        (SWIN, "dim", False, "embed_dim"),
+        (SWIN, "blocks", True, "depths"),
+        (SWIN, "num_layers", None, "num_layers"),
+        (SWIN, "heads", True, "num_heads"),
+        ({"hidden_size": 8, "num_hidden_layers": 2}, "layers", None, "num_hidden_layers"),
+        ({"image_size": 224}, "img_size", True, "image_size"),
+        ({"state_size": 16, "conv_kernel": 4}, "d_state", False, "state_size"),
+        ({"num_channels": 3, "image_size": 224}, "im_channels", None, "num_channels"),
+        ({"patch_size": 4, "image_size": 224}, "patch_height", None, "patch_size"),
+    ],
+)
+def test_a_size_of_each_stage_is_found_by_its_name(
+    config: Mapping[str, object], asked: str, staged: bool | None, field: str
+) -> None:
+    assert field_for(asked, config, staged=staged) == field
+
+
+def test_a_window_is_of_positions_only_where_nothing_has_a_sliding_one() -> None:
+    assert field_for("window", {"max_position_embeddings": 64}) == "max_position_embeddings"
+    assert field_for("window", {"max_position_embeddings": 64, "local_attention": 8}) == "local_attention"
+
+
+def test_a_second_width_is_that_of_the_words() -> None:
+    config = {"embedding_size": 16, "hidden_size": 64}
+    assert field_for("emb_dim", config, ("emb_dim", "hidden_dim")) == "embedding_size"
+    assert field_for("emb_dim", config, ("emb_dim", "n_heads")) == "hidden_size"
+
+
+class OfStages(nn.Module):
+    def __init__(self, dims: tuple[int, ...] = (96, 192), depth: int = 1, image: int = 7) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, image) for width in dims for _ in range(depth))
+
+
+def test_a_builder_gets_a_list_where_it_has_one_and_the_first_stages_number_where_it_has_one() -> None:
+    built = build_for(OfStages, {"hidden_sizes": [8, 16], "depths": [3, 3], "image_size": 32})
+    assert built.asked == {"dims": "hidden_sizes", "depth": "depths.0", "image": "image_size"}
+    assert [tuple(one.shape) for one in built.module.parameters()][::2] == [(32, 8)] * 3 + [(32, 16)] * 3

@@ -248,7 +248,8 @@ def _by_stage(group: Sequence[Line], columns: Sequence[Sequence[int]], varying: 
                 text = _affine(inner, columns[place]).replace("i", "j")
                 of_block.add(place)
             spelled[place] = text
-        both = all(len({*side} & {*varying}) == 2 and len({*side} & of_block) == 1 for side in sides)
+        pairs = [sorted({*side} & {*varying}) for side in sides]  # the stage's number stands in front of the block's
+        both = all(len(pair) == 2 and pair[0] not in of_block and pair[1] in of_block for pair in pairs)
         if all(spelled.values()) and both and not any(glued[place] for place in of_block):
             return spelled
     return None

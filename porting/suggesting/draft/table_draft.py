@@ -222,6 +222,7 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
             first[slot.same_as] = name
         else:
             rest.append(name)
+            first[slot.same_as] = name  # another name of it is said to be tied to it
     others = [name for name in places if name not in (*buffers, *rest)]
     ties = dict(_generally(ties))
     fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")

@@ -464,6 +464,8 @@ def _arguments(
         path = f"{within}.{name}" if within else name
         staged = _takes_stages(parameter)
         theirs = given.get(path) or _within_section(within, name, config, tuple(parameters), staged)
+        if theirs is None and is_section(name) and type(parameter.default) is int:  # a size that is called by its part
+            theirs = field_for(f"{name}_size", config, tuple(parameters), staged=False)
         if theirs is None:
             continue
         value = _value(config, theirs)

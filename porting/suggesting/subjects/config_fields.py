@@ -43,6 +43,10 @@ class Role(StrEnum):
     BUCKETS = "buckets of distances"
     DISTANCE = "largest distance"
     RATIO = "inner size by hidden size"
+    STATE = "state size"
+    KERNEL = "convolution kernel"
+    EXPANSION = "inner size of a state-space layer by hidden size"
+    STEP_RANK = "time step rank"
 
 
 SYNONYMS: Mapping[str, Any] = tomllib.loads(
@@ -253,10 +257,19 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
         return None
     if role is Role.RATIO:
         return _ratio(config)
+    if role is Role.HIDDEN and config.get("embedding_size") is not None and _is_embedding_width(word, others):
+        return "embedding_size"
     found = _sided(role, _part_of(asked), config) or next(fields_of(role, config), None)
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
     return _computed(config) if role is Role.HEAD_SIZE and found is None else found
+
+
+def _is_embedding_width(word: str, others: Sequence[str]) -> bool:
+    """Whether a width is that of the word table alone: the builder asks for another width besides it."""
+    rest = (normal(name) for name in others)
+    widths = [name for name in rest if (role_of(name) or composed_role(name)) is Role.HIDDEN and name != word]
+    return "emb" in word and any("emb" not in name for name in widths)
 
 
 def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> str | None:

@@ -7,6 +7,7 @@ nothing where words are not.  And rows of a batch do not depend on each other, w
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,8 @@ def find_argument_mapping(
     if right:
         return right[0]
     working = [*tried.with_fault(PADDED), *tried.with_fault(PADDED, AHEAD)]
-    alone = tried.with_fault(ALONE)  # a module without attention, as embeddings are
+    # A module without attention, as embeddings are; or one whose tokens see those behind them alone.
+    alone = [*tried.with_fault(ALONE), *tried.with_fault(ALONE, AHEAD)]
     if not working and not alone:
         cause = None if tried.faults else _usual(tried.errors)
         raise refusal(module, ways[0].rules, tried.faults, cause) from cause
@@ -239,6 +241,8 @@ def refusal(
             said, hint = "gives numbers that are none", "look for the first NaN or infinity"
         elif all(IGNORES_TOKENS in one for one in wrong):
             said, hint = "gives the same whatever words it is given", "is the embedding used?"
+            if any(theirs.startswith((MASK, DECODER_MASK)) for theirs, _ in rules):
+                hint += " Or the mask has another shape or meaning than those that were tried: name it in the inputs"
         message = f"{title} {said}, whichever way it is given {given}"
         return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
     said, hint = f"{type(error).__name__}: {' '.join(str(error).split())}", f"at {users_line(error)}"
@@ -343,6 +347,40 @@ def _seen(
     if DECODER_IDS in inputs and _looks_ahead(base, decoded()):
         found.add(AHEAD)
     return found
+
+
+CLEARLY, AT_ALL = 1e-6, 1e-12
+"""A token changes an output clearly, or not at all: relative to the output's scale."""
+
+
+def sees_later(
+    run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]], inputs: Mapping[str, Tensor], *, earlier: bool = False
+) -> bool | None:
+    """Whether a token changes what is computed in front of it; of a decoder's tokens, where there is one.
+
+    Args:
+        run: gives the numbers that a model returns.
+        inputs: a batch without padding, [b s].
+        earlier: whether it changes what is computed behind it, instead.
+
+    Returns:
+        None where no output has a row for each token, or the change is too small to say.
+    """
+    name = DECODER_IDS if DECODER_IDS in inputs else IDS
+    if name not in inputs:
+        return None
+    ids, other = inputs[name], inputs[name].clone()
+    at, rest = (0, slice(1, None)) if earlier else (-1, slice(None, -1))
+    free = other[:, 2:4]  # of the vocabulary, and one of the two is another one
+    other[:, at] = torch.where(other[:, at] == free[:, 0], free[:, 1], free[:, 0])
+    changes = []
+    for before, after in zip(run(inputs), run({**inputs, name: other}), strict=True):
+        if before.shape[:2] == ids.shape and before.ndim > 2:
+            scale = float(before.abs().max())
+            changes.append(float((before - after)[:, rest].abs().max()) / (scale or 1.0))
+    if not changes or not all(map(math.isfinite, changes)):
+        return None
+    return True if max(changes) > CLEARLY else False if max(changes) <= AT_ALL else None
 
 
 def _looks_ahead(base: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -33,7 +33,9 @@ from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
     hides_padding,
     optional,
+    outputs_of,
     sample_batch,
+    sees_later,
     without_ignored_mask,
 )
 from porting.suggesting.subjects.image_audio_inputs import audio_argument_mapping, shapes_of
@@ -74,6 +76,8 @@ class ModelPair:
         lazy: some of the module's parameters have a shape after a first run only.
         zeros: the module's matrices that it was built with at zero.
         full: the module takes no other rows than the longest, and the twin has so many positions.
+        later: whether a token changes what is computed in front of it, in the module and in the reference; None where
+            that does not show.
     """
 
     into: Builder
@@ -87,6 +91,7 @@ class ModelPair:
     lazy: bool = False
     zeros: frozenset[str] = frozenset()
     full: bool = False
+    later: tuple[bool | None, bool | None] = (None, None)
 
     @property
     def drawn(self) -> dict[str, object]:
@@ -214,7 +219,26 @@ def _prepared(
         lazy=lazy,
         zeros=zeros,
         full=positions > 0,
+        later=_later(module, way, twin, available, vocabulary, padding),
     )
+
+
+def _later(
+    module: nn.Module, way: ArgumentMapping, twin: Twin, available: tuple[str, ...], vocabulary: int, padding: int
+) -> tuple[bool | None, bool | None]:
+    """Whether a token changes what is computed in front of it, in the module and in the reference."""
+    named = [name for name in available if name in way.named and name != POSITIONS]
+    batch = sample_batch(named, vocabulary, padding, shapes=shapes_of(twin.config))
+    sides = (partial(outputs_of, module, way), partial(_outputs, twin.reference))
+    found: list[bool | None] = []
+    for run in sides:
+        try:
+            found.append(sees_later(run, batch))
+        except Exception:  # noqa: BLE001  # the user's own forward may raise anything, and what follows tells it
+            found.append(None)
+    if found[0] is False and sees_later(sides[0], batch, earlier=True) is not True:
+        found[0] = None  # no token sees another one, as in embeddings alone
+    return found[0], found[1]
 
 
 def _sized(

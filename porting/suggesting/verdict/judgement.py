@@ -175,7 +175,7 @@ def _all(
     unmapped: Sequence[Unmapped],
     behind: ExtraChecks,
 ) -> Iterator[Reason]:
-    parts = [*_mask(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    parts = [*_mask(subjects), *_later(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
     kinds = {one.kind for one in parts}
     untied = [one.port.rpartition(".")[0] for one in found.divergences if one.what == "second"]
@@ -370,6 +370,23 @@ def _mask(subjects: ModelPair) -> Iterator[Reason]:
     yield Reason(kind="mask", said=said, shown=True)
 
 
+def _later(subjects: ModelPair) -> Iterator[Reason]:
+    """One side hides later tokens and the other does not: no weights add a mask or take it away."""
+    module, reference = subjects.later
+    if module is None or reference is None or module == reference:
+        return
+    said = (
+        "the module's outputs for a token depend on the tokens behind it, and those of the checkpoint's model do not: "
+        "its forward has no causal mask"
+        if module
+        else "the module hides the tokens behind a token (a causal mask), and the checkpoint's model uses them"
+    )
+    if subjects.way.loose:  # one of these may be the mask, or switch it off
+        listed = ", ".join(map(repr, subjects.way.loose))
+        said += f", as it is called here; it was called without {listed}"
+    yield Reason(kind="mask", said=said, shown=not subjects.way.loose)
+
+
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
@@ -438,10 +455,14 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 def _strange(found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
+    values = [*found.reference.values, *found.reference.outputs]
+
+    def is_known(value: Tensor) -> bool:
+        return any(_is(value, other, found.basis) for other in values)
+
     for number, value in enumerate(found.outputs):
-        values = [*found.reference.values, *found.reference.outputs]
-        parts = value.unbind(0) if value.ndim > 3 else (value,)  # several activations in one, as caches have them
-        strange = value.ndim > 1 and any(not any(_is(part, one, found.basis) for one in values) for part in parts)
+        parts = value.unbind(0) if value.ndim > 3 else ()  # several activations in one, as caches have them
+        strange = value.ndim > 1 and not is_known(value) and not (parts and all(map(is_known, parts)))
         if strange and not (number == 0 and _wider(found)):
             said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
             yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")

@@ -25,6 +25,19 @@ class Verdict(StrEnum):
     NOT_FOUND = "not found"
 
 
+MEANINGS = {
+    Verdict.EXACT: "The table loads the whole checkpoint, and your module then computes what its model computes.",
+    Verdict.TRUNK: "The table loads what both sides have, and that part computes what the checkpoint's model computes.",
+    Verdict.APPROXIMATE: "The table loads the checkpoint, and your module's results differ a little, as said below.",
+    Verdict.IMPOSSIBLE: "No table can make your module compute what the checkpoint's model does: change the module.",
+    Verdict.NOT_FOUND: "No table was found, and nothing shows that there is none: the table holds what was found.",
+}
+"""What each verdict means for whoever wants to load the checkpoint."""
+
+MOST = 5
+"""So many reasons are printed, if no more are asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reason:
     """Why a verdict is not *exact*.
@@ -142,6 +155,20 @@ class Suggestion:
         """The table, parsed."""
         return parse_table(self.text, where="suggested")
 
+    @property
+    def meaning(self) -> str:
+        """What the verdict means for whoever wants to load the checkpoint, in one sentence."""
+        return MEANINGS[self.verdict]
+
+    def details(self) -> list[str]:
+        """The reasons, what is missing, what was not shown, and what has no counterpart, a line each."""
+        return [
+            *(reason.said for reason in self.reasons),
+            *(f"the module has no place for {part}" for part in self.missing),
+            *(f"not shown: {limit}" for limit in self.limits),
+            *listed(self.unmapped),
+        ]
+
     def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the table to a file, whole or not at all.
 
@@ -159,21 +186,21 @@ class Suggestion:
         return path
 
     def explain(self, wanted: str = "") -> str:
-        """The evidence for the lines that contain ``wanted``, in words."""
-        some: Sequence[Evidence] = [one for one in self.evidence if wanted in one.line]
-        told = ("\n".join(_folded(part) for part in one.said.splitlines()) for one in some)
-        return "\n".join(f"{one.line}\n{said}" for one, said in zip(some, told, strict=True))
+        """The evidence for the lines that contain ``wanted``, in words; for all lines if nothing is wanted."""
+        some: Sequence[Evidence] = [evidence for evidence in self.evidence if wanted in evidence.line]
+        folded = ("\n".join(_folded(part) for part in evidence.said.splitlines()) for evidence in some)
+        return "\n".join(f"{evidence.line}\n{said}" for evidence, said in zip(some, folded, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, for JSON."""
-        return {"proven": self.proven, **asdict(self)}
+        return {"proven": self.proven, "meaning": self.meaning, **asdict(self)}
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict.upper()}  {self.proof}".rstrip()]
-        lines += [f"  {one.said}" for one in self.reasons]
-        lines += [f"  missing: {one}" for one in self.missing]
-        lines += [f"  not shown: {one}" for one in self.limits]
-        lines += [f"  {one}" for one in listed(self.unmapped)]
+        lines = [f"{self.verdict.upper()}  {self.proof}".rstrip(), self.meaning]
+        lines += [f"  {reason.said}" for reason in self.reasons[:MOST]]
+        if len(self.reasons) > MOST:
+            lines.append(f"  and {len(self.reasons) - MOST} more reasons")
+        lines += [f"  {line}" for line in self.details()[len(self.reasons) :]]
         return "\n".join(lines)
 
 
