@@ -125,9 +125,7 @@ def drawn(shapes: Mapping[str, Sequence[int]], **counts: int) -> Tensors:
 def both(*patterns: str, shape: Sequence[int]) -> dict[str, Sequence[int]]:
     """A weight of a shape, and a bias of its first extent, for each name."""
     return {
-        f"{pattern}.{kind}": shape if kind == "weight" else shape[:1]
-        for pattern in patterns
-        for kind in ("weight", "bias")
+        f"{one}.{kind}": shape if kind == "weight" else shape[:1] for one in patterns for kind in ("weight", "bias")
     }
 
 

@@ -73,11 +73,7 @@ def auraflow(sources: Sources) -> Case:
             for part in parts
             for one in ("c_fc1", "c_fc2", "c_proj")
         }
-        shapes |= {
-            f"{block}.{{i}}.attn.{attention}{part}.weight": (HIDDEN, HIDDEN)
-            for attention in attentions
-            for part in "qkvo"
-        }
+        shapes |= {f"{block}.{{i}}.attn.{one}{part}.weight": (HIDDEN, HIDDEN) for one in attentions for part in "qkvo"}
         shapes |= {
             f"{block}.{{i}}.{one}.1.weight": (HIDDEN, HIDDEN)
             for one in (("modX", "modC") if len(parts) > 1 else ("modCX",))
