@@ -38,7 +38,7 @@ PACKAGES = {
     ),
     "porting.target": ("porting.errors", "porting.users_code"),
     "porting.users_code": ("porting.errors",),
-    "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan"),
+    "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan", "porting.printable"),
     "porting.trials": (
         "porting.checkpoint.strict_json",
         "porting.errors",
