@@ -258,8 +258,8 @@ def print_table(taken: Mapping[str, Sequence[Taken]], against: str, nbytes: int)
     for name, runs in taken.items():
         pairs = zip(runs, taken[against], strict=True)
         ratio = statistics.median(mine.seconds / theirs.seconds for mine, theirs in pairs)
-        seconds = sorted(one.seconds for one in runs)
-        middle, used = statistics.median(seconds), statistics.median(one.processor for one in runs)
+        seconds = sorted(run.seconds for run in runs)
+        middle, used = statistics.median(seconds), statistics.median(run.processor for run in runs)
         shown = f"{middle:.3f} | {seconds[0]:.3f} | {seconds[-1]:.3f} | {ratio:.2f} | {nbytes / middle / 1e9:.2f}"
         print(f"| {name} | {shown} | {used:.3f} |")
 
@@ -341,7 +341,7 @@ def memory(
                     continue
                 words = [sys.executable, "-c", PROBE, str(root / "source"), str(root / "out"), kind]
                 done = subprocess.run(words, check=True, capture_output=True, text=True)  # ourselves
-                anonymous, resident = (f"{int(one) / 1e6:,.0f}" for one in done.stdout.split())
+                anonymous, resident = (f"{int(word) / 1e6:,.0f}" for word in done.stdout.split())
                 found[kind].append(f"{anonymous} / {resident} MB")
                 shutil.rmtree(root / "out")
     for kind, peaks in found.items():

@@ -63,7 +63,7 @@ def _scored(pairs: Sequence[Pair], jobs: int) -> Iterator[tuple[Pair, Scored]]:
 
 
 def _tell(title: str, cells: Mapping[str, Result]) -> None:
-    counts = Counter(one.outcome for one in cells.values())
+    counts = Counter(cell.outcome for cell in cells.values())
     print(f"{title}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
     for name, one in cells.items():
         astray = "" if one.placed and one.strict else ", accuses others" if one.placed else ", misplaced"

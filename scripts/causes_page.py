@@ -125,10 +125,10 @@ Cell = Mapping[str, object]
 
 def _matrix(pairs: Mapping[str, Mapping[str, Cell]], numbers: Mapping[str, int]) -> Iterator[str]:
     cells = [one for found in pairs.values() for one in found.values()]
-    counts = Counter(str(one["outcome"]) for one in cells)
+    counts = Counter(str(cell["outcome"]) for cell in cells)
     none = counts["no effect"]
     seen = len(cells) - none
-    caught = [one for one in cells if one["outcome"] not in ("no effect", "missed")]
+    caught = [cell for cell in cells if cell["outcome"] not in ("no effect", "missed")]
     placed = sum(bool(one["placed"]) for one in caught)
     strict = [bool(one["strict"]) for one in caught if "strict" in one]  # pairs scored before this was asked lack it
     named = counts["unique"] + counts["tie"]

@@ -166,7 +166,7 @@ def _try(ported: Ported, fault: InjectedFault, inventory: Inventory) -> Result:
     module = ported.load()
     sites = plant(module, fault, inventory)
     report = _verify(ported, module)
-    said = tuple(" or ".join(one.names) or "unknown" for one in report.causes)
+    said = tuple(" or ".join(cause.names) or "unknown" for cause in report.causes)
     if report.verdict == FAITHFUL:
         same = max(probe.meaning.worst for probe in report.probes) <= max(
             probe.bound.end_to_end for probe in report.probes
@@ -177,19 +177,19 @@ def _try(ported: Ported, fault: InjectedFault, inventory: Inventory) -> Result:
     return Result(
         outcome=_outcome(report, truth(fault.name)),
         placed=bool(report.causes)
-        and all(any(_made_in(probes[point], sites) for point in one.probes) for one in report.causes),
+        and all(any(_made_in(probes[point], sites) for point in cause.probes) for cause in report.causes),
         strict=bool(accused) and all(_made_in(probe, sites) for probe in accused),
         said=said,
     )
 
 
 def _outcome(report: Report, expected: tuple[str, ...]) -> str:
-    if not report.causes or any(not one.name for one in report.causes):
+    if not report.causes or any(not cause.name for cause in report.causes):
         return UNKNOWN
-    named = [{part for name in one.names for part in name.split(" + ")} for one in report.causes]
+    named = [{part for name in cause.names for part in name.split(" + ")} for cause in report.causes]
     if not all(names & set(expected) for names in named):
         return WRONG
-    return UNIQUE if all(len(one.names) == 1 for one in report.causes) else TIE
+    return UNIQUE if all(len(cause.names) == 1 for cause in report.causes) else TIE
 
 
 def _made_in(probe: Probe, sites: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- the table begins -->", "<!-- the table ends -->"
 
 def rows() -> list[Container]:
     """The containers that hold tensors themselves: an index stands in the row of its shards."""
-    return [one for one in CONTAINERS if not one.single]
+    return [container for container in CONTAINERS if not container.single]
 
 
 def table() -> str:

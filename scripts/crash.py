@@ -98,7 +98,7 @@ def crash(root: Path, *, kills: int, seed: int) -> Tally:
         elif completed:
             raise RuntimeError("a conversion ended well, and there is no destination")
         tally.killed += not completed
-    strays = {one.name for one in root.iterdir()} - {"source", "expected", "log"}
+    strays = {path.name for path in root.iterdir()} - {"source", "expected", "log"}
     if strays or _contents(source) != before:
         raise RuntimeError(f"something was left behind, or the source was touched: {sorted(strays)}")
     return tally
@@ -160,7 +160,7 @@ def _resumed(log: Path) -> bool:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 if __name__ == "__main__":

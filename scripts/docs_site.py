@@ -150,7 +150,10 @@ def respelled(text: str) -> str:
     """
     text = ROLE.sub(r"`\1`", text)
     text = SHARED.sub(
-        lambda found: "".join(f"    {one}: {found['text']}\n" for one in found["names"].split(", ")), text
+        lambda found: "".join(f"    {word}: {found['text']}\n" for word in found["names"].split(", ")), text
     )
     paragraphs = text.split("\n\n")
-    return "\n\n".join(f"```pycon\n{one.rstrip()}\n```" if one.startswith(">>> ") else one for one in paragraphs)
+    return "\n\n".join(
+        f"```pycon\n{paragraph.rstrip()}\n```" if paragraph.startswith(">>> ") else paragraph
+        for paragraph in paragraphs
+    )

@@ -35,7 +35,9 @@ def draw_task(
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     learnt, rest = [], []
     for package in sorted(packages):
-        sentences = [one for document in documents if document.package == package for one in document.sentences]
+        sentences = [
+            sentence for document in documents if document.package == package for sentence in document.sentences
+        ]
         drawn = [(sentence, package) for sentence in rng.sample(sentences, len(sentences))]
         learnt += drawn[:per_label]
         rest += drawn[per_label:]

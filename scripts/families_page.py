@@ -124,7 +124,10 @@ def _section(table: Table, module: str) -> Iterator[str]:
     yield f"- **Rules:** {count}."
     yield from _item("Made with", (f"`{name} = {_value(value)}`" for name, value in table.constants.items()), join=", ")
     yield from _item("Counted otherwise", _shifted(table))
-    yield from _item("Architectures", (f"{one.name} → `{_short(one.target)}`" for one in table.architectures))
+    yield from _item(
+        "Architectures",
+        (f"{architecture.name} → `{_short(architecture.target)}`" for architecture in table.architectures),
+    )
     yield from _item(
         "Folded, a number among the axes being the row that is taken",
         (_rule(rule) for rule in table.rules if rule.fold),
@@ -169,7 +172,7 @@ def _rule(rule: Rule) -> str:
 def _cut(table: Table) -> Iterator[str]:
     for rule in table.rules:
         for term in rule.sources:
-            parts = [f"`{one}`" for one in leaves(term.axes or ()) if one.startswith("_")]
+            parts = [f"`{leaf}`" for leaf in leaves(term.axes or ()) if leaf.startswith("_")]
             if parts:
                 back = "is never made up" if rule.fill is None else f"is {rule.fill:g} where no checkpoint is followed"
                 yield f"{' and '.join(parts)} of `{term}`; on the way back it {back}"

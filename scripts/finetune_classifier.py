@@ -277,7 +277,7 @@ def main(
         if freeze and not classifier.new:
             raise TaskError("--freeze leaves nothing to train: the checkpoint has a head for these very labels")
         classifier.module.to(usable(device))
-        parameters = sum(one.numel() for one in classifier.module.parameters())
+        parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
         what = classifier.architecture if classifier.exported else type(classifier.module).__qualname__
         new = f"{len(classifier.new)} new tensors" if not drawn else "all of them random"
         console.print(f"{what}, {parameters:,} parameters, {new}")

@@ -146,7 +146,7 @@ def scored(name: str, model: Model, place: Path) -> Score:
         except Exception as error:  # noqa: BLE001  # what a public model or the search raises is a score
             traceback.print_exc()
             return ended(Ended.CRASHED, error)
-    said = (*(one.said for one in found.reasons), *found.missing, *(one.name for one in found.unmapped))
+    said = (*(reason.said for reason in found.reasons), *found.missing, *(one.name for one in found.unmapped))
     return Score(
         name=name,
         ended=Ended.ANSWERED,
@@ -214,14 +214,14 @@ def clone(model: Model, place: Path) -> None:
 def total(scores: Sequence[Score]) -> str:
     """The figures of a draw, in a few lines."""
     count = len(scores)
-    share = f"{100 * sum(one.right and one.reason for one in scores) / count:.0f} %" if count else "none"
-    ended = [sum(one.ended is how for one in scores) for how in (Ended.REFUSED, Ended.CRASHED)]
-    seconds = [one.seconds for one in scores] or [0.0]
+    share = f"{100 * sum(score.right and score.reason for score in scores) / count:.0f} %" if count else "none"
+    ended = [sum(score.ended is how for score in scores) for how in (Ended.REFUSED, Ended.CRASHED)]
+    seconds = [score.seconds for score in scores] or [0.0]
     versions = ", ".join(f"{name} {version(name)}" for name in ("porting", "torch", "transformers"))
-    right = f"verdict {sum(one.right for one in scores)}, reason {sum(one.reason for one in scores)}"
+    right = f"verdict {sum(score.right for score in scores)}, reason {sum(score.reason for score in scores)}"
     return (
         f"{share} right in verdict and reason, of {count} models: {right}\n"
-        f"false proofs {sum(one.false_proof for one in scores)}, refused {ended[0]}, crashed {ended[1]}\n"
+        f"false proofs {sum(score.false_proof for score in scores)}, refused {ended[0]}, crashed {ended[1]}\n"
         f"seconds: median {statistics.median(seconds):.1f}, most {max(seconds):.1f}\n"
         f"{versions}, {time.strftime('%Y-%m-%d')}"
     )
@@ -245,7 +245,7 @@ def main(
         print(scores[-1], *(f"    {one}" for one in scores[-1].said), sep="\n", flush=True)
     print(total(scores))
     if written is not None:
-        written.write_text(json.dumps([asdict(one) for one in scores], indent=2) + "\n", encoding="utf-8")
+        written.write_text(json.dumps([asdict(score) for score in scores], indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

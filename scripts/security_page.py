@@ -21,7 +21,7 @@ BEGIN, END = "<!-- the list, from tests/security -->\n", "<!-- end of the list -
 def limited() -> str:
     """The table of limits in Markdown."""
     lines = ["| unit | at most | what is charged |", "|---|---|---|"]
-    lines += [f"| `{one.name}` | {one.default:,} | {UNITS[one.name]} |" for one in fields(Limits)]
+    lines += [f"| `{field.name}` | {field.default:,} | {UNITS[field.name]} |" for field in fields(Limits)]
     return "\n".join(lines).replace(",", " ") + "\n"
 
 

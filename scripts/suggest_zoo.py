@@ -130,7 +130,7 @@ def tried(style: Style) -> Outcome:
         except PortingError as error:
             return Outcome(style, None, str(error), None, (0, 1), time.monotonic() - begun)
         seconds = time.monotonic() - begun
-        said = " | ".join([*(f"{one.kind}: {one.said}" for one in found.reasons), *found.missing])
+        said = " | ".join([*(f"{reason.kind}: {reason.said}" for reason in found.reasons), *found.missing])
         loaded = _loaded(folder, build, found, style)
         difference = None if loaded is None or not found.proven else difference_from(style, reference, loaded)
         return Outcome(style, found, said, difference, _placed(found, loaded), seconds)

@@ -196,7 +196,7 @@ def _classifying(table: Table, checkpoint: Checkpoint) -> tuple[str, bool]:
         module = build(make, bounds(checkpoint.tensors))
         if hasattr(_config(module), "num_labels") and _of_each_label(module):
             return one.name, False
-    names = ", ".join(one.name for one in table.architectures) or "none"
+    names = ", ".join(architecture.name for architecture in table.architectures) or "none"
     message = f"table '{table.name}' has no architecture with a head for a text; it has {names}"
     hint = "another table of the family may have one: porting tables"
     raise TargetError(Fault(code=Code.NO_HEAD, where=table.where, message=message, hint=hint))

@@ -147,8 +147,8 @@ def _reference(entry: str, architecture: str, level: str, folder: Path) -> Any:
 
 def _is_for(entry: str, model: Any) -> bool:
     """Whether an entry is for a model or for a part of it."""
-    parts = [one for one in model.modules() if hasattr(one, "config")]
-    named = {type(one).__name__ for one in parts} | {one.config.model_type for one in parts}
+    parts = [module for module in model.modules() if hasattr(module, "config")]
+    named = {type(part).__name__ for part in parts} | {part.config.model_type for part in parts}
     known = transformers.CONFIG_MAPPING
     return entry in named or (entry in known and known[entry] is type(model.config))
 

@@ -171,8 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             hub.models.setdefault(repo, Model(private=wanted.get("visibility") == "private"))
             answer: dict[str, object] = {"url": f"{hub.url}/{repo}", "name": repo}
         elif "/preupload/" in self.path:
-            paths = [one["path"] for one in json.loads(body)["files"]]
-            answer = {"files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]}
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
         else:
             repo, revision = re.findall(r"/api/models/([^/]+/[^/]+)/commit/(.+)", self.path)[0]
             sent = [one["value"] for line in body.splitlines() if (one := json.loads(line))["key"] == "file"]

@@ -421,7 +421,7 @@ def test_layers_are_bounded_by_the_tensors(layers: int, shapes: list[tuple[int, 
 def test_masks_of_a_usual_size_are_built() -> None:
     within = bounds({"a": torch.zeros(2)})
     module = build(lambda: Masked(lambda: torch.ones(1024, 1024).tril(), 24), within)
-    assert sum(one.nbytes for one in module.buffers()) == 24 << 22
+    assert sum(buffer.nbytes for buffer in module.buffers()) == 24 << 22
 
 
 def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_the_jax_of_the_page_runs(folder: Path) -> None:
     """Both sides of it; and a mistake that is planted into the port is placed by the values of flax."""
     if os.environ.get("CI") != "true" and importlib.util.find_spec("flax") is None:
         pytest.skip("flax is an extra: pip install -c constraints.txt -e '.[dev,jax]'")
-    (lines,) = [one for one in CONSOLES if JAX in str(one)]
+    (lines,) = [console for console in CONSOLES if JAX in str(console)]
     for command in (line.removeprefix("$ ") for line in lines if line.startswith("$ ")):
         done = alone(folder, command)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"

@@ -183,7 +183,7 @@ def test_a_part_that_is_compiled_is_called_what_it_was_called(source: Path, tabl
 def mapped(tensor: Tensor, path: Path) -> bool:
     """Whether the tensor's memory is the mapped file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        start, stop = (int(one, 16) for one in line.split()[0].split("-"))
+        start, stop = (int(word, 16) for word in line.split()[0].split("-"))
         if start <= tensor.data_ptr() < stop:
             return line.endswith(str(path))
     return False

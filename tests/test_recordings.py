@@ -29,7 +29,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path) -> None:
     assert opened.reference == "by hand"
     assert opened.dtypes == (torch.float16,)
     assert opened.points() == ["part.0", "."]
-    assert [sorted(one.inputs) for one in opened.cases] == [["x"], ["flag", "x"]]
+    assert [sorted(case.inputs) for case in opened.cases] == [["x"], ["flag", "x"]]
     assert dict(opened.trace(torch.float64, 1))["part.0"].tolist() == (X[:2] * 2).tolist()
     again = load_recording(path)
     assert again.metadata["reference"] == "by hand"
@@ -48,7 +48,7 @@ def test_one_array_is_what_the_model_returns(tmp_path: Path) -> None:
     path = save_recording(tmp_path / "t.safetensors", {"input": X}, values)
     report = verify(into=module, reference=path)
     assert report.faithful, str(report)
-    assert [one.port for one in report.probes] == ["."]
+    assert [probe.port for probe in report.probes] == ["."]
 
 
 def test_the_inputs_and_weights_of_a_module_are_written_for_others(tmp_path: Path) -> None:

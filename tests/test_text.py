@@ -75,7 +75,7 @@ def test_a_checkpoint_in_half_precision_is_read_in_float32(tmp_path: Path) -> No
     halves = {name: tensor.bfloat16() for name, tensor in tensors().items()}
     folder = write_checkpoint(tmp_path / "half", values=halves)
     model = open_text_model(folder)
-    assert {one.dtype for one in model.module.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
     rounded = {name: tensor.float() for name, tensor in halves.items()}
     same = write_checkpoint(tmp_path / "rounded", values=rounded)
     assert_alike(fill_mask(TEXT, folder), fill_mask(TEXT, same))

@@ -62,7 +62,7 @@ def page(
 
 
 def _counts(proofs: Mapping[tuple[str, str], Proof]) -> Iterator[str]:
-    count = Counter(one.outcome for one in proofs.values())
+    count = Counter(proof.outcome for proof in proofs.values())
     built = len(proofs) - count[BUILD]
     yield f"Of {len(proofs)} classes {built} were built, and {count[PASSES]} of these pass.\n"
     yield "| outcome | classes |\n|---|---|"

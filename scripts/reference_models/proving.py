@@ -113,7 +113,7 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
         return came(BUILD, str(error))
     except Exception as error:  # noqa: BLE001  # whatever a family's own code raises
         return came(BUILD, line_of(error))
-    weights = sum(one.numel() for one in model.parameters()) // 1000
+    weights = sum(parameter.numel() for parameter in model.parameters()) // 1000
     with tempfile.TemporaryDirectory(prefix="porting-reference-") as folder:
         try:
             draw_parameters(model, 1)
@@ -148,11 +148,11 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
 def _judged(report: Report, reference: nn.Module, port: nn.Module, cases: list[Case]) -> tuple[str, str]:
     """The outcome of a report, and why."""
     warnings = "; ".join([*report.warnings, *report.notes])[:300]
-    if any("no numbers" in one for one in report.warnings):
+    if any("no numbers" in warning for warning in report.warnings):
         return DIFFERS, f"values that are no numbers: {warnings}"
     if not report.faithful:
         named = report.guilty or report.imprecise
-        named = named or tuple(one for one in report.probes if one.differs or one.drifts)
+        named = named or tuple(probe for probe in report.probes if probe.differs or probe.drifts)
         return DIFFERS, f"{report.verdict}: {', '.join(one.port for one in named[:4])}; {warnings}"
     seen = sorted(report.shown.activation)
     if not seen:
@@ -176,7 +176,7 @@ def small_model(kind: Any, model_type: str, level: str, *, most: int = MOST_WEIG
     """
     config = _config(kind, model_type, level)
     with torch.device("meta"):
-        count = sum(one.numel() for one in kind(config).parameters())
+        count = sum(parameter.numel() for parameter in kind(config).parameters())
     if count > most:
         message = f"too large: {count / 1e6:.0f} M weights"
         raise TooLargeError(message)
@@ -221,7 +221,7 @@ def _planted(reference: nn.Module, port: nn.Module, name: str, cases: list[Case]
 
 def line_of(error: BaseException) -> str:
     """An error in one line."""
-    lines = [one for one in str(error).strip().splitlines() if one.strip()]
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:400]}"
 
 

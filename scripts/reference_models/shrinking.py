@@ -209,7 +209,7 @@ def _divisor(config: Mapping[str, Any], level: str = "") -> int:
         return 8
     widths, sizes = list(_walk(config, _is_width)), list(_heads(config))
     divisor = 1
-    largest = max((one for one in widths if one <= 16384), default=WIDTH)
+    largest = max((width for width in widths if width <= 16384), default=WIDTH)
     while largest // divisor > WIDTH * 4 and all(size % (8 * divisor) == 0 and size // divisor > 8 for size in sizes):
         divisor *= 2
     return divisor
@@ -234,7 +234,7 @@ def _heads(config: Mapping[str, Any]) -> Any:
         if isinstance(value, dict):
             yield from _heads(value)
     width = next((config[one] for one in _OF_WIDTH if isinstance(config.get(one), int)), 0)
-    heads = next((config[one] for one in _OF_HEADS if isinstance(config.get(one), int) and config[one]), 0)
+    heads = next((config[head] for head in _OF_HEADS if isinstance(config.get(head), int) and config[head]), 0)
     own = config.get("head_dim")
     if isinstance(own, int) and own:
         yield own

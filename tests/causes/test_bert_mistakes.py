@@ -33,5 +33,5 @@ def test_a_mistake_in_the_source_is_named(checkpoint: Path, name: str, mistake: 
     report = verify(checkpoint, model, loaded=True)
     assert report.causes
     for found in report.causes:
-        assert name in found.names, [(one.name, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
         assert mistake.detail in found.detail if found.name == name else found.ties

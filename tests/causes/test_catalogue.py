@@ -41,8 +41,8 @@ def test_the_page_is_what_the_catalogue_gives() -> None:
 
 def test_every_entry_is_seen_to_name_a_mistake() -> None:
     """One that somebody made in the source of a port, or one that is planted there; each has its test."""
-    planted = {name for one in PLANTS for name in truth(one.name)}
+    planted = {name for plant in PLANTS for name in truth(plant.name)}
     written = {*EDITS, *MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
-    written |= {name for ports in (LISTED, THIRTY, TWELVE, MORE) for one in ports.values() for name in one.names}
+    written |= {name for ports in (LISTED, THIRTY, TWELVE, MORE) for port in ports.values() for name in port.names}
     written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
     assert [cause.name for cause in CATALOGUE if cause.name not in planted | written] == []

@@ -61,7 +61,7 @@ def test_a_mistake_is_named(verified: Verified, name: str, edit: Edit) -> None:
     report = verified(edit)
     assert report.causes
     for found in report.causes:
-        assert found.name == name, [(one.names, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert found.name == name, [(cause.names, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
         assert edit.detail in found.detail
 
 

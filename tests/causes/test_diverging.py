@@ -56,7 +56,7 @@ def lines_of(one: Wrong) -> set[int]:
 def told(found: Divergence) -> set[int]:
     """The numbers of the lines that the report names."""
     places = [found.line, found.also, *found.callers, found.moved.line if found.moved else ""]
-    return {int(one.rpartition(":")[2]) for one in places if one}
+    return {int(place.rpartition(":")[2]) for place in places if place}
 
 
 @pytest.mark.few(1)

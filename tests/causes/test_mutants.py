@@ -189,4 +189,4 @@ def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:
     plant(model, InjectedFault(name="", actions=everywhere.actions, only=frozenset({3})), Inventory())
     report = verify(path, model, loaded=True)
     assert [probe.port for probe in report.guilty] == ["bert.layers.1.attention_norm"]
-    assert [one.name for one in report.causes] == ["LayerNorm eps"]
+    assert [cause.name for cause in report.causes] == ["LayerNorm eps"]

@@ -110,7 +110,7 @@ def test_rotations_and_windows(mistake: str, ported: Callable[[str], Ported], mo
     report = verify(one.directory, module, table=one.pair.table, loaded=True, longest=80)
     assert report.causes
     for found in report.causes:
-        assert name in found.names, [(one.name, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
     assert any(detail in found.detail for found in report.causes)
 
 
@@ -188,7 +188,7 @@ def test_embeddings_biases_and_residuals(
     report = verify(one.directory, module, table=one.pair.table, loaded=True, longest=24)
     assert report.causes
     for found in report.causes:
-        assert name in found.names, [(one.name, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
     assert any(detail in found.detail for found in report.causes)
 
 

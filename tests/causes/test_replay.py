@@ -63,12 +63,12 @@ def test_a_vmap_is_one_call_that_can_be_made_again() -> None:
         recorder.mark("last", model(given))
     tape = recorder.tape
     assert [call.name for call in tape.calls] == ["linear", "unflatten", "vmap", "expand", "flatten", "linear"]
-    assert not any(is_functorch_wrapped_tensor(one) for one in tape.values)
+    assert not any(is_functorch_wrapped_tensor(value) for value in tape.values)
     doubled = {0: lambda values, call: 2 * tape[call.result]}
     played = Stage(tape, {}).play("last", doubled)
     with torch.no_grad():
-        for one in model.first.parameters():
-            one.mul_(2)
+        for parameter in model.first.parameters():
+            parameter.mul_(2)
         assert played is not None
         assert torch.equal(played, model(given))
     assert torch.vmap(torch.neg)(given).equal(-given)  # as before

@@ -67,7 +67,9 @@ def test_a_mistake_is_named(name: str) -> None:
     report = verified(one)
     assert report.causes
     for found in report.causes:
-        assert found.name in one.names, [(one.names, one.detail, one.probes, one.nearest) for one in report.causes]
+        assert found.name in one.names, [
+            (cause.names, cause.detail, cause.probes, cause.nearest) for cause in report.causes
+        ]
         assert not found.ties or all(tie.startswith(one.names) for tie in found.ties)
     assert any(one.detail in found.detail for found in report.causes)
 
@@ -78,7 +80,7 @@ def test_what_is_not_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would explain it
     report = verified(ALL["segments behind the norm"])
     assert report.causes
-    assert [one.name for one in report.causes if one.name] == []
+    assert [cause.name for cause in report.causes if cause.name] == []
 
 
 def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
@@ -86,21 +88,21 @@ def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
     own = hidden.replace("== 0", "< 7")
     report = verified(Wrong("bert", {hidden: own}))
     assert report.causes
-    for one in report.causes:
-        assert one.name == HIDDEN
-        assert "softmax at" in one.detail
-        assert "ports/bert.py:" in one.detail
-        assert "float16" not in one.fix
+    for cause in report.causes:
+        assert cause.name == HIDDEN
+        assert "softmax at" in cause.detail
+        assert "ports/bert.py:" in cause.detail
+        assert "float16" not in cause.fix
 
 
 @pytest.mark.slow
 def test_the_first_value_that_is_no_number_is_named_with_its_line() -> None:
     report = verified(Wrong("gpt2", {"x = self.c_fc(x)": "x = torch.log(self.c_fc(x))"}))
     assert report.causes
-    for one in report.causes:
-        assert one.name == OTHER
-        assert "log at" in one.detail
-        assert "gives NaN" in one.detail
+    for cause in report.causes:
+        assert cause.name == OTHER
+        assert "log at" in cause.detail
+        assert "gives NaN" in cause.detail
 
 
 @pytest.mark.slow

@@ -166,5 +166,5 @@ def table(reference: nn.Module, port: nn.Module, probes: str, *, inner: bool = T
         if path in ours and not isinstance(part, nn.ModuleList) and re.fullmatch(probes, path or "."):
             point = path or "."
             values = ["", *([" -> scores", " -> probabilities"] if inner else []), *([" -> 1"] if point == "." else [])]
-            lines += [f'"{point}{one}" = "{point}{one}"' for one in values]
+            lines += [f'"{point}{value}" = "{point}{value}"' for value in values]
     return parse_table("\n".join(lines))

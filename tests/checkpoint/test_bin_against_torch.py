@@ -264,7 +264,7 @@ def archive_changed(raw: bytes, draw: random.Random) -> bytes:
             others = (b"", b"1", b"little ", b"big", b"99", b"3", b"\xff", content + b"x", content[:-1])
             contents[place] = (name, draw.choice(others))
         case _:
-            other = entries(draw.choice([one for one in STATES if one[:2] == b"PK"]))
+            other = entries(draw.choice([state for state in STATES if state[:2] == b"PK"]))
             contents = [(one, other.get(one, held)) for one, held in contents]
     return zipped(contents)
 

@@ -109,7 +109,7 @@ def test_without_a_path_the_places_are_named(tmp_path: Path) -> None:
     assert fault.message == "this file holds more than a state dict; its only state dict is at 'model' (6 tensors)"
     assert fault.hint == f"open '{tmp_path}/step.pt#model'"
     found = inspect_checkpoint(tmp_path / "step.pt")
-    assert [(one.path, one.tensors) for one in found.inner_paths] == [("model", 6)]
+    assert [(inner.path, inner.tensors) for inner in found.inner_paths] == [("model", 6)]
     assert "'argparse.Namespace'" in found.warnings[0]
 
 

@@ -90,7 +90,7 @@ def test_there_and_back_through_a_table(drawn: Drawn, deflated: bool) -> None:
     """Through an archive that is written here, and through one of numpy's with the same values."""
     table = parse_table(drawn.table)
     numpys = {name: one for name, one in drawn.sources.items() if one.dtype != torch.bfloat16}
-    if len(numpys) < len(drawn.sources) or any(one.dtype == torch.bfloat16 for one in drawn.targets.values()):
+    if len(numpys) < len(drawn.sources) or any(target.dtype == torch.bfloat16 for target in drawn.targets.values()):
         return
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -108,7 +108,7 @@ def test_there_and_back_through_a_table(drawn: Drawn, deflated: bool) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    dtypes = [one for one in DTYPES.values() if one != torch.complex128]
+    dtypes = [dtype for dtype in DTYPES.values() if dtype != torch.complex128]
     tensors = {str(dtype).removeprefix("torch."): values((7, 3), dtype, seed) for seed, dtype in enumerate(dtypes)}
     tensors |= {"wide": values((300, 400), torch.float32, 99), "scalar": torch.tensor(2.5), "a/b.ç": torch.ones(3)}
     return write(tmp_path / "source", tensors | {"empty": torch.zeros(0, 3)})

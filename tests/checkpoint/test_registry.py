@@ -51,7 +51,7 @@ def option(container: Container) -> str | None:
 
 def tensors_for(container: Container) -> dict[str, torch.Tensor]:
     """One of every dtype that the container stores."""
-    stored = [one for one in ALL_DTYPES if one in container.promises.dtypes & DTYPES]
+    stored = [dtype for dtype in ALL_DTYPES if dtype in container.promises.dtypes & DTYPES]
     more = {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "wide": values((300, 40), torch.float32, 9)}
     return {str(dtype): values((7, 3), dtype, 1) for dtype in stored} | more
 
@@ -83,7 +83,7 @@ def weights(folder: Path) -> Path:
 
 
 def test_names_endings_and_main_files_are_each_of_one_container() -> None:
-    endings = [ending for one in CONTAINERS for ending in one.endings]
+    endings = [ending for container in CONTAINERS for ending in container.endings]
     assert len({*endings}) == len(endings)
     assert len({*MAINS}) == len(MAINS)
     assert len({one.name for one in HOLDING}) == len(HOLDING)
@@ -117,7 +117,7 @@ TOLD = {
 
 def test_nothing_outside_of_the_containers_names_one() -> None:
     """No `if suffix == ".bin"`: whoever reads or writes weights asks the registry."""
-    names = [re.escape(name) for one in CONTAINERS for name in (*one.mains, *one.endings)]
+    names = [re.escape(name) for container in CONTAINERS for name in (*container.mains, *container.endings)]
     names = [rf"{name}\b" for name in names]
     pattern = re.compile("|".join([*names, *(f"^{one.name}$" for one in HOLDING)]))
     found = {
@@ -141,7 +141,7 @@ def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Pa
     assert str(digest(folder)) == str(digest(tmp_path / f"source of {container.name}"))
     assert diff(folder, tmp_path / f"source of {container.name}").equal
     assert verify_files(folder).same
-    lost = [one for one in ALL_DTYPES if one not in container.promises.dtypes]
+    lost = [dtype for dtype in ALL_DTYPES if dtype not in container.promises.dtypes]
     described = {str(one): torch.zeros(2, dtype=one) for one in lost}
     with pytest.raises(CheckpointError) as caught:
         container.outline(described, WriteOptions(where="x"))

@@ -43,7 +43,7 @@ def test_the_document_has_the_numbers(run: Run) -> None:
     found = json.loads(run("attention", SENTENCE, "--layer", "2", "--from", "-1", "--json").stdout)
     seen = porting.attention(SENTENCE)
     assert (found["tokens"], found["from"]) == (list(seen.tokens), 8)
-    assert [(one["layer"], one["head"]) for one in found["heads"]] == [(2, 0), (2, 1), (2, 2), (2, 3)]
+    assert [(head["layer"], head["head"]) for head in found["heads"]] == [(2, 0), (2, 1), (2, 2), (2, 3)]
     assert found["heads"][3]["shares"] == pytest.approx(seen.of(2, 3)[8].tolist())
 
 

@@ -85,7 +85,9 @@ def test_a_port_of_it_is_verified(run: Run, copy: Path) -> None:
     assert found.stdout.startswith("FAITHFUL")
 
 
-@pytest.mark.parametrize("to", [one.name for one in CONTAINERS if one.promises.writes and not one.single][1:])
+@pytest.mark.parametrize(
+    "to", [container.name for container in CONTAINERS if container.promises.writes and not container.single][1:]
+)
 def test_it_is_written_by_convert_and_by_export(run: Run, checkpoint: Path, to: str) -> None:
     done = run("convert", checkpoint, "ported", "--table", "bert", "--to", to)
     assert done.exit_code == 0, done.stderr

@@ -55,7 +55,7 @@ def test_a_dry_run_writes_nothing(run: Run, checkpoint: Path) -> None:
     assert found["in"].startswith("model-00001-of-00004.safetensors (1")
     assert found["time"].startswith("about ")
     assert result.stdout.splitlines()[-1] == "nothing was written"
-    assert [one.name for one in Path().iterdir()] == ["c"]
+    assert [path.name for path in Path().iterdir()] == ["c"]
 
 
 def test_events_for_scripts(run: Run, checkpoint: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_said_in_a_line(run: Run, checkpoint: Path, words
     assert result.exit_code == 2
     assert line in result.stderr
     assert "Traceback" not in result.stderr
-    assert sorted(one.name for one in Path().iterdir()) == ["c", "link", "there"]
+    assert sorted(path.name for path in Path().iterdir()) == ["c", "link", "there"]
 
 
 def test_a_port_is_not_ported_again(run: Run, checkpoint: Path) -> None:

@@ -58,7 +58,7 @@ def test_as_json(run: Run, checkpoint: Path, other: Path) -> None:
     document = json.loads(result.stdout)
     assert document["equal"] is False
     assert document["only_a"] == {"bert.pooler.dense.bias": {"nan": 0, "inf": 0}}
-    (one,) = [one for one in document["tensors"] if one["verdict"] != "equal"]
+    (one,) = [tensor for tensor in document["tensors"] if tensor["verdict"] != "equal"]
     assert one["largest_at"][1]["index"] == [3, 5]
     assert one["span"] == [[3, 5], [3, 5]]
     assert abs(one["largest"] - 0.5) < 1e-6

@@ -24,7 +24,7 @@ def test_inspect_groups_the_layers_and_ends_with_what_to_type(run: Run, checkpoi
     assert ["architectures", "BertForPreTraining"] in rows
     name = "bert.encoder.layer.{0..2}.attention.self.query.weight"
     assert [name, "[24,", "24]", "float32", "3", "6.91", "kB"] in rows
-    nbytes = sum(one.nbytes for one in tensors().values())
+    nbytes = sum(tensor.nbytes for tensor in tensors().values())
     assert any(row[:2] == ["tensors", "64,"] and f"{nbytes / 1000:.3g}" in row for row in rows)
     assert result.stdout.splitlines()[-1] == "next: porting check c"
 
@@ -32,8 +32,8 @@ def test_inspect_groups_the_layers_and_ends_with_what_to_type(run: Run, checkpoi
 def test_inspect_json_says_the_same(run: Run, checkpoint: Path) -> None:
     found = json.loads(run("inspect", checkpoint, "--json").stdout)
     assert found["count"] == len(tensors())
-    assert found["parameters"] == sum(one.numel() for one in tensors().values())
-    (row,) = [one for one in found["groups"] if one["pattern"] == "bert.encoder.layer.{0..2}.output.dense.weight"]
+    assert found["parameters"] == sum(tensor.numel() for tensor in tensors().values())
+    (row,) = [group for group in found["groups"] if group["pattern"] == "bert.encoder.layer.{0..2}.output.dense.weight"]
     assert row == {
         "pattern": row["pattern"],
         "shape": [24, 40],

@@ -251,11 +251,11 @@ def test_a_command_that_is_told_to_end_removes_what_it_made(
     )
     assert (tmp_path / "once").exists(), done.stderr
     assert (done.returncode, done.stderr.splitlines()[-1]) == (128 + number, f"ended by {number.name}"), done.stderr
-    assert sorted(one.name for one in tmp_path.iterdir() if one.name != "once") == left
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "once") == left
     if left:
         done = porting(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert sorted(one.name for one in tmp_path.iterdir() if one.name != "once") == ["out"]
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "once") == ["out"]
 
 
 COMMANDS = {

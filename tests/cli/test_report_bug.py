@@ -128,7 +128,7 @@ def test_without_a_record_there_are_the_versions(run: Run, records: Path) -> Non
 def test_no_file_is_overwritten(run: Run, records: Path) -> None:
     del records
     assert run("report-bug").exit_code == run("report-bug").exit_code == 0
-    assert sorted(one.name for one in Path().iterdir()) == ["porting-bug-report-2.md", "porting-bug-report.md"]
+    assert sorted(path.name for path in Path().iterdir()) == ["porting-bug-report-2.md", "porting-bug-report.md"]
     again = run("report-bug", "--out", "porting-bug-report.md")
     assert (again.exit_code, again.stdout) == (2, "")
     assert "porting-bug-report.md: File exists" in again.stderr

@@ -45,7 +45,7 @@ def test_generate_writes_what_python_generates(run: Run, workbench: Path) -> Non
     assert last == "next: porting verify gpt --table gpt.toml --into mine.py:build_gpt"
     found = json.loads(run("generate", TEXT, *GPT, "--json").stdout)
     assert tuple(found["ids"]) == expected.ids
-    assert [one["token"] for one in found["tokens"]] == [one.text for one in expected.words[-len(expected.ids) :]]
+    assert [token["token"] for token in found["tokens"]] == [word.text for word in expected.words[-len(expected.ids) :]]
 
 
 def test_generate_samples_and_searches(run: Run, workbench: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_table_of_next_tokens(run: Run, workbench: Path) -> None:
     expected = porting.next_tokens(TEXT, "gpt", top=3, table="gpt.toml", into=scratch.build_gpt)
     result = run("generate", TEXT, *GPT, "--next", "--top", "3", "--html", "next.html")
     shown = [line.split() for line in result.stdout.splitlines()]
-    assert shown[:3] == [[f"{one.probability:.2%}", one.token] for one in expected.guesses]
+    assert shown[:3] == [[f"{guess.probability:.2%}", guess.token] for guess in expected.guesses]
     assert shown[3] == ["written:", "next.html"]
     assert expected.guesses[0].token in Path("next.html").read_text()
 

@@ -162,7 +162,7 @@ def test_an_interrupted_command_leaves_nothing_behind(checkpoint: Path, tmp_path
     assert process.returncode == 130, err
     assert (out, err.splitlines()[-1]) == ("", "interrupted")
     assert "Traceback" not in err
-    assert sorted(one.name for one in Path().iterdir() if one.name != "__pycache__") == ["begun", "c", "endless.py"]
+    assert sorted(path.name for path in Path().iterdir() if path.name != "__pycache__") == ["begun", "c", "endless.py"]
     assert list(scratch.glob("porting-*")) == []
 
 

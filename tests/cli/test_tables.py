@@ -52,7 +52,7 @@ def test_tables_json(run: Run) -> None:
     assert [one["name"] for one in listed] == [path.stem for path in shipped()]
     (bert,) = [one for one in listed if one["name"] == "bert"]
     assert bert["model_types"] == [CONFIG["model_type"]]
-    assert "BertForPreTraining" in [one["name"] for one in bert["architectures"]]
+    assert "BertForPreTraining" in [architecture["name"] for architecture in bert["architectures"]]
 
 
 def test_a_table_that_does_not_exist(run: Run) -> None:

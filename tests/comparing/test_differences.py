@@ -30,11 +30,11 @@ def test_checkpoint_and_its_port_are_equal(pair: Pair) -> None:
     found = diff(pair.source, pair.port, pair.table)
     assert found.equal
     assert found.summary == "equal: 15 with equal bytes, 1 left out by the table"
-    assert {name for one in found.tensors if not one.note for name in one.a} == own.tensors().keys() - {
+    assert {name for tensor in found.tensors if not tensor.note for name in tensor.a} == own.tensors().keys() - {
         "decoder.weight",
         "steps",
     }
-    assert {one.b for one in found.tensors} == ported(pair.source, pair.table).keys() | {"decoder.weight"}
+    assert {tensor.b for tensor in found.tensors} == ported(pair.source, pair.table).keys() | {"decoder.weight"}
     assert found.left_out == {"steps": "a counter of the trainer's"}
 
 
@@ -74,7 +74,7 @@ def test_the_slice_of_a_fused_tensor_is_named(pair: Pair) -> None:
     good = ported(pair.source, pair.table)
     good["layers.1.qkv.weight"][7, 3] += 0.5
     pair.write(good)
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.difference.unequal]
+    (one,) = [tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.difference.unequal]
     assert one.largest_at is not None
     assert (one.largest_at[0].tensor, one.largest_at[0].index) == ("model.layer.1.key.weight", (1, 3))
     assert one.a == tuple(f"model.layer.1.{part}.weight" for part in ("query", "key", "value"))
@@ -96,7 +96,9 @@ def test_a_dropped_copy_that_is_none_is_a_difference(pair: Pair) -> None:
     values = own.tensors()
     values["decoder.weight"][2, 1] += 1
     own.write(pair.source, values)
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
+    (one,) = [
+        tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.verdict is not Verdict.EQUAL
+    ]
     assert one.note == "left out: equals model.tokens.weight"
     assert one.b == "decoder.weight"
 
@@ -106,7 +108,9 @@ def test_a_stored_tie_that_is_none_is_a_difference(pair: Pair) -> None:
     pair.write({**good, "decoder.weight": good["tokens.weight"].clone()})
     assert diff(pair.source, pair.port, pair.table).equal
     pair.write({**good, "decoder.weight": good["tokens.weight"] + 1})
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
+    (one,) = [
+        tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.verdict is not Verdict.EQUAL
+    ]
     assert (one.b, one.note) == ("decoder.weight", "tied to tokens.weight")
 
 
@@ -128,7 +132,7 @@ def test_other_shapes_of_one_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_file({"x": torch.zeros(shape), "y": torch.ones(2)}, tmp_path / name / "model.safetensors")
     found = diff(tmp_path / "a", tmp_path / "b")
-    assert [(one.b, one.verdict.value) for one in found.tensors] == [("x", "other shape"), ("y", "equal")]
+    assert [(tensor.b, tensor.verdict.value) for tensor in found.tensors] == [("x", "other shape"), ("y", "equal")]
     assert found.summary == "different: 1 with equal bytes, 1 of another shape"
 
 

@@ -60,16 +60,16 @@ def spelled(draw: st.DrawFn, axes: list[str]) -> str:
 def shape(pattern: str, sizes: dict[str, int]) -> tuple[int, ...]:
     groups = pattern.replace("(", " ( ").replace(")", " ) ").split()
     found, product, inside = [], 1, False
-    for one in groups:
-        if one == "(":
+    for group in groups:
+        if group == "(":
             inside, product = True, 1
-        elif one == ")":
+        elif group == ")":
             inside = False
             found.append(product)
         elif inside:
-            product *= sizes[one]
+            product *= sizes[group]
         else:
-            found.append(sizes[one])
+            found.append(sizes[group])
     return tuple(found)
 
 

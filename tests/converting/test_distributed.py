@@ -92,7 +92,9 @@ def test_the_bytes_depend_on_nothing_but_the_input(source: Path, tmp_path: Path)
     convert(source, tmp_path / "b", TABLE, to="dcp", threads=3, memory=9 << 20)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     opcodes = {one.name for one, _, _ in pickletools.genops((tmp_path / "a" / ".metadata").read_bytes())}
-    assert not {one for one in opcodes if "MEMO" in one or "GET" in one}, "no object stands for another by its identity"
+    assert not {opcode for opcode in opcodes if "MEMO" in opcode or "GET" in opcode}, (
+        "no object stands for another by its identity"
+    )
     assert {*contents(tmp_path / "a")} == {".metadata", "__0_0.distcp", "config.json", "provenance.json"}
 
 

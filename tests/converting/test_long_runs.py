@@ -89,7 +89,7 @@ def test_every_byte_is_read_once(
     wanted = {name: one.to(dtype or one.dtype) for name, one in expected(kind, tensors).items()}
     assert found.keys() == wanted.keys() == done.digests.keys()
     assert all(torch.equal(found[name], one) for name, one in wanted.items())
-    assert read[0] == sum(one.nbytes for one in tensors.values())
+    assert read[0] == sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_runs_of_several_dtypes_and_any_place_in_the_file() -> None:

@@ -162,7 +162,7 @@ def test_every_head_in_older_spellings(family: str, architecture: str, spelling:
 WITHOUT_DROPOUT = ("distilbert", "DistilBertForQuestionAnswering")
 
 
-@pytest.mark.parametrize(("family", "architecture"), [one for one in HEADS if one != WITHOUT_DROPOUT])
+@pytest.mark.parametrize(("family", "architecture"), [head for head in HEADS if head != WITHOUT_DROPOUT])
 def test_dropout_falls_where_it_falls_in_transformers(family: str, architecture: str, tmp_path: Path) -> None:
     """The same seed gives the same masks, if every dropout comes in the same order and in the same shape."""
     rates: dict[str, object] = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}

@@ -114,7 +114,7 @@ def test_a_file_without_positions_is_loaded_without_leave_and_without_a_warning(
 def with_positions(weights: Weights) -> Weights:
     """As older versions wrote them; these here are not what anybody would compute."""
     draw = torch.Generator().manual_seed(3)
-    tables = {f"model.{one}.embed_positions.weight": torch.randn(29, 24, generator=draw) for one in SIDES}
+    tables = {f"model.{side}.embed_positions.weight": torch.randn(29, 24, generator=draw) for side in SIDES}
     return {**weights, **tables}
 
 

@@ -32,9 +32,9 @@ def similarities(hidden: Tensor, mask: Tensor) -> list[float]:
 @pytest.mark.parametrize("table", MINILM_TABLES, ids=str)
 def test_sentence_similarities(table: str | None, source: Path) -> None:
     pieces = [read_tokenizer(source, where=str(source)).encode(sentence).ids for sentence in SENTENCES]
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in pieces], batch_first=True)  # 0 is [PAD]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(piece) for piece in pieces], batch_first=True)  # 0 is [PAD]
     mask = (ids != 0).long()
     with torch.no_grad():
         output = porting.load(source, table=table)(ids, attention_mask=mask)
     hidden = output if isinstance(output, Tensor) else output.last_hidden_state
-    assert [round(one, 4) for one in similarities(hidden, mask)] == list(PUBLISHED)
+    assert [round(similarity, 4) for similarity in similarities(hidden, mask)] == list(PUBLISHED)

@@ -37,7 +37,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Ported]
 
     @cache
     def made(pair: str) -> Ported:
-        return make(next(one for one in OTHERS if str(one) == pair), tmp_path_factory.mktemp("today"))
+        return make(next(other for other in OTHERS if str(other) == pair), tmp_path_factory.mktemp("today"))
 
     return lambda pair: made(str(pair))
 

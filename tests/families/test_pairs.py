@@ -36,7 +36,7 @@ def plan_of(module: nn.Module) -> Plan:
 def test_the_table_fits_and_leaves_nothing_over(ported: Ported) -> None:
     module = ported.load()
     plan = check(ported.table, ported.checkpoint, module)
-    targets = {one.target: one.name for one in ported.table.architectures}
+    targets = {architecture.target: architecture.name for architecture in ported.table.architectures}
     assert targets[f"{type(module).__module__}:{type(module).__qualname__}"] == ported.pair.architecture
     assert (plan.fresh, plan.warnings) == ((), ())
     written = {name for step in plan.steps for name in step.targets}
@@ -67,7 +67,7 @@ def test_it_computes_the_same(ported: Ported) -> None:
     report = verify(ported.directory, table=ported.pair.table)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= MEANING
-    assert any("the reference casts to less" in one for one in report.notes) == ported.pair.single
+    assert any("the reference casts to less" in note for note in report.notes) == ported.pair.single
     assert all(one.worst <= luck(probe.count) for probe in report.probes for one in probe.rounding.values())
     assert (report.shown.copy, report.shown.nothing, report.skipped) == ((), (), ())
 

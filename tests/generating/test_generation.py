@@ -101,8 +101,8 @@ def test_what_is_sampled_is_drawn_from_the_references_softmax(tmp_path: Path) ->
             kept.append(one)
         expected = torch.zeros_like(shares)
         expected[kept] = shares[kept] / shares[kept].sum()
-        assert [one.token for one in step.guesses] == [WORDS[one] for one in kept]
-        assert [one.probability for one in step.guesses] == pytest.approx(expected[kept].tolist(), rel=1e-4)
+        assert [guess.token for guess in step.guesses] == [WORDS[one] for one in kept]
+        assert [guess.probability for guess in step.guesses] == pytest.approx(expected[kept].tolist(), rel=1e-4)
         assert token == int(torch.multinomial(expected, 1, generator=generator))
         row.append(token)
     assert len(set(found.ids)) > 3
@@ -122,8 +122,8 @@ def test_the_next_tokens_are_the_references(tmp_path: Path) -> None:
         shares = reference(torch.tensor([token_ids(TEXTS[1])])).logits[0, -1].softmax(-1)
     found = porting.next_tokens(TEXTS[1], folder, top=4, **WHOLE)
     best = shares.topk(4)
-    assert [one.token for one in found.guesses] == [WORDS[one] for one in best.indices]
-    assert [one.probability for one in found.guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [guess.token for guess in found.guesses] == [WORDS[index] for index in best.indices]
+    assert [guess.probability for guess in found.guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
 def test_a_row_ends_at_the_last_position(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def test_all_modes_of_torch_are_of_one_of_two_kinds() -> None:
         for module, path in modules().items()
         for node in ast.walk(parse(path))
         if isinstance(node, ast.ImportFrom)
-        for one in node.names
-        if f"{node.module}.{one.name}" in kinds
+        for name in node.names
+        if f"{node.module}.{name.name}" in kinds
     }
     assert found == {"porting.tracing.torch_modes"}
 

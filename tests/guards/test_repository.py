@@ -94,7 +94,11 @@ def test_ci_runs_every_check_on_every_python_with_the_lowest_and_the_newest() ->
     assert ".ci/run" in list(commands(GITHUB / "workflows" / "ci.yml"))
     pythons = {re.search(r"3[.]\d+", jobs["everything"]["container"])[0]}  # type: ignore[index]  # it has one
     pythons |= set(jobs["python"]["strategy"]["matrix"]["python"])
-    stated = [one.rpartition(" ")[2] for one in PYPROJECT["project"]["classifiers"] if "Python :: 3." in one]
+    stated = [
+        classifier.rpartition(" ")[2]
+        for classifier in PYPROJECT["project"]["classifiers"]
+        if "Python :: 3." in classifier
+    ]
     assert pythons == set(stated)
     assert PYPROJECT["project"]["requires-python"] == f">={min(stated, key=len)}" == ">=3.11"
     versions = [one["versions"] for one in jobs["versions"]["strategy"]["matrix"]["include"]]
@@ -120,7 +124,9 @@ def test_the_citation_has_the_version() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert citation["version"] == PYPROJECT["project"]["version"]
     assert citation["license"] == PYPROJECT["project"]["license"]
-    assert [one["name"] for one in citation["authors"]] == [one["name"] for one in PYPROJECT["project"]["authors"]]
+    assert [author["name"] for author in citation["authors"]] == [
+        author["name"] for author in PYPROJECT["project"]["authors"]
+    ]
 
 
 def test_a_hook_runs_a_tool_of_the_environment() -> None:

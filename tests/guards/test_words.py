@@ -85,7 +85,7 @@ def test_no_f_string_loses_a_wording() -> None:
 def test_every_option_that_is_named_is_one_of_a_command() -> None:
     group = typer.main.get_command(app)
     commands = group.commands.values()  # type: ignore[attr-defined]  # it is a group, and has them
-    known = {name for command in commands for one in command.params for name in one.opts}
+    known = {name for command in commands for param in command.params for name in param.opts}
     named: set[str] = set()
     for path in modules().values():
         for node in ast.walk(parse(path)):

@@ -147,7 +147,7 @@ def test_it_learns_and_looks_at_what_it_is_asked_about() -> None:
     with torch.no_grad():
         output = model.eval()(ids[96:])
     assert float((output.logits.argmax(-1) == labels[96:]).double().mean()) > 0.9
-    looked = torch.stack([one.mean(1)[torch.arange(32), 0, places[96:]] for one in output.attentions])
+    looked = torch.stack([attention.mean(1)[torch.arange(32), 0, places[96:]] for attention in output.attentions])
     assert float(looked.max(0).values.mean()) > 3 / 9  # three times what looking everywhere would give
 
 

@@ -93,8 +93,8 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
     [
-        *((one, "cls") for one in HEADS),
-        *((one, "mean") for one in HEADS if one.endswith(("SequenceClassification", "MultipleChoice"))),
+        *((head, "cls") for head in HEADS),
+        *((head, "mean") for head in HEADS if head.endswith(("SequenceClassification", "MultipleChoice"))),
     ],
 )
 def test_without_the_reference_s_float32_every_probe_agrees(architecture: str, pooling: str, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_with_it_every_probe_agrees_since_verify_leaves_its_casts_out(tmp_path: 
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= MEANING
     casts = "the reference casts to less than float64 in model.layers.{0,1,2,3}.attn (aten._to_copy): the float64 run"
-    assert any(one.startswith(casts) for one in report.notes), report.notes
+    assert any(note.startswith(casts) for note in report.notes), report.notes
     assert report.learned is not None
-    assert max(one.meaning for one in report.learned.gradients) < 1e-12
+    assert max(gradient.meaning for gradient in report.learned.gradients) < 1e-12
 
 
 @pytest.mark.parametrize("architecture", HEADS)
@@ -275,7 +275,9 @@ def test_the_fused_kernel_agrees_with_attention_written_out(mask: Tensor | None)
     assert output.hidden_states is not None
     torch.testing.assert_close(model()(IDS, mask).last_hidden_state, output.last_hidden_state, rtol=0, atol=1e-12)
     assert (len(output.attentions), len(output.hidden_states)) == (4, 5)
-    assert all(torch.allclose(one.sum(-1), torch.ones((), dtype=one.dtype)) for one in output.attentions)
+    assert all(
+        torch.allclose(attention.sum(-1), torch.ones((), dtype=attention.dtype)) for attention in output.attentions
+    )
 
 
 def test_a_token_sees_two_to_each_side_and_in_every_third_layer_everything() -> None:

@@ -59,7 +59,9 @@ def test_the_fused_kernel_agrees_with_attention_written_out(kind: str) -> None:
     output = model(IDS, MASK, output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(model(IDS, MASK).last_hidden_state, output.last_hidden_state, rtol=0, atol=1e-12)
     assert (len(output.attentions), len(output.hidden_states)) == (3, 4)
-    assert all(torch.allclose(one.sum(-1), torch.ones((), dtype=one.dtype)) for one in output.attentions)
+    assert all(
+        torch.allclose(attention.sum(-1), torch.ones((), dtype=attention.dtype)) for attention in output.attentions
+    )
 
 
 @pytest.mark.parametrize("kind", MAKE)

@@ -90,8 +90,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_a_weak_test_misses_is_listed(folder: Path) -> None:
     before = contents(folder)
     score = mutate(["test_weak.py"], "mine:build", only=[EPS, BIAS, RESIDUAL])
-    assert {one.name: one.outcome for one in score.mutations} == {EPS: "survived", BIAS: "survived", RESIDUAL: "caught"}
-    assert [one.name for one in score.survivors] == [EPS, BIAS]
+    assert {mutation.name: mutation.outcome for mutation in score.mutations} == {
+        EPS: "survived",
+        BIAS: "survived",
+        RESIDUAL: "caught",
+    }
+    assert [survivor.name for survivor in score.survivors] == [EPS, BIAS]
     assert "whose biases are 0" in score.survivors[1].looks
     assert (score.caught, round(score.share, 2)) == (1, 0.33)
     assert "padding mask ignored" in score.absent
@@ -105,7 +109,7 @@ def test_a_proof_catches_what_closeness_does_not(folder: Path) -> None:
     (folder / "mine.py").write_text(PORT, encoding="utf-8")
     (folder / "test_strong.py").write_text(STRONG, encoding="utf-8")
     score = mutate(["test_strong.py"], "mine.py:build", only=[BIAS])
-    assert [(one.name, one.outcome) for one in score.mutations] == [(BIAS, "caught")]
+    assert [(mutation.name, mutation.outcome) for mutation in score.mutations] == [(BIAS, "caught")]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_package_with_fixtures_and_settings_of_its_own(suite: Path) -> None:
     """Norm and activation are written out; the suite is run by several processes, prints much, and one test hangs."""
     score = mutate(["src/suite/tests"], "src/suite/port.py:build", only=[EPS, GELU, RESIDUAL], timeout=20.0)
-    assert {one.name: one.outcome for one in score.mutations} == {
+    assert {mutation.name: mutation.outcome for mutation in score.mutations} == {
         EPS: "survived", GELU: "survived", RESIDUAL: "timed out",
     }  # fmt: skip
     assert score.survivors[0].advice.startswith("torch.testing.assert_close(port(...), expected, rtol=0, atol=")
@@ -164,7 +164,11 @@ def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -
         running = SuiteRun(words, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "printed")
         requests = [MutationRequest(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
         with running, closing(ForkClient(running, listening)) as client:
-            assert [client.run(one, 10.0 if one.mistake == "hangs" else None).code for one in requests] == [0, None, 7]
+            assert [client.run(request, 10.0 if request.mistake == "hangs" else None).code for request in requests] == [
+                0,
+                None,
+                7,
+            ]
     assert gone(int(running.output))
 
 

@@ -97,9 +97,9 @@ def test_false_takes_an_entry_away(folder: Path) -> None:
 
 def test_architectures_are_replaced_as_a_whole(folder: Path) -> None:
     table = child(folder, 'extends = "parent"\n[architectures]\nB = "porting.models.b:B"\n')
-    assert [one.name for one in table.architectures] == ["B"]
+    assert [architecture.name for architecture in table.architectures] == ["B"]
     kept = child(folder, 'extends = "parent"\n[mapping]\nprefix = "other."\n')
-    assert [one.name for one in kept.architectures] == ["A"]
+    assert [architecture.name for architecture in kept.architectures] == ["A"]
 
 
 def test_false_that_takes_nothing_away_is_a_fault(folder: Path) -> None:
@@ -141,12 +141,12 @@ def test_the_names_take_the_childs_prefixes(folder: Path) -> None:
         "other.a [x] + other.b [y] = ab [(x|y)]",
         "other.c [x] = c [x]",
     ]
-    assert [(str(one.name), one.reason, str(one.equals)) for one in table.drops] == [
+    assert [(str(drop.name), drop.reason, str(drop.equals)) for drop in table.drops] == [
         ("other.ids", "equals arange", "arange"),
         ("other.copy", "equals other.emb", "other.emb"),
         ("other.mask", "trunk. is a word of this reason", "None"),
     ]
-    assert [(str(one.name), str(one.with_)) for one in table.ties] == [("head.tied", "emb")]
+    assert [(str(ty.name), str(ty.with_)) for ty in table.ties] == [("head.tied", "emb")]
     assert [(str(one.name), one.reason) for one in table.fresh] == [("pool", "body. is a word of this reason")]
     assert [str(rule) for rule in table.probes] == ["other.l.{i} -> 1 = l.{i} -> 1"]
     assert table.architectures[0].holds == ("other.x", "head.y")

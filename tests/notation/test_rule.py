@@ -54,7 +54,7 @@ def test_a_fault_is_placed_in_the_whole_term() -> None:
 def test_pieces_over_the_same_indices_belong_together(
     sources: str, targets: str, pairs: list[tuple[int, int, int, int]]
 ) -> None:
-    assert rule(sources, targets).pairs == tuple(Pair(*one) for one in pairs)
+    assert rule(sources, targets).pairs == tuple(Pair(*pair) for pair in pairs)
 
 
 def test_the_inverse_pairs_the_same_pieces() -> None:

@@ -119,12 +119,12 @@ def test_a_table_says_everything_once() -> None:
     scaled = table.rules[-1]
     [(kind, number)] = scaled.constants
     assert (kind, number.text, scaled.fill) == (Scale, "n_embd ** -0.5", 0)
-    assert [(str(one.name), one.reason, str(one.equals)) for one in table.drops] == [
+    assert [(str(drop.name), drop.reason, str(drop.equals)) for drop in table.drops] == [
         ("trunk.ids", "equals arange", "arange"),
         ("lm.decoder", "the tied embedding", "trunk.emb.weight"),
         ("trunk.mask", "a constant", "None"),
     ]
-    assert [(str(one.name), str(one.with_), one.where) for one in table.ties] == [
+    assert [(str(ty.name), str(ty.with_), ty.where) for ty in table.ties] == [
         ("head.decoder", "body.emb.weight", "toy.toml:43:1")
     ]
     assert [(str(one.name), one.reason) for one in table.fresh] == [("head.{*rest}", "to be trained")]

@@ -27,13 +27,13 @@ def test_a_rule_that_names_a_module_is_told_the_tensors_of_it() -> None:
     more: dict[str, tuple[int, ...] | None] = {"trunk__out__bias": (3,), "trunk__out__weight": (3, 4)}
     more |= {f"trunk__l__{i}__mlp__weight": (4, 4) for i in range(LAYERS)}
     faults = refused(checkpoint(**more), None, TABLE.replace("[optional]", added))
-    hints = [one.partition("nothing in the module (")[2].partition(") [")[0] for one in faults[:3]]
+    hints = [fault.partition("nothing in the module (")[2].partition(") [")[0] for fault in faults[:3]]
     assert hints == [
         'a rule names tensors, and this is a module: write "trunk.out.{w:bias,weight}" = "out.{w:bias,weight}"',
         'a rule names tensors, and this is a module: write "trunk.l.{i}.{w:mlp}.weight" = "l.{i}.{w:mlp}.weight"',
         "take it away, or move it to [optional] if not every checkpoint has it",
     ]  # first, since what no rule reads is read by none because of them
-    assert [one.rpartition(" ")[2] for one in faults[3:]] == ["[unread-tensor]"] * 3
+    assert [fault.rpartition(" ")[2] for fault in faults[3:]] == ["[unread-tensor]"] * 3
 
 
 def test_a_rule_that_is_inherited_and_matches_nothing_is_taken_away_in_the_table_that_inherits(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_one_tensor_of_the_checkpoint_that_the_module_has_twice_is_a_warning() -
     shared = Headers(tensors=source.tensors, config=CONFIG, shared=(frozenset({"trunk.emb.weight", "dec.weight"}),))
     table = TABLE.replace("[optional]", '[optional]\n"dec.weight" = "decoder.weight"')
     table = table.replace('"decoder.weight" = "emb.weight"', "")
-    assert [str(one) for one in plan(shared, tied(shared=False), table).warnings] == [
+    assert [str(warning) for warning in plan(shared, tied(shared=False), table).warnings] == [
         (
             "dec.weight: 'dec.weight' and 'trunk.emb.weight' are one tensor in the checkpoint, 'decoder.weight' and "
             "'emb.weight' two in the module "

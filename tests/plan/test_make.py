@@ -122,7 +122,7 @@ def test_each_value_is_loaded_with_or_without_values_in_the_module(
 
 def test_made_parameters_take_the_dtype_of_the_others(source: Path, table: Path) -> None:
     module = porting.load(source, Toy, table, dtype=torch.bfloat16, trust=True)
-    assert {one.dtype for one in module.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
     assert module.get_buffer("l.0.ids").dtype == torch.int64
 
 
@@ -196,7 +196,7 @@ def test_a_port_with_other_values_is_not_taken_for_the_same(source: Path, table:
     tensors["l.1.lin.bias"][2] = 1e-3
     save_file(tensors, there / "model.safetensors")
     found = porting.diff(source, there, table)
-    assert [one.b for one in found.tensors if one.verdict is not Verdict.EQUAL] == ["l.1.lin.bias"]
+    assert [tensor.b for tensor in found.tensors if tensor.verdict is not Verdict.EQUAL] == ["l.1.lin.bias"]
     table.write_text(WITHOUT)
     for refused in (
         lambda: porting.digest(there, table),

@@ -88,18 +88,18 @@ def test_long_runs_are_read_at_once_and_sparse_ones_row_by_row() -> None:
     assert [len(reading(one, 4, most).starts) for one in cut] == [1] * 16
     # 100 of every 120 elements: dense enough to read the gaps as well
     gaps = list(parts(Copy("s", "t", (10_000, 100), 0, (120, 1), 0, (100, 1)), 4, most))
-    assert {len(reading(one, 4, most).starts) for one in gaps} == {1}
-    assert max(reading(one, 4, most).length for one in gaps) > most * 0.99
+    assert {len(reading(gap, 4, most).starts) for gap in gaps} == {1}
+    assert max(reading(gap, 4, most).length for gap in gaps) > most * 0.99
     # 2000 columns of a matrix with 16384 of them, transposed: rows of 2000, as many as fit
     columns = list(parts(Copy("s", "t", (2000, 4096), 0, (1, 16384), 0, (4096, 1)), 4, most))
-    assert {reading(one, 4, most).length for one in columns} == {2000}
-    assert {reading(one, 4, most).pitch for one in columns} == {2016}
-    assert {reading(one, 4, most).count for one in columns[:-1]} == {32}
+    assert {reading(column, 4, most).length for column in columns} == {2000}
+    assert {reading(column, 4, most).pitch for column in columns} == {2016}
+    assert {reading(column, 4, most).count for column in columns[:-1]} == {32}
     # all columns of one with 1024, transposed: rows far apart in the buffer, and one call for many of them
     whole = list(parts(Copy("s", "t", (1024, 512), 0, (1, 1024), 0, (512, 1)), 4, most))
     assert {reading(one, 4, most).pitch for one in whole} == {1040}
     assert {reading(one, 4, most).count for one in whole} == {1}
-    assert {len(reading(one, 4, most).starts) for one in columns[:-1]} == {32}
+    assert {len(reading(column, 4, most).starts) for column in columns[:-1]} == {32}
 
 
 def test_an_interleaving_is_read_in_runs() -> None:

@@ -66,7 +66,7 @@ class Side:
             at = dict(zip(self.named, values, strict=True))
             part = canonical[tuple(at.get(one, slice(None)) for one in order)]
             left = [one for one in order if one not in at]
-            part = part.permute([left.index(one) for one in axes])
+            part = part.permute([left.index(axis) for axis in axes])
             yield self.name(at), part.reshape(self.shape(sizes)).contiguous()
 
 
@@ -87,7 +87,7 @@ def sides(draw: st.DrawFn, indices: Sequence[str], stem: str) -> Side:
 @st.composite
 def bijections(draw: st.DrawFn) -> tuple[Side, Side, dict[str, int]]:
     indices = LETTERS[: draw(st.integers(1, 5))]
-    sizes = {one: draw(st.integers(1, 4)) for one in indices}
+    sizes = {index: draw(st.integers(1, 4)) for index in indices}
     return draw(sides(indices, "x")), draw(sides(indices, "y")), sizes
 
 
@@ -218,7 +218,7 @@ def grouped(draw: st.DrawFn, axes: Sequence[str]) -> tuple[tuple[str, ...], ...]
 @settings(max_examples=150)
 @given(joined(), st.booleans(), st.sampled_from((torch.float32, torch.int64, torch.float16)))
 def test_concatenations_join_and_split(rule: Joined, split: bool, dtype: torch.dtype) -> None:
-    common = [one for one in rule.sizes if len(one) == 1]
+    common = [size for size in rule.sizes if len(size) == 1]
     extents = [math.prod(rule.sizes[one] for one in segment) for segment in rule.segments]
     pieces: list[Tensor] = []
     parts: dict[str, Tensor] = {}

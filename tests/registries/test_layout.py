@@ -40,8 +40,8 @@ def test_a_cut_divides_the_slowest_factor() -> None:
     assert fused.segments == (first, second)
     slow, fast = Part(2), Part(3)
     pieces = divided((slow, fast), [3, 3])
-    assert [sizes(one) for one in pieces] == [[3], [3]]
-    assert all(factors(one)[-1] is fast for one in pieces)
+    assert [sizes(piece) for piece in pieces] == [[3], [3]]
+    assert all(factors(piece)[-1] is fast for piece in pieces)
     slow, fast = Part(4), Part(3)
     assert [sizes(one) for one in divided((slow, fast), [9, 3])] == [[3, 3], [3]]
     slow, fast = Part(4), Part(3)
@@ -50,7 +50,7 @@ def test_a_cut_divides_the_slowest_factor() -> None:
 
 def test_a_cut_goes_between_segments() -> None:
     parts = [Part(2), Part(3), Part(4)]
-    whole = (concatenated([(one,) for one in parts]),)
+    whole = (concatenated([(part,) for part in parts]),)
     first, second = divided(whole, [5, 4])
     assert factors(first)[0].segments == ((parts[0],), (parts[1],))
     assert factors(second) == (parts[2],)
@@ -81,7 +81,7 @@ def test_axes_that_belong_together_share_their_parts() -> None:
     unify((first,), (second,))
     assert first.segments is not None
     assert second.segments is not None
-    assert [factors(one) for one in first.segments] == [factors(one) for one in second.segments]
+    assert [factors(segment) for segment in first.segments] == [factors(segment) for segment in second.segments]
 
 
 def test_tensors_of_a_file_are_stacked_as_a_count_and_others_as_rows() -> None:

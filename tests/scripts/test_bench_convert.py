@@ -26,7 +26,7 @@ def test_every_peer_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rows = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     peers = [*bench_convert.peers(tmp_path), *bench_convert.with_sync(tmp_path)]
     assert [row.removeprefix("| ") for row in rows if row != "|"] == [*peers[:-2], *peers[-2:]]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["source"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
 def test_the_peers_write_the_same_tensors(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_nightly_conversion(source: Path, tmp_path: Path) -> None:
     events = [json.loads(line)["event"] for line in (home / "events.jsonl").read_text().splitlines()]
     assert (events[0], events[-1]) == ("begin", "done")
     assert (home / "current").resolve().name == date.today().isoformat()  # as `date` of the shell
-    assert sorted(one.name for one in home.glob("2020*")) == [f"2020-01-{day:02d}" for day in range(3, 9)]
+    assert sorted(path.name for path in home.glob("2020*")) == [f"2020-01-{day:02d}" for day in range(3, 9)]
     assert len(load_file(home / "current" / "model.safetensors")) == 40
 
 
@@ -58,8 +58,8 @@ def test_a_conversion_by_torchrun(source: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "every byte is as it was written" in done.stdout
     convert(source, tmp_path / "alone", "bert_into_fused")
-    for one in (tmp_path / "alone").iterdir():
-        assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes()
+    for path in (tmp_path / "alone").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.usefixtures("hub")
@@ -68,7 +68,7 @@ def test_an_upload_can_be_loaded_again(source: Path, tmp_path: Path, hub: Hub, m
     convert(source, tmp_path / "half", dtype=None)
     convert(tmp_path / "half", tmp_path / "back", reverse=True)
     commit = upload(tmp_path / "back", "org/name")
-    assert hub.models["org/name"].commits[commit].keys() == {one.name for one in (tmp_path / "back").iterdir()}
+    assert hub.models["org/name"].commits[commit].keys() == {path.name for path in (tmp_path / "back").iterdir()}
     found = load(f"org/name@{commit}").state_dict()
     word = tensors()["bert.embeddings.word_embeddings.weight"]
     assert found["bert.embeddings.word.weight"].equal(word)

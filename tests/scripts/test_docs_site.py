@@ -24,9 +24,9 @@ def pages(nav: object) -> list[str]:
         case str():
             return [nav]
         case dict():
-            return [one for value in nav.values() for one in pages(value)]
+            return [page for value in nav.values() for page in pages(value)]
         case list():
-            return [one for value in nav for one in pages(value)]
+            return [page for value in nav for page in pages(value)]
     return []
 
 

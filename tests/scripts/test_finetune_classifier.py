@@ -70,7 +70,9 @@ def task(documents: list[Document], tmp_path: Path) -> tuple[Path, Path]:
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(finetune_classifier.app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(
+        finetune_classifier.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
 
@@ -277,7 +279,7 @@ def test_an_interruption_leaves_nothing_behind(task: tuple[Path, Path], tmp_path
     running.send_signal(signal.SIGINT)
     _, err = running.communicate()
     assert (running.returncode, err) == (130, "interrupted: nothing was written\n")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["test.tsv", "train.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.tsv", "train.tsv"]
 
 
 def summarizer(folder: Path) -> Path:

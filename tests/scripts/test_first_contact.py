@@ -66,7 +66,7 @@ def test_a_list_is_scored(tmp_path: Path) -> None:
     app.command()(main)
     answer = CliRunner().invoke(app, [str(tmp_path / "list.py"), "--json", str(tmp_path / "scores.json")])
     assert answer.exit_code == 0, answer.output
-    scores = {one["name"]: one for one in json.loads((tmp_path / "scores.json").read_text())}
+    scores = {load["name"]: load for load in json.loads((tmp_path / "scores.json").read_text())}
     assert {name: one["ended"] for name, one in scores.items()} == {
         "right": "answered",
         "proven wrongly": "answered",

@@ -72,7 +72,7 @@ def test_the_page_counts_and_gives_reasons() -> None:
         Proof(model_type="c", architecture="CModel", outcome=BUILD, said="X requires the timm library but"),
     ]
     text = page(
-        {(one.model_type, one.architecture): one for one in proofs},
+        {(proof.model_type, proof.architecture): proof for proof in proofs},
         ["part"],
         ["late"],
         version="5",

@@ -302,7 +302,7 @@ def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
 
 def test_hints_of_one_command_are_bounded_over_all_its_faults() -> None:
     letters = np.random.default_rng(0).choice(list("abcdef"), (1000, 190))
-    names = ["".join(one) for one in letters]
+    names = ["".join(letter) for letter in letters]
     mine = [f"{name[:180]}z{name[181:]}" for name in names[:10]]
     with spending():
         hints = [nearest(one, names) for one in mine]
@@ -329,7 +329,7 @@ def test_the_tree_of_a_vocabulary_is_charged(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("porting.tokenizer_check.USUAL_NODES", 0, raising=False)
     limited(monkeypatch, "objects", 50_000)
     letters = np.random.default_rng(0).choice(list("abcdef"), (200, 100))
-    apart = ["".join(one) for one in letters]
+    apart = ["".join(letter) for letter in letters]
     refused(lambda: read_tokenizer(unigram(tmp_path, apart), where="a folder"), "objects")
     alike = [apart[0][: number % 100] + "z" for number in range(100)]  # as many characters, and a few beginnings
     assert read_tokenizer(unigram(tmp_path, sorted(set(alike))), where="a folder").tokenizer.get_vocab_size() == 101

@@ -74,7 +74,7 @@ def test_the_list_has_more_than_a_hundred_inputs_and_none_twice() -> None:
 
 
 def hub_files(hub: Hub) -> list[bytes]:
-    return [one for model in hub.models.values() for files in model.commits.values() for one in files.values()]
+    return [file for model in hub.models.values() for files in model.commits.values() for file in files.values()]
 
 
 def listing(folder: Path) -> list[tuple[str, int, int]]:

@@ -159,7 +159,7 @@ def test_an_import_path_of_the_users_is_honoured_with_trust_only() -> None:
 
 def test_an_older_torch_is_not_taken() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (asked,) = [one for one in project["dependencies"] if one.startswith("torch>=")]
+    (asked,) = [dependency for dependency in project["dependencies"] if dependency.startswith("torch>=")]
     assert tuple(map(int, asked.removeprefix("torch>=").split("."))) >= (2, 6)
 
 

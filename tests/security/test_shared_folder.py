@@ -338,7 +338,7 @@ def test_a_workplace_that_is_exchanged_leads_nothing_outside(source: Path, share
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
-    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_what_takes_the_name_of_a_workplace_is_not_removed(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_is_no_attention_is_left_out() -> None:
 
 def seen(*names: str, heads: int = 1) -> list[tuple[str, Tensor]]:
     return [
-        (f"{name} -> probabilities{call}", drawn(heads, 3)) for name, _, call in (one.partition("!") for one in names)
+        (f"{name} -> probabilities{call}", drawn(heads, 3)) for name, _, call in (name.partition("!") for name in names)
     ]
 
 

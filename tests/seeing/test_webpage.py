@@ -183,8 +183,8 @@ def test_a_hostile_text_is_only_text() -> None:
 def luminance(colour: str) -> float:
     """Of a CSS colour, rgb(...) in bytes or color(srgb ...) in parts of 1 (WCAG 2.2)."""
     parts = [float(one) for one in re.findall(r"[\d.]+(?:e-?\d+)?", colour)[:3]]
-    parts = [one / 255 for one in parts] if colour.startswith("rgb") else parts
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    parts = [part / 255 for part in parts] if colour.startswith("rgb") else parts
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

@@ -176,7 +176,7 @@ def failing(folder: Path, rank: int, count: int) -> Result:
     real = LocalFile.read_into
     for how in ("missing", "disk"):
         module = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
-        before = [held(one).clone() for one in module.parameters()]
+        before = [held(parameter).clone() for parameter in module.parameters()]
         last = rank == count - 1
         if last and how == "disk":
             LocalFile.read_into = broken  # type: ignore[method-assign]  # in a process of its own

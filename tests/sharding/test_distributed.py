@@ -113,25 +113,25 @@ def assert_converted(ran: Path, saved: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_it_loads_into_sharded_modules_through_a_table(ran: Path, count: int) -> None:
-    for one in results(ran, count):
-        assert len(one["table"]) == 3 * 2 * len(LAYOUTS)
-        assert {*map(tuple, one["table"].values())} == {()}
+    for result in results(ran, count):
+        assert len(result["table"]) == 3 * 2 * len(LAYOUTS)
+        assert {*map(tuple, result["table"].values())} == {()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
     """Of rows that four processes saved, two and four others read theirs, and nothing beside them."""
-    for one in results(ran, count):
-        assert one["wide"]["differ"] == []
-        assert one["wide"]["read"] == one["wide"]["local"]
+    for result in results(ran, count):
+        assert result["wide"]["differ"] == []
+        assert result["wide"]["read"] == result["wide"]["local"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_torch_loads_a_conversion_into_a_sharded_module(ran: Path, count: int) -> None:
-    for one in results(ran, count):
-        assert one["torch"] == {"made": [], "made in parts": []}
+    for result in results(ran, count):
+        assert result["torch"] == {"made": [], "made in parts": []}
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, t
     porting.load(ran / "grid-4" / "model", whole, ran / "own.toml")
     expected = porting.export(whole, ran / "own.toml", tmp_path / "whole")
     own.assert_same_files(ran / f"exported-{count}", tmp_path / "whole")
-    assert [one["exported"] for one in results(ran, count)] == [[*expected.files]] * count
+    assert [result["exported"] for result in results(ran, count)] == [[*expected.files]] * count
     found, source = open_checkpoint(tmp_path / "whole"), open_checkpoint(ran / "source")
     assert all(torch.equal(found.read(name), source.read(name)) for name in source.tensors)
 
@@ -163,13 +163,13 @@ def test_another_container_is_exported_from_shards_as_from_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_lines_of_the_documentation_do_what_they_say(ran: Path, count: int) -> None:
-    assert [one["documented"] for one in results(ran, count)] == [[]] * count
+    assert [result["documented"] for result in results(ran, count)] == [[]] * count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
-    *others, last = [one["failing"] for one in results(ran, count)]
+    *others, last = [result["failing"] for result in results(ran, count)]
     assert "nowhere: no such file or directory" in last["missing"][1]
     assert "reading failed: Input/output error" in last["disk"][1]
     for how in ("missing", "disk"):

@@ -266,11 +266,11 @@ def values(output: object) -> list[Tensor]:
 def refused(folder: Path, rank: int, count: int) -> Result:
     """A dropped copy that is none is told by every process, though only one of them sees it."""
     module = cut_by_fsdp(own.Own(own.SIZES), mesh_of(count))
-    before = [one.to_local().clone() for one in module.parameters() if isinstance(one, DTensor)]
+    before = [parameter.to_local().clone() for parameter in module.parameters() if isinstance(parameter, DTensor)]
     try:
         porting.load(folder / "wrong", module, folder / "own.toml")
     except porting.PortingError as error:
-        after = [one.to_local() for one in module.parameters() if isinstance(one, DTensor)]
+        after = [parameter.to_local() for parameter in module.parameters() if isinstance(parameter, DTensor)]
         return {"told": str(error), "untouched": all(map(torch.equal, before, after))}
     return {"told": ""}
 

@@ -61,6 +61,8 @@ HALF_AGAIN = ("self.mix((scores", "self.mix(1.5 * (scores")
 def plain(text: str) -> str:
     """A text without what differs between machines and runs."""
     text = re.sub(r"\b\d+(\.\d+)?(e-\d+)? (ms|s|min|h)\b", "N s", text)
+    text = re.sub(r"\b20\d\d-\d\d-\d\d\b", "DATE", text)
+    text = re.sub(r"\b(seconds +)\d+(\.\d+)?", r"\1N", text)
     text = re.sub(r"\b\d+(\.\d+)? [kMG]?B/s", "N B/s", text)
     text = re.sub(r"\b\d+(\.\d+)? GB\b", "N GB", text)
     text = re.sub(r"\b(python|torch|transformers|safetensors|porting) \d+[\w.+]*", r"\1 VERSION", text)
@@ -298,10 +300,10 @@ def listing(folder: str) -> list[str]:
 
 
 def digest(path: Path) -> str:
-    """The beginning of a file's SHA-256; the versions in a provenance record are left out."""
+    """The beginning of a file's SHA-256; of a provenance record without the versions and the digest of the table."""
     content = path.read_bytes()
     if path.name == "provenance.json":
-        content = json.dumps({**json.loads(content), "versions": None}, sort_keys=True).encode()
+        content = json.dumps({**json.loads(content), "versions": None, "table": None}, sort_keys=True).encode()
     return hashlib.sha256(content).hexdigest()[:16]
 
 

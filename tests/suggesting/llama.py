@@ -59,7 +59,7 @@ class Attention(nn.Module):
             parts = [query, key, value]
         else:  # "groups"
             parts = list(self.wqkv(x).unflatten(-1, (g, h // g + 2, d)).split([h // g, 1, 1], -2))
-        return tuple(one.reshape(*x.shape[:2], -1, d) for one in parts)
+        return tuple(part.reshape(*x.shape[:2], -1, d) for part in parts)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor) -> Tensor:
         query, key, value = self.projected(x)

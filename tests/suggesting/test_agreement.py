@@ -24,7 +24,7 @@ ROUNDING = re.compile(r"\d+e-1\d")
 
 
 def reasons(found: Suggestion) -> str:
-    return " | ".join(one.said for one in found.reasons)
+    return " | ".join(reason.said for reason in found.reasons)
 
 
 class KeepsItsMask(Plain):

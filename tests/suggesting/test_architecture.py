@@ -91,7 +91,7 @@ def test_another_architecture_is_impossible(name: str, tmp_path: Path) -> None:
     source("LlamaForCausalLM", llama.FIELDS, tmp_path)
     found = suggest(tmp_path, edited(changes).builder())
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
-    assert any(said in one.said for one in found.reasons if one.shown), str(found)
+    assert any(said in reason.said for reason in found.reasons if reason.shown), str(found)
 
 
 @pytest.mark.slow
@@ -162,4 +162,4 @@ def test_one_layer_for_all_may_hold_layers_that_are_alike(tmp_path: Path) -> Non
     changes, said = OTHERS["one layer for all"]
     found = suggest(tmp_path, edited(changes).builder())
     assert found.verdict is Verdict.NOT_FOUND, str(found)
-    assert any(said in one.said for one in found.reasons)
+    assert any(said in reason.said for reason in found.reasons)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.few(1)
 
 def test_scores_and_probabilities_are_no_outputs() -> None:
     points = [".", "layers.0 -> 1", "layers.0.attention -> probabilities", "layers.1 -> scores"]
-    report: Any = SimpleNamespace(probes=[SimpleNamespace(port=one) for one in points])
+    report: Any = SimpleNamespace(probes=[SimpleNamespace(port=point) for point in points])
     assert probed(report) == {".", "layers.0"}
     assert probed(None) == set()
 
@@ -32,7 +32,7 @@ def test_what_hides_from_the_usual_batches_is_not_proven(source: Path, name: str
     kind, said = SEEN[name]
     found = suggest(source, kind)
     assert found.verdict in VERDICTS, str(found)
-    assert any(said in one.said for one in found.reasons), str(found)
+    assert any(said in reason.said for reason in found.reasons), str(found)
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_what_hides_behind_the_twin_s_size_is_not_proven(
     kind, said = LARGE[name]
     found = suggest(source, kind)
     assert found.verdict in VERDICTS, str(found)
-    assert any(said in one.said for one in found.reasons), str(found)
+    assert any(said in reason.said for reason in found.reasons), str(found)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_what_no_batch_can_show_is_said(source: Path, name: str) -> None:
     kind, said = SAID[name]
     found = suggest(source, kind)
     assert found.proven, str(found)
-    assert any(said in one for one in found.limits), found.limits
+    assert any(said in limit for limit in found.limits), found.limits
     assert said in " ".join(found.text.replace("\n# ", " ").split()), found.text
 
 
@@ -97,16 +97,16 @@ def test_that_the_checkpoint_s_own_size_was_not_run_is_said(source: Path, monkey
     monkeypatch.setattr(pipeline, "LARGE", 0)
     found = suggest(source, Plain)
     assert found.proven, str(found)
-    assert [one for one in found.limits if "the checkpoint's own sizes" in one], found.limits
+    assert [limit for limit in found.limits if "the checkpoint's own sizes" in limit], found.limits
 
 
 @pytest.mark.slow
 def test_a_window_that_no_row_is_longer_than_is_said(tmp_path: Path) -> None:
     """A module that sees all words is right for a checkpoint with a window, up to the window's edge."""
     drawings = (drawn(seed, flawed=False) for seed in range(1000))
-    style = next(one for one in drawings if one.family.architecture == "LlamaModel" and not one.lazy)
+    style = next(drawing for drawing in drawings if drawing.family.architecture == "LlamaModel" and not drawing.lazy)
     fields = {**style.family.fields, "max_position_embeddings": 8192, "sliding_window": 4096}
     oracle.source("MistralModel", fields, tmp_path)
     found = suggest(tmp_path, builder(style))
     assert found.proven, str(found)
-    assert any(one.startswith("the window's edge (sliding_window = 4096") for one in found.limits), found.limits
+    assert any(limit.startswith("the window's edge (sliding_window = 4096") for limit in found.limits), found.limits

@@ -31,7 +31,7 @@ def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path) -> None:
     told: list[str] = []
     found = suggest(source, Slow, limit=2.0, progress=lambda what, done, total: told.append(what))
     assert found.verdict is Verdict.NOT_FOUND
-    assert [one.kind for one in found.reasons] == ["bound"]
+    assert [reason.kind for reason in found.reasons] == ["bound"]
     assert found.reasons[0].said.startswith(f"the limit of 2 s was met while {told[-1]}, and nothing was found by then")
     assert found.table.rules == ()
     assert Slow.runs < 10, "not the hundreds that its search takes"

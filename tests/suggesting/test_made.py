@@ -49,7 +49,7 @@ Part = TypeVar("Part", bound=nn.Module)
 
 
 def parts(model: nn.Module, kind: type[Part]) -> list[Part]:
-    return [one for one in model.modules() if isinstance(one, kind)]
+    return [module for module in model.modules() if isinstance(module, kind)]
 
 
 def in_feed_forward(model: llama.Llama, dim: int) -> None:

@@ -87,8 +87,8 @@ def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
     assert found.stop.near[0].difference is not None
     assert 0.02 < found.stop.near[0].difference < 1
     assert found.proof.startswith(f"everything up to layers.0.up is proven ({found.stop.proven} of {found.stop.places}")
-    assert not any(one.shown for one in found.reasons)
-    assert any("sin, which the reference does not do" in one.said for one in found.reasons)
+    assert not any(reason.shown for reason in found.reasons)
+    assert any("sin, which the reference does not do" in reason.said for reason in found.reasons)
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_small_difference_without_a_cause_is_not_called_approximate(
     monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would tell the cause
     found = suggest(source, SlightlyOdd)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
-    assert [one.kind for one in found.reasons] == ["unknown"]
+    assert [reason.kind for reason in found.reasons] == ["unknown"]
     assert found.reasons[0].size is not None
     assert 1e-6 < found.reasons[0].size < 1e-3
 
@@ -107,7 +107,7 @@ def test_a_small_difference_without_a_cause_is_not_called_approximate(
 def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None:
     found = suggest(source, TypedConstant)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
-    assert [one.kind for one in found.reasons] == ["rounding"]
+    assert [reason.kind for reason in found.reasons] == ["rounding"]
     said = "layers.{i}.act is rounded otherwise, as with a constant in float32 or in few digits: off by"
     assert said in found.reasons[0].said
     assert found.difference is not None

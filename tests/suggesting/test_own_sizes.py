@@ -181,7 +181,7 @@ def test_a_config_class_of_the_module_s_own_gives_what_no_checkpoint_says(into: 
     fields = arguments(table, {"hidden_size": 24, "vocab_size": 30})
     assert fields == {"dim": 24, "width": 24, "vocab_size": 30}
     made = call(into, lambda: Named(fields), fields, Bounds(parameters=10, nbytes=2**20))
-    assert [tuple(one.shape) for one in made.parameters()] == [(30, 24), (64, 24), (64,)]
+    assert [tuple(parameter.shape) for parameter in made.parameters()] == [(30, 24), (64, 24), (64,)]
 
 
 OWN = {
@@ -349,12 +349,12 @@ def test_configs_inside_a_config_are_made_of_the_checkpoint_s_fields(builder: Ca
         "num_attention_heads": 6,
     }  # fmt: skip
     built = build_for(builder, config)
-    assert [tuple(one.shape) for one in built.module.parameters()] == [(3, 24), (3,), (40, 24), (40,)]
+    assert [tuple(parameter.shape) for parameter in built.module.parameters()] == [(3, 24), (3,), (40, 24), (40,)]
     lines = "\n".join(f'{theirs} = "{ours}"' for ours, theirs in built.asked.items())
     table = parse_table(f'[tensors]\n"a" = "b"\n[config]\n{lines}\n')
     fields = arguments(table, {**config, "hidden_size": 30})
     again = call(builder, lambda: Named(fields, builder), fields, Bounds(parameters=100, nbytes=1 << 20))
-    assert [tuple(one.shape) for one in again.parameters()] == [(3, 30), (3,), (40, 30), (40,)]
+    assert [tuple(parameter.shape) for parameter in again.parameters()] == [(3, 30), (3,), (40, 30), (40,)]
 
 
 def test_the_size_of_a_head_is_computed_where_no_field_has_it() -> None:

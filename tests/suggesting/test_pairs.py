@@ -149,7 +149,7 @@ def test_positions_that_are_rounded_and_another_eps_come_together(tmp_path: Path
     model.save_pretrained(tmp_path)
     found = suggest(tmp_path, Marian)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
-    assert {one.kind for one in found.reasons} == {"norms", "rounding"}
+    assert {reason.kind for reason in found.reasons} == {"norms", "rounding"}
 
 
 class Fixed(Bart):
@@ -179,7 +179,7 @@ def test_nothing_is_said_to_be_small_that_was_not_proven(tmp_path: Path, monkeyp
     monkeypatch.setattr(pipeline, "prove", lambda *args, **kwargs: Proof(report=None, refused="no reason"))
     found = suggest(tmp_path, Unfair)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
-    assert "the float64 proof could not be run: no reason" in {one.said for one in found.reasons}
+    assert "the float64 proof could not be run: no reason" in {reason.said for reason in found.reasons}
 
 
 class T5OneDepth(T5):

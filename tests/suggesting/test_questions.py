@@ -49,7 +49,7 @@ def test_a_row_that_is_folded_goes_where_the_user_says(source: Path) -> None:
     asked: list[Question] = []
     by_default = suggest(source, Untyped)
     assert by_default.verdict is Verdict.TRUNK, str(by_default)
-    assert [(one.about, one.answer) for one in by_default.decisions] == [("fold", "pe")]
+    assert [(decision.about, decision.answer) for decision in by_default.decisions] == [("fold", "pe")]
     chosen = suggest(source, Untyped, ask=answering({"fold": "tok.weight"}, asked))
     assert [one.about for one in asked] == ["fold"]
     assert list(asked[0].choices) == ["pe", "tok.weight"]
@@ -107,4 +107,4 @@ def test_the_architecture_is_what_the_checkpoint_holds_where_no_config_says_it(s
 def test_an_answer_that_is_no_choice_is_the_default(source: Path) -> None:
     torch.manual_seed(0)
     found = suggest(source, Untyped, ask=lambda question: "nonsense")
-    assert [(one.answer, one.default) for one in found.decisions] == [("pe", "pe")]
+    assert [(decision.answer, decision.default) for decision in found.decisions] == [("pe", "pe")]

@@ -131,7 +131,7 @@ def test_any_other_bias_is_seen(vit: Path) -> None:
     assert "layers.0.value.weight has no bias, and the checkpoint's encoder.layer.0.attention.attention.value" in str(
         found
     )
-    assert "key.bias" not in " ".join(one.said for one in found.reasons)
+    assert "key.bias" not in " ".join(reason.said for reason in found.reasons)
 
 
 class Rotated(Llama):
@@ -139,8 +139,8 @@ class Rotated(Llama):
 
     def __init__(self, blocks: list[Block], *rest: Any) -> None:
         super().__init__(blocks, *rest)
-        for one in blocks:
-            one.attention.wk.register_parameter("bias", None)
+        for block in blocks:
+            block.attention.wk.register_parameter("bias", None)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class Plain(PositionBuffer):
 
 
 def each(module: PositionBuffer) -> list[Layer]:
-    return [one for one in module.layers if isinstance(one, Layer)]
+    return [layer for layer in module.layers if isinstance(layer, Layer)]
 
 
 class NoQueryBias(Plain):
@@ -75,7 +75,7 @@ class NormedAgain(Plain):
 
 def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str, Suggestion]:
     found = suggest(source, kind)
-    return found.verdict, " | ".join(one.said for one in found.reasons), found
+    return found.verdict, " | ".join(reason.said for reason in found.reasons), found
 
 
 @pytest.mark.few(1)

@@ -138,7 +138,7 @@ def test_what_cannot_be_loaded_is_named(
 ) -> None:
     found = suggest(tmp_path, kind)
     assert not found.proven
-    assert said in " | ".join(one.said for one in found.reasons)
+    assert said in " | ".join(reason.said for reason in found.reasons)
 
 
 @pytest.mark.slow

@@ -352,7 +352,7 @@ class Variant(nn.Module):
             parts = list(getattr(attention, s.names["fused"])(x).split([many[role] * g * d for role in s.order], -1))
         else:
             whole = getattr(attention, s.names["fused"])(x).unflatten(-1, (g, -1, d))
-            parts = [one.flatten(2) for one in whole.split([many[role] for role in s.order], -2)]
+            parts = [word.flatten(2) for word in whole.split([many[role] for role in s.order], -2)]
         return {role: one.unflatten(-1, (-1, d)).transpose(1, 2) for role, one in zip(s.order, parts, strict=True)}
 
 

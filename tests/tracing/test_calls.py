@@ -107,7 +107,7 @@ def test_the_search_for_a_cause_finds_parts_whose_arguments_are_passed_by_name()
         model(IDS)
     model_parts = ModelParts(recorder.tape, {"input_ids": IDS})
     assert (len(model_parts.linears), len(model_parts.norms), len(model_parts.embeddings)) == (4, 1, 1)
-    assert [one.name for one in model_parts.activations] == ["exact GELU"]
+    assert [activation.name for activation in model_parts.activations] == ["exact GELU"]
     (known,) = model_parts.attentions
     assert known.scale == 0.5
     assert len(known.linears) == 3

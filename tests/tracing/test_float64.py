@@ -89,7 +89,7 @@ def test_a_norm_a_rotation_and_a_softmax_in_float32(reference: type[Turned], por
     report = verify(reference=reference(), into=port, inputs=BATCH, gradients=True)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-14
-    (casts,) = [one for one in report.notes if "casts to less" in one]
+    (casts,) = [note for note in report.notes if "casts to less" in note]
     named = "norm (aten._to_copy), the model itself (aten._to_copy)"
     assert casts == f"{side} casts to less than float64 in {named}: the float64 run leaves these casts out"
     assert f"note: {casts[:60]}" in str(report)
@@ -133,7 +133,7 @@ def test_models_of_transformers_that_cast(make: Callable[[str], nn.Module], norm
     report = verify(reference=reference, into=lambda: without_casts(make("sdpa")), inputs=batch)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-14
-    assert any(f"{norms} (aten._to_copy)" in one for one in report.notes)
+    assert any(f"{norms} (aten._to_copy)" in note for note in report.notes)
 
 
 class Slightly(Plain):

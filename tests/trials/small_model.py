@@ -146,7 +146,7 @@ def _memory(*names: str) -> Change:
         values = [given[name] for name in names]
         key = (
             out["logits"].dtype,
-            *(None if one is None else (one.shape, tuple(one.flatten().tolist())) for one in values),
+            *(None if value is None else (value.shape, tuple(value.flatten().tolist())) for value in values),
         )
         return known.setdefault(key, out)
 

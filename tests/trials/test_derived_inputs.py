@@ -113,7 +113,7 @@ def test_a_port_that_takes_lengths_is_tried_with_padding_at_the_end_alone(tmp_pa
     report = porting.verify(porting.embedded_checkpoint(), into=Lengths, table=table)
     assert report.faithful
     assert "padding elsewhere than at the end of rows" in [one.what for one in report.scope.not_run]
-    assert not {"left padding", "gaps"} & {one.what for one in report.scope.results}
+    assert not {"left padding", "gaps"} & {result.what for result in report.scope.results}
     wrong = porting.verify(porting.embedded_checkpoint(), into=Late, table=table)
     assert not wrong.faithful
-    assert [one.name for one in wrong.causes] == ["other mask"]
+    assert [cause.name for cause in wrong.causes] == ["other mask"]

@@ -37,8 +37,8 @@ def reference(folder: Path, *texts: str) -> Any:  # Any: as transformers types i
 def test_a_scratch_encoder_guesses_as_the_reference(checkpoint: Path) -> None:
     (blank,) = porting.fill_mask(TEXT, checkpoint, into=scratch.build_bert, table=BERT)
     best = torch.softmax(reference(checkpoint, TEXT).prediction_logits[0, blank.position], -1).topk(5)
-    assert [one.token for one in blank.guesses] == [WORDS[number] for number in best.indices]
-    assert [one.probability for one in blank.guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [guess.token for guess in blank.guesses] == [WORDS[number] for number in best.indices]
+    assert [guess.probability for guess in blank.guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
 
 
 def test_a_scratch_encoder_judges_sentences_as_the_reference(checkpoint: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_scratch_classifier_that_returns_probabilities(tmp_path: Path) -> None
         shares = model.eval()(**encoding("I read the book.", return_tensors="pt")).logits[0].softmax(-1).tolist()
     for mine in ({}, {"into": scratch.build_classifier, "table": table}):
         found = porting.classify("I read the book.", folder, **mine)  # type: ignore[arg-type]  # as it takes them
-        named = {one.token: one.probability for one in found.guesses}
+        named = {guess.token: guess.probability for guess in found.guesses}
         assert [named[label] for label in ("bad", "so so", "good")] == pytest.approx(shares, rel=1e-4)
         assert found.label == ("bad", "so so", "good")[shares.index(max(shares))]
         assert found.attention is not None

@@ -89,12 +89,12 @@ def test_statistics_of_a_batch_norm_are_weights() -> None:
     reference, report = proven(transformers.ResNetForImageClassification, resnet())
     seen = report.shown.activation
     statistics = [name for name in seen if name.endswith(("running_mean", "running_var"))]
-    assert len(statistics) == 2 * sum(isinstance(one, nn.BatchNorm2d) for one in reference.modules())
+    assert len(statistics) == 2 * sum(isinstance(module, nn.BatchNorm2d) for module in reference.modules())
     assert all(seen[name] == 1.0 for name in statistics)
     assert any("picture" in case for case in report.cases)
     wrong = transformers.ResNetForImageClassification(resnet())
     wrong.load_state_dict(reference.state_dict())
-    name = next(one for one in statistics if one.endswith("running_var"))
+    name = next(statistic for statistic in statistics if statistic.endswith("running_var"))
     wrong.get_buffer(name)[3] *= 1.01
     broken = verify(reference=reference, into=wrong, loaded=True, causes=False, dtypes=())
     assert [probe.port for probe in broken.guilty] == [name.rpartition(".")[0]]

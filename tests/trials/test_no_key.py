@@ -47,7 +47,7 @@ def test_a_port_in_fused_attention_is_faithful() -> None:
     reference, port = both()
     report = verify(into=port, reference=reference, loaded=True, table=table(reference, port, r"\."), dtypes=())
     assert report.verdict == "faithful"
-    assert any(one.said == OTHERWISE for one in report.scope.results)
+    assert any(result.said == OTHERWISE for result in report.scope.results)
 
 
 def test_a_mistake_in_these_rows_is_seen() -> None:

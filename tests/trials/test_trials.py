@@ -40,7 +40,7 @@ def faithful() -> Report:
 
 def test_a_faithful_port_is_the_same_in_every_trial(faithful: Report) -> None:
     assert faithful.faithful, str(faithful)
-    assert {one.status for one in faithful.scope.results} == {Status.SAME}
+    assert {result.status for result in faithful.scope.results} == {Status.SAME}
     assert not faithful.scope.impurities
     assert not faithful.scope.not_run
 
@@ -108,7 +108,7 @@ def test_a_condition_with_both_outcomes_in_the_trials_is_no_limit_of_the_scope()
 def test_code_that_a_trial_alone_reaches_was_run(faithful: Report) -> None:
     """No first batch gives positions; the trials do, and what they gave is compared."""
     assert faithful.scope.positions
-    assert not [one for one in faithful.branches if "position_ids" in one.condition], faithful.branches
+    assert not [branch for branch in faithful.branches if "position_ids" in branch.condition], faithful.branches
 
 
 def test_what_was_not_pure_is_named() -> None:
@@ -265,7 +265,7 @@ def test_given_batches_are_tried_row_by_row_only() -> None:
     mine = [Case("mine", {"input_ids": ids})]
     report = verify(reference=Encoder(), into=Encoder(), dtypes=(), loaded=True, inputs=mine)
     assert report.faithful
-    assert {one.kind for one in report.scope.results} == {Kind.BATCH}
+    assert {result.kind for result in report.scope.results} == {Kind.BATCH}
     one_row = verify(reference=Encoder(), into=wrong(INPUTS["one row"]), dtypes=(), loaded=True, inputs=mine)
     assert one_row.verdict == "different"
 
@@ -448,7 +448,7 @@ class Infinite(Adjusted):
 def test_a_trial_that_needs_float64_as_the_default_dtype_is_run_with_it() -> None:
     report = verified(Infinite())
     assert report.faithful, str(report)
-    assert {one.status for one in report.scope.results} == {Status.SAME}
+    assert {result.status for result in report.scope.results} == {Status.SAME}
 
 
 class Squeezed(Adjusted):

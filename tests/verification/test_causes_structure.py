@@ -92,4 +92,4 @@ def test_gates_and_rotations(
     plant(monkeypatch, module)
     report = verified(ported, module)
     assert report.guilty
-    assert {one.name for one in report.causes} == {name}
+    assert {cause.name for cause in report.causes} == {name}

@@ -54,7 +54,7 @@ def test_branches_that_never_ran_are_listed_with_their_condition() -> None:
         "if x.shape[1] > 8:",
         "found * 2 if loud else found -> found * 2",
     ]
-    assert [one.why for one in report.branches if one not in report.not_taken] == ["training", "raises"]
+    assert [branch.why for branch in report.branches if branch not in report.not_taken] == ["training", "raises"]
     one, two, _ = (branch.where for branch in report.not_taken)
     assert sentence(report).endswith(f"; the arguments scale and loud; the branches at {one}, {two} and 1 more")
     text = " ".join(str(report).split())
@@ -72,7 +72,9 @@ def test_what_ran_in_any_batch_is_shown() -> None:
 
 def test_a_machine_reads_the_same() -> None:
     (long,) = [
-        one for one in json.loads(json.dumps(gated(5, scale=True).to_dict()))["branches"] if "shape" in one["condition"]
+        branch
+        for branch in json.loads(json.dumps(gated(5, scale=True).to_dict()))["branches"]
+        if "shape" in branch["condition"]
     ]
     assert (long["why"], long["lines"], long["function"]) == ("inputs", 1, "Gated.forward")
     assert 8 in long["constants"]

@@ -50,8 +50,8 @@ def test_other_code_for_the_same_mathematics_has_the_same_gradients(tmp_path: Pa
     assert report.learned is not None
     assert report.learned.outputs == ("mlm", "nsp")
     assert len(report.learned.gradients) == 62
-    assert max(one.meaning for one in report.learned.gradients) < 1e-13
-    assert tuple(name for one in report.learned.gradients if one.zero for name in one.port) == KEYS
+    assert max(gradient.meaning for gradient in report.learned.gradients) < 1e-13
+    assert tuple(name for gradient in report.learned.gradients if gradient.zero for name in gradient.port) == KEYS
     assert report.learned.alone == ()
 
 
@@ -74,7 +74,7 @@ def test_what_a_table_sums_or_scales_has_the_gradient_of_the_sum(tmp_path: Path)
     report = verify(make(pair, tmp_path / "bert").directory, table="bert_into_fused", gradients=True, steps=2)
     assert report.faithful, str(report)
     assert report.learned is not None
-    folded = [one for one in report.learned.gradients if one.port == ("embeddings.position.weight",)]
+    folded = [gradient for gradient in report.learned.gradients if gradient.port == ("embeddings.position.weight",)]
     assert [one.reference for one in folded] == [
         "embeddings.position_embeddings.weight",
         "embeddings.token_type_embeddings.weight",
@@ -83,7 +83,7 @@ def test_what_a_table_sums_or_scales_has_the_gradient_of_the_sum(tmp_path: Path)
     scaled = make(Pair("openai_gpt", "OpenAIGPTLMHeadModel", OPENAI_GPT), tmp_path / "gpt").directory
     learned = verify(scaled, gradients=True).learned
     assert learned is not None
-    [embedding] = [one for one in learned.gradients if one.port == ("embedding.weight",)]
+    [embedding] = [gradient for gradient in learned.gradients if gradient.port == ("embedding.weight",)]
     assert not embedding.differs
     assert embedding.meaning < 1e-13
 
@@ -197,7 +197,7 @@ def test_a_frozen_parameter_is_named(checkpoint: Path) -> None:
     assert wrong(report) == ["bert.layers.1.output.weight"]
     assert "it is frozen in the port (requires_grad=False) and trains in the reference" in " ".join(str(report).split())
     assert report.learned is not None
-    assert all(one.differing[1] == ("bert.layers.1.output.weight",) for one in report.learned.steps)
+    assert all(step.differing[1] == ("bert.layers.1.output.weight",) for step in report.learned.steps)
 
 
 BUFFERS = {
@@ -218,7 +218,10 @@ def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Pat
     assert report.faithful, text
     assert learned is not None
     assert learned.untrained == trained
-    assert tuple(name for one in learned.gradients if one.buffer and one.zero for name in one.port) == computed
+    assert (
+        tuple(name for gradient in learned.gradients if gradient.buffer and gradient.zero for name in gradient.port)
+        == computed
+    )
     assert learned.padding == ()  # the padding word takes no gradient on either side
     assert all(set(trained) <= set(steps.fixed) for steps in learned.steps)
     assert ("; training leaves" in text.partition(" float64: ")[0]) == bool(trained)
@@ -332,4 +335,4 @@ def test_the_users_module_keeps_its_weights_and_flags(checkpoint: Path) -> None:
     before = {name: one.clone() for name, one in model.state_dict().items()}
     verify(checkpoint, model, loaded=True, gradients=True, steps=2)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert all(not one.requires_grad and one.grad is None for one in model.parameters())
+    assert all(not parameter.requires_grad and parameter.grad is None for parameter in model.parameters())

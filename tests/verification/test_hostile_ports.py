@@ -84,7 +84,10 @@ def test_the_users_module_is_left_as_it_was(checkpoint: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(part.training for part in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(one.requires_grad and one.grad is None and one.dtype == torch.float32 for one in model.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None and parameter.dtype == torch.float32
+        for parameter in model.parameters()
+    )
     found = {path: (len(part._forward_hooks), len(part._forward_pre_hooks)) for path, part in model.named_modules()}
     assert found == hooks
 
@@ -92,11 +95,11 @@ def test_the_users_module_is_left_as_it_was(checkpoint: Path) -> None:
 def test_a_loaded_module_is_left_as_it_was_too(checkpoint: Path) -> None:
     model = loaded(checkpoint).train()
     model.requires_grad_(False)
-    pointers = [one.data_ptr() for one in model.parameters()]
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
     assert complete_but_for_flags(verify(checkpoint, model, loaded=True))
-    assert [one.data_ptr() for one in model.parameters()] == pointers
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert model.training
-    assert not any(one.requires_grad for one in model.parameters())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.slow
@@ -311,7 +314,9 @@ def test_an_inner_probe_that_does_not_fit_is_skipped_and_reported(
     table = parse_table(FUSED_TABLE.replace(old, new))
     report = verify(checkpoint, mine(), table, architecture="BertModel", trials=False)
     assert report.faithful, str(report)
-    assert any(one.startswith("a probe was skipped: ") and message in one for one in report.warnings), report.warnings
+    assert any(warning.startswith("a probe was skipped: ") and message in warning for warning in report.warnings), (
+        report.warnings
+    )
 
 
 def test_without_probes_what_is_returned_is_compared(checkpoint: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_search_for_a_cause_casts_each_model_once(tmp_path: Path, monkeypatc
         report = verify(path, tanh_gelu, architecture="BertModel", **options)  # type: ignore[arg-type]  # options of several types
         assert ("looking for the cause" in told) == causes
         counts.append(len(made))
-    assert [one.name for one in report.causes] == ["tanh GELU for another activation"]
+    assert [cause.name for cause in report.causes] == ["tanh GELU for another activation"]
     assert counts[1] == counts[0] + 1
 
 

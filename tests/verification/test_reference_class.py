@@ -118,7 +118,7 @@ def test_a_wrong_pooler_is_found_with_the_config_of_the_hub(tmp_path: Path, scra
     right = verify(source, scratch.Tied, tmp_path / "t.toml")
     assert right.faithful
     assert right.reference == "transformers.BertForPreTraining"
-    assert any("BertForMaskedLM, which has no place for" in one for one in right.warnings)
+    assert any("BertForMaskedLM, which has no place for" in warning for warning in right.warnings)
 
     wrong = type("NoTanh", (scratch.Tied,), {})
     scratch.torch = _WithoutTanh()
@@ -143,7 +143,7 @@ def test_nothing_is_proven_by_what_was_not_compared(tmp_path: Path, scratch: Any
     assert not heads & set(report.shown.activation)
     assert heads <= set(report.shown.copy)
     assert len(report.shown.activation) == report.shown.count - len(heads)
-    assert any("what the port makes of them is not compared" in one for one in report.warnings)
+    assert any("what the port makes of them is not compared" in warning for warning in report.warnings)
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_the_users_reference_is_left_as_it_was() -> None:
     assert verify(reference=old, into=lambda: New().double(), steps=2).faithful
     assert old.training
     assert all(torch.equal(one, before[name]) for name, one in old.state_dict().items())
-    assert all(one.grad is None for one in old.parameters())
+    assert all(parameter.grad is None for parameter in old.parameters())
 
 
 def test_what_does_not_go_together_is_refused() -> None:
@@ -238,7 +238,7 @@ def test_a_reference_that_draws_random_numbers_and_its_port_start_from_one_state
     report = verify(reference=reference, into=port, inputs=inputs, causes=False)
     assert torch.equal(before, torch.get_rng_state())
     assert report.faithful is faithful, str(report)
-    assert any("draws random numbers" in one for one in report.warnings)
+    assert any("draws random numbers" in warning for warning in report.warnings)
 
 
 class Routed(nn.Module):
@@ -278,7 +278,7 @@ def test_an_activation_with_its_rows_in_another_order_is_left_out(port: type[Rou
     torch.manual_seed(0)
     report = verify(reference=Routed(), into=port, inputs=[Case("x", {"x": torch.randn(2, 6, 8)})], causes=False)
     assert report.faithful is faithful, str(report)
-    said = any(one.startswith("a probe was skipped: act: it has the rows") for one in report.warnings)
+    said = any(warning.startswith("a probe was skipped: act: it has the rows") for warning in report.warnings)
     assert said is faithful
 
 

@@ -126,7 +126,9 @@ def lazily(module: nn.Module, dtype: torch.dtype, *, hollow: bool = False) -> tu
 
         return give
 
-    return with_lazy_weights(module, dtype, {id(one): source(one) for one in module.parameters()}, hollow=hollow), read
+    return with_lazy_weights(
+        module, dtype, {id(parameter): source(parameter) for parameter in module.parameters()}, hollow=hollow
+    ), read
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_lazy_module_computes_the_same(module: nn.Module, inputs: Tensor | tup
         found = lazy(*given)
         torch.testing.assert_close(found, module.double()(*given), rtol=1e-14, atol=1e-14)
     assert not isinstance(found, LazyWeight)
-    assert sum(read) >= sum(one.numel() for one in module.parameters())
+    assert sum(read) >= sum(parameter.numel() for parameter in module.parameters())
     hollow, nothing = lazily(module, torch.float64, hollow=True)
     with torch.no_grad():
         assert hollow(*given).shape == found.shape

@@ -37,7 +37,7 @@ def test_the_page_opens_with_every_part(streamed: Report, tmp_path: Path) -> Non
 
 def test_columns_stand_in_the_order_of_execution(streamed: Report, tmp_path: Path) -> None:
     columns = list(heat_map(streamed).columns)
-    layer = [one.port.removeprefix("bert.layers.1.") for one in streamed.probes if ".layers.1." in one.port]
+    layer = [probe.port.removeprefix("bert.layers.1.") for probe in streamed.probes if ".layers.1." in probe.port]
     assert columns == [*(".output" if one == "output" else one for one in layer), "output"]
     assert layer[:3] == ["attention.query", "attention.key", "attention.value"]
     with opened() as browser:
