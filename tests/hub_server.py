@@ -171,12 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
             hub.models.setdefault(repo, Model(private=wanted.get("visibility") == "private"))
             answer: dict[str, object] = {"url": f"{hub.url}/{repo}", "name": repo}
         elif "/preupload/" in self.path:
-            paths = [one["path"] for one in json.loads(body)["files"]]
-            answer = {"files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]}
+            paths = [entry["path"] for entry in json.loads(body)["files"]]
+            answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
         else:
             repo, revision = re.findall(r"/api/models/([^/]+/[^/]+)/commit/(.+)", self.path)[0]
-            sent = [one["value"] for line in body.splitlines() if (one := json.loads(line))["key"] == "file"]
-            files = {one["path"]: base64.b64decode(one["content"]) for one in sent}
+            sent = [entry["value"] for line in body.splitlines() if (entry := json.loads(line))["key"] == "file"]
+            files = {entry["path"]: base64.b64decode(entry["content"]) for entry in sent}
             commit = hub.add(repo, files, revision=revision)
             answer = {"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit}
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})

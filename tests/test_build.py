@@ -421,7 +421,7 @@ def test_layers_are_bounded_by_the_tensors(layers: int, shapes: list[tuple[int, 
 def test_masks_of_a_usual_size_are_built() -> None:
     within = bounds({"a": torch.zeros(2)})
     module = build(lambda: Masked(lambda: torch.ones(1024, 1024).tril(), 24), within)
-    assert sum(one.nbytes for one in module.buffers()) == 24 << 22
+    assert sum(tensor.nbytes for tensor in module.buffers()) == 24 << 22
 
 
 def test_a_limit_on_what_a_module_makes_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +452,7 @@ def test_a_builder_that_runs_its_module_is_given_values() -> None:
         return module
 
     module = build(make, OWN_CODE)
-    assert {name: (one.device.type, tuple(one.shape)) for name, one in module.named_parameters()} == {
+    assert {name: (tensor.device.type, tuple(tensor.shape)) for name, tensor in module.named_parameters()} == {
         "0.weight": ("meta", (3, 4)),
         "0.bias": ("meta", (3,)),
         "1.weight": ("meta", (2, 3)),

@@ -19,9 +19,11 @@ from porting.cli.app import app
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "foreign-references.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-CONSOLES = [one.splitlines() for one in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+CONSOLES = [block.splitlines() for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
 SNIPPETS = [
-    one for one in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if one not in FILES.values()
+    block
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    if block not in FILES.values()
 ]
 JAX = "flax_tagger"
 
@@ -65,7 +67,7 @@ def alone(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
 def begins(output: str, lines: list[str]) -> bool:
     """Whether an output begins as the page shows it."""
     shown = [line.removesuffix(" ...") for line in lines if not line.startswith("$ ")]
-    return all(line.startswith(one) for line, one in zip(output.splitlines(), shown, strict=False))
+    return all(line.startswith(beginning) for line, beginning in zip(output.splitlines(), shown, strict=False))
 
 
 def test_the_page_has_its_files_and_its_commands() -> None:
@@ -102,7 +104,7 @@ def test_the_jax_of_the_page_runs(folder: Path) -> None:
     """Both sides of it; and a mistake that is planted into the port is placed by the values of flax."""
     if os.environ.get("CI") != "true" and importlib.util.find_spec("flax") is None:
         pytest.skip("flax is an extra: pip install -c constraints.txt -e '.[dev,jax]'")
-    (lines,) = [one for one in CONSOLES if JAX in str(one)]
+    (lines,) = [console for console in CONSOLES if JAX in str(console)]
     for command in (line.removeprefix("$ ") for line in lines if line.startswith("$ ")):
         done = alone(folder, command)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"

@@ -155,7 +155,7 @@ def test_a_warning_of_the_hub_is_shown_once_and_moves_no_cursor(hub: Hub, caplog
     listed = {"id": "org/name", "sha": commit, "siblings": [{"rfilename": "model.safetensors"}]}
     hub.fail("/api/models", sending(headers, json.dumps(listed).encode()))
     open_checkpoint("org/name")
-    assert [one.getMessage() for one in caplog.records if "2J" in one.getMessage()] == ["\\x9b2J0 \\xad"]
+    assert [record.getMessage() for record in caplog.records if "2J" in record.getMessage()] == ["\\x9b2J0 \\xad"]
 
 
 def test_a_link_in_the_cache_where_a_commit_is_noted_is_not_followed(hub: Hub, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_after_an_error_no_other_file_is_asked_for(hub: Hub, tmp_path: Path) -> 
     names = [f"no-{number}.json" for number in range(40)]
     with pytest.raises(HubError, match=r"no-0\.json"):
         fetch(names)
-    assert len({one.path for one in hub.requests if "no-" in one.path}) < len(names)
+    assert len({request.path for request in hub.requests if "no-" in request.path}) < len(names)
 
 
 def test_requests_are_charged_by_their_processor_time(
@@ -575,7 +575,7 @@ def test_a_factory_of_the_users_is_kept(hub: Hub) -> None:
         huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # a client, as the function says
         commit = hub.add("org/name", MODEL)
         open_checkpoint("org/name")
-        assert any(commit in one for one in seen)
+        assert any(commit in header for header in seen)
         huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # set again, behind our back
         hub.fail("/config.json", sending({"X-Repo-Commit": commit, "ETag": "/etc/passwd"}))
         with pytest.raises(HubError, match="answered with ETag"):

@@ -30,11 +30,11 @@ def test_checkpoint_and_its_port_are_equal(pair: Pair) -> None:
     found = diff(pair.source, pair.port, pair.table)
     assert found.equal
     assert found.summary == "equal: 15 with equal bytes, 1 left out by the table"
-    assert {name for one in found.tensors if not one.note for name in one.a} == own.tensors().keys() - {
+    assert {name for tensor in found.tensors if not tensor.note for name in tensor.a} == own.tensors().keys() - {
         "decoder.weight",
         "steps",
     }
-    assert {one.b for one in found.tensors} == ported(pair.source, pair.table).keys() | {"decoder.weight"}
+    assert {tensor.b for tensor in found.tensors} == ported(pair.source, pair.table).keys() | {"decoder.weight"}
     assert found.left_out == {"steps": "a counter of the trainer's"}
 
 
@@ -48,13 +48,13 @@ def test_every_single_changed_element_is_found_where_it_is(pair: Pair) -> None:
         changed.view(-1)[place] += 1.0
         pair.write({**good, name: changed})
         found = diff(pair.source, pair.port, pair.table)
-        (one,) = [one for one in found.tensors if one.verdict is not Verdict.EQUAL]
-        assert (one.b, one.difference.unequal) == (name, 1)
-        assert one.largest_at is not None
-        there, here = one.largest_at
-        assert here.index == unravel(place, tensor.shape) == one.difference.low == one.difference.high
+        (compared,) = [compared for compared in found.tensors if compared.verdict is not Verdict.EQUAL]
+        assert (compared.b, compared.difference.unequal) == (name, 1)
+        assert compared.largest_at is not None
+        there, here = compared.largest_at
+        assert here.index == unravel(place, tensor.shape) == compared.difference.low == compared.difference.high
         assert here.value == changed.view(-1)[place].item()
-        assert math.isclose(one.difference.largest, 1.0, rel_tol=1e-6)
+        assert math.isclose(compared.difference.largest, 1.0, rel_tol=1e-6)
         if name not in ("shift", "scaled"):  # their elements are not the source's
             assert there.value == own.tensors()[there.tensor][there.index].item()
 
@@ -63,10 +63,10 @@ def test_the_slice_of_a_fused_tensor_is_named(pair: Pair) -> None:
     good = ported(pair.source, pair.table)
     good["layers.1.qkv.weight"][7, 3] += 0.5
     pair.write(good)
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.difference.unequal]
-    assert one.largest_at is not None
-    assert (one.largest_at[0].tensor, one.largest_at[0].index) == ("model.layer.1.key.weight", (1, 3))
-    assert one.a == tuple(f"model.layer.1.{part}.weight" for part in ("query", "key", "value"))
+    (tensor,) = [tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.difference.unequal]
+    assert tensor.largest_at is not None
+    assert (tensor.largest_at[0].tensor, tensor.largest_at[0].index) == ("model.layer.1.key.weight", (1, 3))
+    assert tensor.a == tuple(f"model.layer.1.{part}.weight" for part in ("query", "key", "value"))
 
 
 def test_missing_tensors_are_named_on_both_sides_and_looked_through(pair: Pair) -> None:
@@ -85,9 +85,11 @@ def test_a_dropped_copy_that_is_none_is_a_difference(pair: Pair) -> None:
     values = own.tensors()
     values["decoder.weight"][2, 1] += 1
     own.write(pair.source, values)
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
-    assert one.note == "left out: equals model.tokens.weight"
-    assert one.b == "decoder.weight"
+    (tensor,) = [
+        tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.verdict is not Verdict.EQUAL
+    ]
+    assert tensor.note == "left out: equals model.tokens.weight"
+    assert tensor.b == "decoder.weight"
 
 
 def test_a_stored_tie_that_is_none_is_a_difference(pair: Pair) -> None:
@@ -95,8 +97,10 @@ def test_a_stored_tie_that_is_none_is_a_difference(pair: Pair) -> None:
     pair.write({**good, "decoder.weight": good["tokens.weight"].clone()})
     assert diff(pair.source, pair.port, pair.table).equal
     pair.write({**good, "decoder.weight": good["tokens.weight"] + 1})
-    (one,) = [one for one in diff(pair.source, pair.port, pair.table).tensors if one.verdict is not Verdict.EQUAL]
-    assert (one.b, one.note) == ("decoder.weight", "tied to tokens.weight")
+    (tensor,) = [
+        tensor for tensor in diff(pair.source, pair.port, pair.table).tensors if tensor.verdict is not Verdict.EQUAL
+    ]
+    assert (tensor.b, tensor.note) == ("decoder.weight", "tied to tokens.weight")
 
 
 def test_values_in_another_dtype(pair: Pair) -> None:
@@ -117,7 +121,7 @@ def test_other_shapes_of_one_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_file({"x": torch.zeros(shape), "y": torch.ones(2)}, tmp_path / name / "model.safetensors")
     found = diff(tmp_path / "a", tmp_path / "b")
-    assert [(one.b, one.verdict.value) for one in found.tensors] == [("x", "other shape"), ("y", "equal")]
+    assert [(tensor.b, tensor.verdict.value) for tensor in found.tensors] == [("x", "other shape"), ("y", "equal")]
     assert found.summary == "different: 1 with equal bytes, 1 of another shape"
 
 
@@ -146,9 +150,9 @@ def test_pieces_and_threads_change_nothing(pair: Pair, monkeypatch: pytest.Monke
     monkeypatch.setattr("porting.comparing.differences.SPAN", 52)
     after = diff(pair.source, pair.port, pair.table, threads=3)
     assert before.summary == after.summary
-    for one, other in zip(before.tensors, after.tensors, strict=True):
-        assert math.isclose(one.difference.rms, other.difference.rms, rel_tol=1e-12)
-        assert (one.verdict, one.largest_at, one.difference.low, one.difference.high) == (
+    for first, other in zip(before.tensors, after.tensors, strict=True):
+        assert math.isclose(first.difference.rms, other.difference.rms, rel_tol=1e-12)
+        assert (first.verdict, first.largest_at, first.difference.low, first.difference.high) == (
             other.verdict,
             other.largest_at,
             other.difference.low,
@@ -174,9 +178,9 @@ def test_a_file_that_is_cut_short_meanwhile_is_one_line(
 ) -> None:
     """Of a mapped file touching what is not there any more would end the process (SIGBUS)."""
     value = torch.randn(700, 800, generator=torch.Generator().manual_seed(0))
-    for name, one in (("a", value), ("b", value.T.contiguous() if turned else value)):
+    for name, tensor in (("a", value), ("b", value.T.contiguous() if turned else value)):
         (tmp_path / name).mkdir()
-        save_file({"x": one}, tmp_path / name / "model.safetensors")
+        save_file({"x": tensor}, tmp_path / name / "model.safetensors")
     (tmp_path / "table.toml").write_text('[mapping]\nname = "t"\n[tensors]\n"x [i o]" = "x [o i]"\n')
     file = tmp_path / side / "model.safetensors"
     real, seen = Reader.window, [0]

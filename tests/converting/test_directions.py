@@ -192,7 +192,7 @@ def test_bytes_that_are_no_booleans_are_refused(tmp_path: Path) -> None:
         (source / "model.safetensors").write_bytes(raw)
         with pytest.raises(CheckpointError, match=rf"tensor '{name}': a boolean is stored as the byte 7; only 0 and 1"):
             convert(source, tmp_path / "out", table)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "c"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
 def test_tensors_that_should_be_equal_are_compared(source: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_tensors_that_should_be_equal_are_compared(source: Path, tmp_path: Path)
     with pytest.raises(PlanError, match=r"'bert\.embeddings\.word_embeddings\.weight', and it does not") as caught:
         convert(other, tmp_path / "b", "bert")
     assert [fault.where for fault in caught.value.faults] == ["cls.predictions.decoder.weight"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
 def test_a_pickled_checkpoint_becomes_safetensors(source: Path, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_pickled_checkpoint_becomes_safetensors(source: Path, tmp_path: Path) 
         convert(tmp_path / "a", tmp_path / table, table)
         convert(source, tmp_path / f"{table}-safe", table)
         same(read(tmp_path / table), read(tmp_path / f"{table}-safe"))
-    assert sorted(one.name for one in (tmp_path / "bert").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "bert").iterdir()) == [
         "config.json", "model.safetensors", "provenance.json",
     ]  # fmt: skip
 

@@ -47,12 +47,16 @@ def test_there_and_back(drawn: Drawn, shard_size: int | None, to: str) -> None:
         root = Path(name)
         convert(write(root / "a", drawn.sources), root / "b", table, shard_size=shard_size, to=to)
         part = to.partition("/")[2]
-        found = {key.removeprefix(f"{part}."): one for key, one in by_torch(root / "b").items()}
-        assert {key: bits(one) for key, one in found.items()} == {key: bits(one) for key, one in drawn.targets.items()}
+        found = {key.removeprefix(f"{part}."): tensor for key, tensor in by_torch(root / "b").items()}
+        assert {key: bits(tensor) for key, tensor in found.items()} == {
+            key: bits(tensor) for key, tensor in drawn.targets.items()
+        }
         assert verify_files(root / "b").same
         convert(root / "b" / part, root / "c", table, reverse=True)
         again = read(root / "c")
-        assert {key: bits(one) for key, one in again.items()} == {key: bits(one) for key, one in drawn.sources.items()}
+        assert {key: bits(tensor) for key, tensor in again.items()} == {
+            key: bits(tensor) for key, tensor in drawn.sources.items()
+        }
 
 
 @pytest.fixture
@@ -91,8 +95,10 @@ def test_the_bytes_depend_on_nothing_but_the_input(source: Path, tmp_path: Path)
     convert(source, tmp_path / "a", TABLE, to="dcp", threads=1, memory=1 << 20)
     convert(source, tmp_path / "b", TABLE, to="dcp", threads=3, memory=9 << 20)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    opcodes = {one.name for one, _, _ in pickletools.genops((tmp_path / "a" / ".metadata").read_bytes())}
-    assert not {one for one in opcodes if "MEMO" in one or "GET" in one}, "no object stands for another by its identity"
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops((tmp_path / "a" / ".metadata").read_bytes())}
+    assert not {opcode for opcode in opcodes if "MEMO" in opcode or "GET" in opcode}, (
+        "no object stands for another by its identity"
+    )
     assert {*contents(tmp_path / "a")} == {".metadata", "__0_0.distcp", "config.json", "provenance.json"}
 
 

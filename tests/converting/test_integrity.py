@@ -197,7 +197,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads((folder / "provenance.json").read_bytes())
     change(content)
     (folder / "provenance.json").write_bytes(
-        record_bytes({key: one for key, one in content.items() if key not in {"format", "digests", "digest"}})
+        record_bytes({key: value for key, value in content.items() if key not in {"format", "digests", "digest"}})
     )
 
 
@@ -219,7 +219,7 @@ def test_a_record_that_names_nothing_or_too_much_is_a_difference(
     change: Callable[[dict[str, Any]], object], expected: str, copied: Path
 ) -> None:
     rewritten(copied, change)
-    assert any(one.startswith(expected) for one in verify_files(copied).problems), verify_files(copied).problems
+    assert any(problem.startswith(expected) for problem in verify_files(copied).problems), verify_files(copied).problems
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_whatever_stands_in_a_record_it_is_a_difference_or_nothing(section: str,
 def test_no_part_outside_is_taken_from_a_record(to: str, saved: Path, tmp_path: Path) -> None:
     """``dcp/..`` would be the folder above, which is a checkpoint here as well."""
     shutil.copytree(saved, tmp_path / "outer" / "dcp")
-    for one in saved.iterdir():
-        shutil.copy(one, tmp_path / "outer")
+    for path in saved.iterdir():
+        shutil.copy(path, tmp_path / "outer")
     rewritten(tmp_path / "outer" / "dcp", lambda it: it["options"].update(to=to))
     (problem, *_) = verify_files(tmp_path / "outer" / "dcp").problems
     assert problem.startswith("__0_0.distcp: its tensors cannot be found")
@@ -291,7 +291,7 @@ def test_what_is_no_file_of_its_own_is_a_difference(name: str, how: str, copied:
     else:
         os.mkfifo(copied / name)
     message = "outside the checkpoint" if how == "link" else "named pipe"
-    assert any(one.startswith(f"{name}: ") and message in one for one in verify_files(copied).problems)
+    assert any(problem.startswith(f"{name}: ") and message in problem for problem in verify_files(copied).problems)
 
 
 def test_a_header_of_gigabytes_is_not_read(copied: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_header_of_gigabytes_is_not_read(copied: Path) -> None:
     first.write_bytes((4 << 30).to_bytes(8, "little"))
     os.truncate(first, 4 << 30)
     problems = verify_files(copied).problems
-    assert any("its header is damaged: the header is said to have 4294967296 bytes" in one for one in problems)
+    assert any("its header is damaged: the header is said to have 4294967296 bytes" in problem for problem in problems)
 
 
 def test_differences_without_end_are_grouped_and_counted(copied: Path) -> None:

@@ -65,7 +65,7 @@ def checkpoint(folder: Path, name: str, size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     shapes = {"plain": (size, size), "turned": (size, size), "q.weight": (size, 64), "k.weight": (size, 64)}
     shapes |= {"positions": (size, size), "types": (2, size), "scaled": (size, size)}
-    write(folder / name, {one: torch.randn(shape, generator=generator) for one, shape in shapes.items()})
+    write(folder / name, {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "reverse"), [("bfloat16", "no"), ("none", "yes")])
 def test_nothing_grows_with_a_tensor(dtype: str, reverse: str, folder: Path, tmp_path: Path) -> None:
-    for one in folder.iterdir():
-        (tmp_path / one.name).symlink_to(one)
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     words = [sys.executable, "-c", PROGRAM, str(tmp_path), dtype, str(2 << 20), reverse]
     done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.stderr == ""

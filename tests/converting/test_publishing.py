@@ -62,11 +62,11 @@ def run(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 # ----------------------------------------------------------------------------------------------- faults of the system
@@ -188,7 +188,7 @@ def rewrite(path: Path) -> None:
 def test_a_change_is_seen_with_the_tensor_that_it_may_be_in(name: str, source: Path, tmp_path: Path) -> None:
     """Whether it is carried or made in blocks."""
     checkpoint = open_checkpoint(source)
-    recipes = {one.name: one for one in prepare(checkpoint, tmp_path / "out", TABLE).recipes.tensors}
+    recipes = {recipe.name: recipe for recipe in prepare(checkpoint, tmp_path / "out", TABLE).recipes.tensors}
     maker = Maker(checkpoint, None, 1 << 20, lambda count: None)
     with (tmp_path / "made").open("w+b") as file:
         before = maker.make(recipes[name], file.fileno(), 0)
@@ -294,9 +294,9 @@ def test_the_second_process_says_who_the_first_one_is(source: Path) -> None:
 def siblings(source: Path) -> Iterator[tuple[Path, Path]]:
     """Temporary siblings of a destination: one of a dead process, one of a living one, which holds a lock."""
     dead, alive = source.parent / ".out.porting-00000000", source.parent / ".out.porting-11111111"
-    for one in (dead, alive):
-        one.mkdir()
-        (one / "model.safetensors").write_bytes(b"half")
+    for sibling in (dead, alive):
+        sibling.mkdir()
+        (sibling / "model.safetensors").write_bytes(b"half")
     lock = os.open(alive, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield dead, alive
@@ -305,7 +305,7 @@ def siblings(source: Path) -> Iterator[tuple[Path, Path]]:
 
 def test_the_dead_are_swept_and_the_living_are_not(source: Path, siblings: tuple[Path, Path]) -> None:
     run(source)
-    assert [one.exists() for one in siblings] == [False, True]
+    assert [sibling.exists() for sibling in siblings] == [False, True]
     assert (siblings[1] / "model.safetensors").read_bytes() == b"half"
 
 

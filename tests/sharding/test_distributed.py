@@ -80,10 +80,10 @@ def assert_read(ran: Path, saved: str) -> None:
     dcp_to_torch_save(ran / saved, ran / "torch.pt")
     expected = flat(torch.load(ran / "torch.pt", weights_only=True))
     checkpoint = open_checkpoint(ran / saved)
-    tensors = {name: one for name, one in expected.items() if isinstance(one, torch.Tensor)}
+    tensors = {name: tensor for name, tensor in expected.items() if isinstance(tensor, torch.Tensor)}
     assert {*tensors} == {*checkpoint.tensors}
-    for name, one in tensors.items():
-        assert torch.equal(checkpoint.read(name), one)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read(name), tensor)
     if saved.endswith("-4"):
         assert max(len(checkpoint.pieces(name)) for name in tensors) == 4
 
@@ -104,8 +104,8 @@ def assert_converted(ran: Path, saved: str, tmp_path: Path) -> None:
     assert verify_files(tmp_path / "a").same
     record = json.loads((tmp_path / "a" / "provenance.json").read_text())["source"]
     named = json.loads((tmp_path / "b" / "provenance.json").read_text())["source"]["tensors"]
-    assert {name: one["digest"] for name, one in record["tensors"].items()} == {
-        name: one["digest"] for name, one in named.items()
+    assert {name: entry["digest"] for name, entry in record["tensors"].items()} == {
+        name: entry["digest"] for name, entry in named.items()
     }
     assert {*record["files"]} == {".metadata", *(f"__{rank}_0.distcp" for rank in range(int(saved[-1])))}
 
@@ -113,25 +113,25 @@ def assert_converted(ran: Path, saved: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_it_loads_into_sharded_modules_through_a_table(ran: Path, count: int) -> None:
-    for one in results(ran, count):
-        assert len(one["table"]) == 3 * 2 * len(LAYOUTS)
-        assert {*map(tuple, one["table"].values())} == {()}
+    for result in results(ran, count):
+        assert len(result["table"]) == 3 * 2 * len(LAYOUTS)
+        assert {*map(tuple, result["table"].values())} == {()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_each_process_reads_its_own_ranges(ran: Path, count: int) -> None:
     """Of rows that four processes saved, two and four others read theirs, and nothing beside them."""
-    for one in results(ran, count):
-        assert one["wide"]["differ"] == []
-        assert one["wide"]["read"] == one["wide"]["local"]
+    for result in results(ran, count):
+        assert result["wide"]["differ"] == []
+        assert result["wide"]["read"] == result["wide"]["local"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_torch_loads_a_conversion_into_a_sharded_module(ran: Path, count: int) -> None:
-    for one in results(ran, count):
-        assert one["torch"] == {"made": [], "made in parts": []}
+    for result in results(ran, count):
+        assert result["torch"] == {"made": [], "made in parts": []}
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_it_is_exported_from_shards_as_from_one_process(ran: Path, count: int, t
     porting.load(ran / "grid-4" / "model", whole, ran / "own.toml")
     expected = porting.export(whole, ran / "own.toml", tmp_path / "whole")
     own.assert_same_files(ran / f"exported-{count}", tmp_path / "whole")
-    assert [one["exported"] for one in results(ran, count)] == [[*expected.files]] * count
+    assert [result["exported"] for result in results(ran, count)] == [[*expected.files]] * count
     found, source = open_checkpoint(tmp_path / "whole"), open_checkpoint(ran / "source")
     assert all(torch.equal(found.read(name), source.read(name)) for name in source.tensors)
 
@@ -163,22 +163,22 @@ def test_another_container_is_exported_from_shards_as_from_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_lines_of_the_documentation_do_what_they_say(ran: Path, count: int) -> None:
-    assert [one["documented"] for one in results(ran, count)] == [[]] * count
+    assert [result["documented"] for result in results(ran, count)] == [[]] * count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
-    *others, last = [one["failing"] for one in results(ran, count)]
+    *others, last = [result["failing"] for result in results(ran, count)]
     assert "nowhere: no such file or directory" in last["missing"][1]
     assert "reading failed: Input/output error" in last["disk"][1]
     for how in ("missing", "disk"):
         reason = last[how][1].splitlines()[0]
-        for one in others:
+        for result in others:
             line = f"nothing was loaded, since process {count - 1} could not go on: {reason} [rank-lost]"
-            assert one[how] == ["RankError", f"{ran}/source: {line}"]
-        for one in (*others, last):
-            assert one[f"{how}: untouched"]
+            assert result[how] == ["RankError", f"{ran}/source: {line}"]
+        for result in (*others, last):
+            assert result[f"{how}: untouched"]
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sharded")
     own.write(root / "source")
     own.table(root)
-    values = {name: one * 1e5 if one.is_floating_point() else one for name, one in own.tensors().items()}
+    values = {name: tensor * 1e5 if tensor.is_floating_point() else tensor for name, tensor in own.tensors().items()}
     own.write(root / "large", values)
     own.write(root / "pickled")
     (root / "pickled" / "model.safetensors").unlink()
@@ -72,22 +72,22 @@ def results(folder: Path, request: pytest.FixtureRequest) -> Results:
 
 @pytest.mark.few(1)
 def test_every_layout_holds_what_one_process_loads(results: Results) -> None:
-    cases = [case for case, one in results[0].items() if "differ" in one]
+    cases = [case for case, result in results[0].items() if "differ" in result]
     assert len(cases) >= 6
     for case in cases:
-        assert [one[case]["differ"] for one in results] == [[]] * len(results), case
+        assert [result[case]["differ"] for result in results] == [[]] * len(results), case
 
 
 def test_nothing_is_gathered(results: Results) -> None:
     """But the news: whether all can begin, have read, have found copies that are none; each a length and itself."""
-    for one in results:
-        seen = {case: what["collectives"] for case, what in one.items() if "collectives" in what}
+    for result in results:
+        seen = {case: what["collectives"] for case, what in result.items() if "collectives" in what}
         assert set(seen.values()) == {6}
 
 
 def test_tensors_with_values_keep_their_identity_and_ties_stay(results: Results) -> None:
-    for one in results:
-        for case, seen in one.items():
+    for result in results:
+        for case, seen in result.items():
             if "kept" in seen:
                 assert seen["kept"] == ("meta" not in case), case
                 assert seen["tied"], case
@@ -99,30 +99,30 @@ def test_the_layouts_are_those_that_are_meant(results: Results) -> None:
     assert "(Shard(dim=1),)" in found["tensor parallelism"]
     assert {"(Replicate(),)", "(Shard(dim=1),)", "(Shard(dim=0),)"} == found["columns"]
     if len(results) == 4:
-        assert any("_StridedShard" in one for one in found["both"])
+        assert any("_StridedShard" in placement for placement in found["both"])
         assert "(Shard(dim=1), Shard(dim=0))" in found["two axes"]
 
 
 def test_each_process_reads_the_bytes_of_its_shards(results: Results) -> None:
     """Exactly those: of tensors whose rows are long nothing is read beside them, and the system says the same."""
-    wide = [one["wide"] for one in results]
-    assert [one["read"] for one in wide] == [one["local"] for one in wide]
-    assert sum(one["read"] for one in wide) == wide[0]["total"]
+    wide = [result["wide"] for result in results]
+    assert [result["read"] for result in wide] == [result["local"] for result in wide]
+    assert sum(result["read"] for result in wide) == wide[0]["total"]
     share = wide[0]["total"] / len(wide)
-    for one in wide:
-        assert one["read"] <= 1.02 * share, "uneven by a row of each tensor at most"
-        assert one["by the system"] <= one["read"] + 100_000, "headers, the table and Python's own files"
+    for result in wide:
+        assert result["read"] <= 1.02 * share, "uneven by a row of each tensor at most"
+        assert result["by the system"] <= result["read"] + 100_000, "headers, the table and Python's own files"
 
 
 def test_no_process_holds_a_whole_tensor(results: Results) -> None:
-    for one in results:
-        assert one["wide"]["largest"] <= one["wide"]["smallest whole"] / len(results) * 1.9
+    for result in results:
+        assert result["wide"]["largest"] <= result["wide"]["smallest whole"] / len(results) * 1.9
 
 
 def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: Results) -> None:
-    for one in results:
-        assert "decoder.weight: was to be dropped because it equals 'model.tokens.weight'" in one["refused"]["told"]
-        assert one["refused"]["untouched"]
+    for result in results:
+        assert "decoder.weight: was to be dropped because it equals 'model.tokens.weight'" in result["refused"]["told"]
+        assert result["refused"]["untouched"]
 
 
 def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, folder: Path) -> None:
@@ -148,8 +148,8 @@ def test_an_export_in_other_dtypes_is_byte_for_byte_that_of_one_process(
     touch(whole, TOUCHED[how])
     expected = porting.export(whole, folder / "own.toml", tmp_path / "whole", **options)
     own.assert_same_files(folder / f"cast-{len(results)}-{case}", tmp_path / "whole")
-    for one in results:
-        assert one["cast"][case][1:] == [[*expected.files], dict(expected.infinite)]
+    for result in results:
+        assert result["cast"][case][1:] == [[*expected.files], dict(expected.infinite)]
     assert bool(expected.infinite) == (source == "large")
 
 
@@ -157,14 +157,14 @@ def test_an_export_leaves_nothing_else(results: Results, folder: Path) -> None:
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert not (folder / "refused").exists()
     files = ["config.json", "model.safetensors", "vocab.txt"]
-    for one in results:
-        assert {how: made for how, (_, made, _) in one["export"].items()} == dict.fromkeys(TOUCHED, files)
-        assert "expected a floating-point dtype" in one["unexportable"]["dtype"]
-        assert "gather it into a whole module first" in one["unexportable"]["anew"]
-        assert "exists already" in one["unexportable"]["exists"] or "the source" in one["unexportable"]["exists"]
+    for result in results:
+        assert {how: made for how, (_, made, _) in result["export"].items()} == dict.fromkeys(TOUCHED, files)
+        assert "expected a floating-point dtype" in result["unexportable"]["dtype"]
+        assert "gather it into a whole module first" in result["unexportable"]["anew"]
+        assert "exists already" in result["unexportable"]["exists"] or "the source" in result["unexportable"]["exists"]
 
 
 def test_a_sharded_model_computes_the_same_bits(results: Results) -> None:
     if len(results) == 2:
-        assert [one["computes"] for one in results] == [{"same": True, "n": results[0]["computes"]["n"]}] * 2
+        assert [result["computes"] for result in results] == [{"same": True, "n": results[0]["computes"]["n"]}] * 2
         assert results[0]["computes"]["n"] > 1
