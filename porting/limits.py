@@ -1,9 +1,9 @@
 """The budget of a command: what reading untrusted descriptions may cost.
 
-A header, an index, a pickle, a table or a tokenizer says in a few bytes what takes many to hold or long to work out.
-Whoever reads or expands such a text charges what it costs *before* it is spent, in one of the units of :class:`Limits`,
-to the budget that is open: that of the command, or of the function of the library that was called.  Weights are not
-charged: they take what they take.
+A few bytes of a header, an index, a pickle, a table or a tokenizer can describe something that takes much memory or
+time.  Code that reads or expands such a description charges the cost to the open budget *before* it is spent, in one of
+the units of :class:`Limits`.  The budget is that of the command, or of the called function of the library.  Weights are
+not charged.
 
 The environment variable ``PORTING_LIMITS`` raises a limit, for the command line and for the library alike.
 """

@@ -2,8 +2,8 @@
 
 A tensor may lie in several pieces, its axes in any order; what a move reads of a piece is a few runs of bytes.
 
-Files are read by position and never through a mapping: one that is cut short meanwhile is then an error in words, and
-not the end of the process.
+Files are read by position and never through a mapping, so that a file that is truncated during the read gives an
+error, and does not end the process with SIGBUS.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def sweep(path: Path) -> None:
 def _sweep_one(parent: Folder, name: str) -> None:
     """Remove a temporary sibling if it is this user's directory or file and nobody holds its lock.
 
-    The descriptor is what is looked at and emptied: a FIFO does not block, and what takes the name meanwhile stays.
+    It is checked and emptied through its descriptor: a FIFO does not block, and what takes the name meanwhile stays.
     """
     handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
     try:

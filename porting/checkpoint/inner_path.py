@@ -1,8 +1,9 @@
 """Inner paths: choosing one of the state dicts in a file of ``torch.save``.
 
-The keys on the way to a tensor, joined by dots, are its full name.  An inner path stands for the tensors whose full
-names begin with it, by the names that are left: ``file.pt#model`` has ``encoder.weight`` for ``model.encoder.weight``,
-whether the file holds ``{"model": {"encoder.weight": ...}}`` or ``{"model": {"encoder": {"weight": ...}}}``.
+The keys that lead to a tensor, joined by dots, are its full name.  An inner path selects the tensors whose full names
+begin with it, and removes it from their names: in ``file.pt#model`` the tensor ``model.encoder.weight`` is
+``encoder.weight``, whether the file holds ``{"model": {"encoder.weight": ...}}`` or
+``{"model": {"encoder": {"weight": ...}}}``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ SHA-256 of the tensor's elements in row-major order, little-endian.  Files, shar
 it.  Through a table the names and the order of the elements are those of its left side
 (:mod:`porting.comparing.canonical`), so that a checkpoint and its port agree.
 
-SHA-256 is not the fastest of digests.  It is one of those for which nobody can make two checkpoints that agree.
+SHA-256 is not the fastest digest, but nobody can make two different checkpoints with the same one.
 """
 
 from __future__ import annotations

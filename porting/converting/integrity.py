@@ -35,7 +35,7 @@ class FilesReport:
         tensors: how many tensors were read.
         bytes: how many bytes were read.
         problems: a line for each thing that is not as it was written, of many grouped; empty when all is.
-        strangers: files that the record does not name.
+        strangers: the files that the record does not name.
         command: the command that made the files, as the record says.
     """
 

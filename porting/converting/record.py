@@ -1,7 +1,7 @@
 """The record of a conversion: the origin of the files of a directory, and the digest of each.
 
-It is the same text for the same conversion: no time, no place and no name of a machine is in it.  Its last field is the
-digest of the rest, so that damage to the record itself shows as well.
+The same conversion gives the same text: it has no time, no path and no name of a machine.  Its last field is the digest
+of the rest, so that damage to the record is detected.
 """
 
 from __future__ import annotations
