@@ -1,6 +1,6 @@
 """The state of the user's own files: caches, globals, attributes of classes and functions.
 
-A builder runs first on the meta device, to learn its shapes.  If it caches tensors in that run, they have no values, and
+A builder runs on the meta device first, for its shapes.  If it caches tensors in that run, they have no values, and
 a later run would get them from the cache.  So the state of its files is restored after the run.
 """
 

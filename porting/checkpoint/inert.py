@@ -1,6 +1,6 @@
 """Pickles that hold more than a state dict, read without importing or calling anything.
 
-Training scripts often save ``{"model": state_dict, "optimizer": ..., "args": Namespace(...)}``, or a whole module.  This
+Training scripts save ``{"model": state_dict, "optimizer": ..., "args": Namespace(...)}``, or a whole module.  This
 machine reads such a pickle as :class:`~porting.checkpoint.state_pickle.StateMachine` reads a state dict.  An object of
 an unknown class becomes a :class:`Stub`: the name of the class, and the arguments and state that the pickle gives it.
 """

@@ -1,7 +1,7 @@
 """The files of several ranks of a model, read as one checkpoint.
 
 With tensor parallelism each rank saves its own file: ``consolidated.00.pth``, ``mp_rank_00_model_states.pt``,
-``model_00/model.pt``.  All files have the same names.  A path with ``{r}`` in place of the number opens all of them; the
+``model_00/model.pt``.  All files have the same names.  A path with ``{r}`` for the number opens all of them; the
 names of the tensors of rank 3 begin with ``rank3.``, so that a table can join the ranks by an index.
 """
 
