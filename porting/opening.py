@@ -88,7 +88,7 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
     Args:
         path: the file.
-        where: its name in messages; the path when left out.
+        where: its name in messages; the path if empty.
         limit: the most bytes that it may have.
 
     Raises:
@@ -151,7 +151,7 @@ class Folder:
         return Folder(self.path / name, inside=self)
 
     def leads_to_directory(self, name: str) -> bool:
-        """Whether a directory stands at a name, or a link to one where links are followed."""
+        """Whether a name is a directory, or a link to one if links are followed."""
         if self._follow_links:
             return (self.path / name).is_dir()
         return self.kind(name) == "a directory"
@@ -224,7 +224,7 @@ class Folder:
             names: those that are meant; empty for all.
 
         Raises:
-            CheckpointError: another file stands at a name, or nothing does; names them all.
+            CheckpointError: some were replaced or removed; names all of them.
         """
         changed: list[Fault] = []
         gone = 0

@@ -162,7 +162,7 @@ def _locate_chunk(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     try:
         extent = locate_tensor(_FileRange(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
     except CheckpointError as error:
-        # What a state dict would be told to do about itself, a chunk is not.
+        # The hints for a state dict do not fit a chunk.
         faults = [replace(fault, hint=SAVE_AGAIN) for fault in error.faults]
         kind = foreign(error.source) if isinstance(error, UnrecognisedError) else None
         if kind is not None:

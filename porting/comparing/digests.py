@@ -113,7 +113,7 @@ def digest(
         side: the table's side that ``source`` is on; None to see by its names.
         values: name the values alone: bfloat16 and the float32 that it widens to are then the same.
         threads: how many tensors are read at a time.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         CheckpointError: it cannot be read.
