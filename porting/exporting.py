@@ -96,7 +96,7 @@ def export(
     A module that has no such checkpoint is written under the table's own names, with a config of its own.
 
     Args:
-        module: the module, which ``torch.compile`` or data parallelism may have wrapped.  A sharded module (FSDP, tensor
+        module: the module; ``torch.compile`` or data parallelism may have wrapped it.  A sharded module (FSDP, tensor
             parallelism) is exported by all its processes together: each writes its own shards.
         table: the table, its file or its name; None for the one that the module was loaded through, or that names the
             module's class.
