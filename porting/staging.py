@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import ByteSource, Readable
 from porting.checkpoint.layout import Extent
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.plan.clipping import clip_source, row_major, window
 from porting.plan.copies import Copy
 from porting.plan.pieces import parts, reading
@@ -152,4 +152,4 @@ def _require_booleans(raw: Tensor, file: ByteSource, name: str) -> None:
     if raw.numel() and int(raw.max()) > 1:
         message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
         hint = "the file is damaged: fetch it again"
-        raise CheckpointError(Fault(code=Code.TENSOR_DAMAGED, where=file.where, message=message, hint=hint))
+        raise checkpoint_error(Code.TENSOR_DAMAGED, file.where, message, hint)

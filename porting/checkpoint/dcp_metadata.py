@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import shard_fault
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
 from porting.checkpoint.names import DCP_METADATA, check_names
 from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_whole
-from porting.errors import Code, Fault
+from porting.errors import Code
 
 METADATA = "torch.distributed.checkpoint.metadata"
 CLASSES = {
@@ -437,4 +437,4 @@ def _shown(sizes: object) -> str:
 
 
 def _invalid(source: ByteSource, message: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.DCP_METADATA, where=source.where, message=message, hint=SAVE_AGAIN))
+    return checkpoint_error(Code.DCP_METADATA, source.where, message, SAVE_AGAIN)

@@ -34,7 +34,7 @@ from porting.checkpoint.container import (
     WriteOptions,
     nbytes,
 )
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import (
     ChecksummedRange,
@@ -477,7 +477,7 @@ class _Inflated:
 
     def _damaged(self, damage: str) -> CheckpointError:
         message = f"the entry {quote(self._member.name)} {damage}"
-        return CheckpointError(Fault(code=Code.NPZ_FILE, where=self.where, message=message, hint=FETCH_AGAIN))
+        return checkpoint_error(Code.NPZ_FILE, self.where, message, FETCH_AGAIN)
 
 
 class _Decoded(_Inflated):

@@ -23,8 +23,8 @@ from functools import cached_property
 from pathlib import Path
 
 from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
-from porting.checkpoint.errors import CheckpointError
-from porting.errors import Code, Fault, RankError
+from porting.checkpoint.errors import CheckpointError, checkpoint_error
+from porting.errors import Code, RankError
 from porting.opening import Folder, kind_of
 from porting.printable import quote
 
@@ -241,13 +241,11 @@ def _require_plain(folder: Folder, path: Path) -> None:
 
 
 def _not_ours(path: Path, message: str) -> CheckpointError:
-    return CheckpointError(
-        Fault(
-            code=Code.DESTINATION_REFUSED,
-            where=str(path),
-            message=f"the directory that it would be made in, {root_of(path)}, {message}",
-            hint="see who made it, and remove it; or choose a destination in a folder that only you can write to",
-        )
+    return checkpoint_error(
+        Code.DESTINATION_REFUSED,
+        str(path),
+        f"the directory that it would be made in, {root_of(path)}, {message}",
+        "see who made it, and remove it; or choose a destination in a folder that only you can write to",
     )
 
 
@@ -256,13 +254,11 @@ def _busy(folder: Folder, path: Path) -> CheckpointError:
         owner = folder.read(OWNER, limit=1000).decode(errors="replace").strip()[:40]
     except CheckpointError:
         owner = ""
-    return CheckpointError(
-        Fault(
-            code=Code.DESTINATION_BUSY,
-            where=str(path),
-            message=f"{owner or 'another process'} is converting into this destination",
-            hint="wait until it has finished, or choose another destination",
-        )
+    return checkpoint_error(
+        Code.DESTINATION_BUSY,
+        str(path),
+        f"{owner or 'another process'} is converting into this destination",
+        "wait until it has finished, or choose another destination",
     )
 
 
