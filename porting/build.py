@@ -34,11 +34,11 @@ class Bounds:
     """Limits on a module that is being built, since a config can ask for any size.
 
     Attributes:
-        parameters: as many parameters may be registered, and as many modules.
-        elements: so many elements may parameters have that take memory: some are computed one by one, in Python.
-        nbytes: so many bytes may they have, and any tensor whose value has to be computed.
-        made: so many bytes may be held at a time by all tensors that are made while it is built.
-        stored: bytes of the checkpoint, for the time that building may take; None where it is not counted.
+        parameters: the number of parameters, and that of modules.
+        elements: elements of all parameters with values; some builders compute them one by one, in Python.
+        nbytes: bytes of these parameters, and of any tensor whose value is computed.
+        made: bytes of all tensors that exist at the same time during the build.
+        stored: bytes of the checkpoint, which extend the time of the build; None if time is not limited.
     """
 
     parameters: int
@@ -52,7 +52,7 @@ COPIES = 8
 """How often stored bytes may be registered: as float64 of bfloat16, or untied, and again with values."""
 
 SHARED_LAYERS, STACKED_LAYERS = 36, 256
-"""More layers than a checkpoint has tensors, if they share weights or are stacked in tensors: each takes time."""
+"""Layers beyond the number of tensors, if layers share weights or are stacked in tensors; each takes time to build."""
 
 STACKED = 4
 """The number of tensors whose first axis counts layers that make a stack."""

@@ -2,7 +2,7 @@
 
 One root, :class:`PortingError`; each subclass says in whose hands the fault lies, and each :class:`Fault` it
 carries has a stable :class:`Code`, documented in ``docs/errors.md``.  An error carries all the faults found, never only
-the first; where they are many, they are grouped and counted here, for whoever prints them.
+the first; if they are many, they are grouped and counted here.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Code(StrEnum):
     CONFIG_UNKNOWN = "config-unknown"
     MODULE_CHANGED = "module-changed"
 
-    # Budgets: what the description of a checkpoint, of a table or of a tokenizer may cost; and what nobody expected
+    # Budgets of reading descriptions, and unexpected errors
     LIMIT = "limit"
     UNEXPECTED = "unexpected"
 

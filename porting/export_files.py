@@ -14,6 +14,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
 from porting.checkpoint.config import CONFIG_NAME, parse_config
 from porting.checkpoint.container import Container, WriteOptions
+from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import COMPANIONS, split_inner_path
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
@@ -185,7 +186,7 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
         message = "it is not what it was when the checkpoint was opened"
         load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
         hint = Message(load)
-        raise CheckpointError(Fault(code=Code.FILE_CHANGED, where=str(path), message=message, hint=hint))
+        raise checkpoint_error(Code.FILE_CHANGED, str(path), message, hint)
     return raw
 
 
@@ -198,7 +199,7 @@ def _directory(checkpoint: Checkpoint) -> Folder:
                 command="try again with the checkpoint in its place",
             )
         )
-        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=checkpoint.location, message=message, hint=hint))
+        raise checkpoint_error(Code.FILE_MISSING, checkpoint.location, message, hint)
     return Folder(checkpoint.path)
 
 

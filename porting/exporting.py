@@ -96,20 +96,20 @@ def export(
     A module that has no such checkpoint is written under the table's own names, with a config of its own.
 
     Args:
-        module: the module; what ``torch.compile`` or data parallelism made of it will do.  One that is spread over
-            processes (FSDP, tensor parallelism) is exported by all of them together: each writes its own shards.
+        module: the module; ``torch.compile`` or data parallelism may have wrapped it.  A sharded module (FSDP, tensor
+            parallelism) is exported by all its processes together: each writes its own shards.
         table: the table, its file or its name; None for the one that the module was loaded through, or that names the
             module's class.
         path: the directory to be made.
         like: the checkpoint to follow, instead of the one the module came from.
-        anew: follow none.
+        anew: follow no checkpoint.
         config: the target's config, in place of the module's own ``config``; or the whole content of ``config.json``.
         architecture: what the result is called in its config; None to go by the module's class and its tensors.
         dtype: cast floating-point weights to this; None keeps the module's dtypes (if it was loaded with ``dtype=``,
             those are not the checkpoint's, and values that were rounded then stay rounded).
         fresh: leave the module's new parameters out that no rule gives a name in a checkpoint; a warning names them.
         to: another container than safetensors, as in :func:`porting.convert`.
-        overwrite: replace a checkpoint that stands at ``path``.
+        overwrite: replace an existing checkpoint at ``path``.
 
     Returns:
         What was written.
@@ -120,7 +120,7 @@ def export(
         PlanError: module, table and checkpoint do not fit; carries all faults.
         TargetError: the module has tensors that cannot be written, or its config is not known.
 
-    Whatever is raised, nothing is written.
+    If an error is raised, nothing is written.
 
     >>> import porting, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """The budget of a command: what reading untrusted descriptions may cost.
 
-A header, an index, a pickle, a table or a tokenizer says in a few bytes what takes many to hold or long to work out.
-Whoever reads or expands such a text charges what it costs *before* it is spent, in one of the units of :class:`Limits`,
-to the budget that is open: that of the command, or of the function of the library that was called.  Weights are not
-charged: they take what they take.
+A few bytes of a header, an index, a pickle, a table or a tokenizer can describe something that takes much memory or
+time.  Code that reads or expands such a description charges the cost to the open budget *before* it is spent, in one of
+the units of :class:`Limits`.  The budget is that of the command, or of the called function of the library.  Weights are
+not charged.
 
 The environment variable ``PORTING_LIMITS`` raises a limit, for the command line and for the library alike.
 """
@@ -42,18 +42,17 @@ class Limits:
     """The limits of a command.
 
     Attributes:
-        metadata: bytes of headers, indexes, pickles, configs and tables; two or three times as many of a text with
-            characters for which Python needs two or four bytes each.
-        objects: values that these are made of: names, numbers, lists, dictionaries, steps of a pickle.
-        members: names that a pattern of a table stands for, over all patterns.
-        made: bytes of tensors beyond those that are stored: elements that are repeated and names that share a storage,
-            as float64 in a reference and a port, and what a module makes for itself, such as masks and tables of
-            positions; and what models make of inputs that are read from a file, far beyond its bytes.
-        parameters: elements of a module's parameters beyond four times those that are stored.
-        seconds: processor time that reading descriptions takes, and going through tensors of few bytes; for each
-            :data:`GRANTED` bytes of the checkpoint's files a second more.
-        waiting: seconds for which a hub may give nothing, over all files; beyond, those that its bytes take at
-            :data:`RATE`.
+        metadata: bytes of headers, indexes, pickles, configs and tables; a text with characters that take Python two
+            or four bytes counts two or three times.
+        objects: values in these: names, numbers, lists, dictionaries, steps of a pickle.
+        members: names that the patterns of a table expand to, over all patterns.
+        made: bytes of tensors beyond the stored ones: repeated elements and names that share a storage, as float64 in a
+            reference and a port; tensors that a module makes, such as masks and tables of positions; and what models
+            make of inputs that are read from a file, far beyond its bytes.
+        parameters: elements of a module's parameters beyond four times the stored ones.
+        seconds: processor time of reading descriptions, and of going through small tensors; one second more for each
+            :data:`GRANTED` bytes of the checkpoint's files.
+        waiting: seconds without data from a hub, over all files; beyond them, the time of its bytes at :data:`RATE`.
     """
 
     metadata: int = 1 << 27

@@ -76,7 +76,7 @@ def load(
 ) -> nn.Module:
     """Load a checkpoint into a module.
 
-    What went where can be asked for afterwards: ``porting.provenance(module).plan``.
+    ``porting.provenance(module).plan`` has the plan afterwards: what went where.
 
     Args:
         source: a directory, a weight file, a hub id (``org/name`` or ``org/name@revision``) or an open checkpoint.
@@ -91,8 +91,8 @@ def load(
         dtype: cast floating-point weights to this; None keeps the checkpoint's dtypes and allows no cast.
         fresh: allow parameters listed in the table's [fresh] to be missing; they keep the module's own initialisation.
         own: copy the weights into memory of their own.  By default they are views of the file, mapped privately:
-            loading costs next to nothing, writing to them never reaches the file, but the file must not be
-            overwritten in place or truncated while the module lives.  (Replacing or deleting it is fine.)
+            loading costs little and writing to them never changes the file, but the file must not be overwritten in
+            place or truncated while the module exists.  (Replacing or deleting it is fine.)
         trust: allow the table to name a module outside of this library.
         revision, token, local_files_only: for a hub id, as in huggingface_hub.
 
@@ -106,7 +106,7 @@ def load(
         TargetError: the module cannot be built or filled.
         RankError: another of the processes over which the module is spread could not load its part; which, and why.
 
-    Whatever is raised, a module that was passed is as it was before.
+    If an error is raised, a passed module is unchanged.
 
     >>> import porting
     >>> model = load(porting.embedded_checkpoint())

@@ -1,8 +1,8 @@
 """The only way to open an untrusted file, or one in a directory that others can write to.
 
-What is looked at is what was opened.  A file of a directory is opened by its name relative to the directory's
-descriptor, so that the directory cannot be exchanged in between; a link is not followed, except to where a checkpoint's
-links may lead; a FIFO does not block; and it is the open file that has to be a regular one of an allowed size.
+All checks are made on the open file.  A file of a directory is opened by its name relative to the directory's
+descriptor, so that the directory cannot be exchanged in between.  A link is not followed, except to places where a
+checkpoint's links may lead.  A FIFO does not block.  The open file must be a regular one of an allowed size.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Opened:
     def change(self, descriptor: int) -> str:
         """How a file differs from the opened one; empty if it does not.
 
-        The time of a write can be set back, and then the time of the last change of any kind (ctime) shows it.  A file
-        that gains or loses a name changes that time as well.  What was read of it is then read again and compared.
+        The time of the last write can be set back, but not that of the last change of any kind (ctime).  A file that
+        gains or loses a name changes its ctime too: then what was read of it is read again and compared.
 
         Args:
             descriptor: the file as it is now, opened for reading.
@@ -88,7 +88,7 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
     Args:
         path: the file.
-        where: its name in messages; the path when left out.
+        where: its name in messages; the path if empty.
         limit: the most bytes that it may have.
 
     Raises:
@@ -151,7 +151,7 @@ class Folder:
         return Folder(self.path / name, inside=self)
 
     def leads_to_directory(self, name: str) -> bool:
-        """Whether a directory stands at a name, or a link to one where links are followed."""
+        """Whether a name is a directory, or a link to one if links are followed."""
         if self._follow_links:
             return (self.path / name).is_dir()
         return self.kind(name) == "a directory"
@@ -224,7 +224,7 @@ class Folder:
             names: those that are meant; empty for all.
 
         Raises:
-            CheckpointError: another file stands at a name, or nothing does; names them all.
+            CheckpointError: some were replaced or removed; names all of them.
         """
         changed: list[Fault] = []
         gone = 0

@@ -2,8 +2,8 @@
 
 A tensor may lie in several pieces, its axes in any order; what a move reads of a piece is a few runs of bytes.
 
-Files are read by position and never through a mapping: one that is cut short meanwhile is then an error in words, and
-not the end of the process.
+Files are read by position and never through a mapping, so that a file that is truncated during the read gives an
+error, and does not end the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import ByteSource, Readable
 from porting.checkpoint.layout import Extent
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.plan.clipping import clip_source, row_major, window
 from porting.plan.copies import Copy
 from porting.plan.pieces import parts, reading
@@ -152,4 +152,4 @@ def _require_booleans(raw: Tensor, file: ByteSource, name: str) -> None:
     if raw.numel() and int(raw.max()) > 1:
         message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
         hint = "the file is damaged: fetch it again"
-        raise CheckpointError(Fault(code=Code.TENSOR_DAMAGED, where=file.where, message=message, hint=hint))
+        raise checkpoint_error(Code.TENSOR_DAMAGED, file.where, message, hint)

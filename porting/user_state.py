@@ -1,7 +1,7 @@
 """The state of the user's own files: caches, globals, attributes of classes and functions.
 
-A builder is run without values first, to learn its shapes.  What it puts into a cache then are tensors without values,
-and a later run would be given them again: so what its files keep is put back to what it was.
+A builder runs on the meta device first, for its shapes.  If it caches tensors in that run, they have no values, and
+a later run would get them from the cache.  So the state of its files is restored after the run.
 """
 
 from __future__ import annotations

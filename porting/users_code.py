@@ -1,10 +1,9 @@
 """Importing the user's own modules: found only for the user's files, and never in place of installed ones.
 
-Whoever works inside a stranger's repository has the stranger's files in the current folder.  If that folder were on
-``sys.path``, a planted ``transformers.py`` or ``numpy.py`` would run when this library, or a package that it uses,
-imports the real one; and one called ``flash_attn.py`` would even if the folder came last, since packages look for what
-they can do without.  So the folder is searched for two kinds of imports only: the one that the user named, and those
-that stand in files which were found that way.
+The current folder may be a repository that somebody else wrote.  If it were on ``sys.path``, a file ``transformers.py``
+or ``numpy.py`` in it would run when this library, or a package that it uses, imports the real one.  A file
+``flash_attn.py`` would run even if the folder came last, since packages try to import optional ones.  So the folder is
+searched for two kinds of imports only: the module that the user named, and the imports in files that were found so.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def opened(*, dark: bool = False, width: int = 1280, height: int = 900) -> Itera
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
             "request",
-            lambda one: None if one.url.startswith(("file:", "data:", "about:")) else complaints.append(one.url),
+            lambda request: (
+                None if request.url.startswith(("file:", "data:", "about:")) else complaints.append(request.url)
+            ),
         )
         try:
             yield page

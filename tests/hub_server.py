@@ -175,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
         else:
             repo, revision = re.findall(r"/api/models/([^/]+/[^/]+)/commit/(.+)", self.path)[0]
-            sent = [one["value"] for line in body.splitlines() if (one := json.loads(line))["key"] == "file"]
-            files = {one["path"]: base64.b64decode(one["content"]) for one in sent}
+            sent = [entry["value"] for line in body.splitlines() if (entry := json.loads(line))["key"] == "file"]
+            files = {entry["path"]: base64.b64decode(entry["content"]) for entry in sent}
             commit = hub.add(repo, files, revision=revision)
             answer = {"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit}
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})

@@ -152,8 +152,8 @@ def filled(source: Path, mapping: Path) -> Own:
     return module
 
 
-def assert_same_files(one: Path, other: Path) -> None:
+def assert_same_files(first: Path, other: Path) -> None:
     """See that two directories hold the same files, byte for byte."""
-    names = sorted(path.name for path in one.iterdir())
+    names = sorted(path.name for path in first.iterdir())
     assert sorted(path.name for path in other.iterdir()) == names
-    assert [name for name in names if not filecmp.cmp(one / name, other / name, shallow=False)] == []
+    assert [name for name in names if not filecmp.cmp(first / name, other / name, shallow=False)] == []

@@ -55,8 +55,8 @@ def write_base(folder: Path, *, file: str = "model.safetensors", decoder: bool =
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     held = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): one
-        for name, one in tensors(config=config).items()
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors(config=config).items()
         if name not in {"cls.predictions.decoder.bias", DECODER}
     }
     held["bert.embeddings.position_ids"] = torch.arange(config["max_position_embeddings"])[None]

@@ -452,7 +452,7 @@ def test_a_builder_that_runs_its_module_is_given_values() -> None:
         return module
 
     module = build(make, OWN_CODE)
-    assert {name: (one.device.type, tuple(one.shape)) for name, one in module.named_parameters()} == {
+    assert {name: (tensor.device.type, tuple(tensor.shape)) for name, tensor in module.named_parameters()} == {
         "0.weight": ("meta", (3, 4)),
         "0.bias": ("meta", (3,)),
         "1.weight": ("meta", (2, 3)),

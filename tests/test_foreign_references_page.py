@@ -19,9 +19,11 @@ from porting.cli.app import app
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "foreign-references.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-CONSOLES = [one.splitlines() for one in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+CONSOLES = [block.splitlines() for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
 SNIPPETS = [
-    one for one in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if one not in FILES.values()
+    block
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    if block not in FILES.values()
 ]
 JAX = "flax_tagger"
 
@@ -65,7 +67,7 @@ def alone(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
 def begins(output: str, lines: list[str]) -> bool:
     """Whether an output begins as the page shows it."""
     shown = [line.removesuffix(" ...") for line in lines if not line.startswith("$ ")]
-    return all(line.startswith(one) for line, one in zip(output.splitlines(), shown, strict=False))
+    return all(line.startswith(beginning) for line, beginning in zip(output.splitlines(), shown, strict=False))
 
 
 def test_the_page_has_its_files_and_its_commands() -> None:

@@ -251,15 +251,17 @@ def test_whatever_is_wrong_a_module_is_as_it_was(fault: str, training: bool, sou
     spoil(source)
     module = own.Own(own.SIZES).train(training)
     module.shift.grad = torch.ones(6)
-    before = {name: (id(one), one.data_ptr(), one.detach().clone()) for name, one in module.named_parameters()}
+    before = {
+        name: (id(tensor), tensor.data_ptr(), tensor.detach().clone()) for name, tensor in module.named_parameters()
+    }
     with pytest.raises(PortingError, match=re.escape(message)):
         porting.load(source, module, table)
     assert module.training is training
     assert module.shift.grad is not None
-    assert {name: (id(one), one.data_ptr()) for name, one in module.named_parameters()} == {
+    assert {name: (id(tensor), tensor.data_ptr()) for name, tensor in module.named_parameters()} == {
         name: seen[:2] for name, seen in before.items()
     }
-    assert all(torch.equal(one, before[name][2]) for name, one in module.named_parameters())
+    assert all(torch.equal(tensor, before[name][2]) for name, tensor in module.named_parameters())
     assert porting.provenance(module) is None
 
 
@@ -276,11 +278,13 @@ def test_a_parameter_that_cannot_be_replaced_leaves_the_others_as_they_were(sour
             raise RuntimeError("frozen for good")
 
     module.layer(1).norm.bias = Stubborn(torch.ones(6))
-    before = {name: (one.data_ptr(), one.detach().clone()) for name, one in module.named_parameters()}
+    before = {name: (tensor.data_ptr(), tensor.detach().clone()) for name, tensor in module.named_parameters()}
     with pytest.raises(RuntimeError, match="frozen for good"):
         porting.load(source, module, table)
-    assert {name: one.data_ptr() for name, one in module.named_parameters()} == {n: p for n, (p, _) in before.items()}
-    assert all(torch.equal(one, before[name][1]) for name, one in module.named_parameters())
+    assert {name: tensor.data_ptr() for name, tensor in module.named_parameters()} == {
+        n: p for n, (p, _) in before.items()
+    }
+    assert all(torch.equal(tensor, before[name][1]) for name, tensor in module.named_parameters())
 
 
 def test_all_faults_are_reported_at_once(source: Path, table: Path) -> None:

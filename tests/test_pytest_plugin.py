@@ -83,7 +83,7 @@ def test_under_xdist_each_failure_has_its_report_and_its_page(suite: pytest.Pyte
     assert "Traceback" not in text
     assert "def broken" not in text
     assert "the body runs after the proof" not in text
-    pages = {Path(one) for one in re.findall(r"the report as a page: (.*\.html)", text)}
+    pages = {Path(page) for page in re.findall(r"the report as a page: (.*\.html)", text)}
     assert len(pages) == 3
     assert set((suite.path / "pages").iterdir()) == pages
     for page in pages:
@@ -128,7 +128,7 @@ def test_the_folder_of_pages_can_be_configured(suite: pytest.Pytester) -> None:
         """.replace("PLACE", f"__import__('pathlib').Path({str(suite.path)!r})")
     )
     suite.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
-    first, second = sorted((suite.path / "kept" / "pages").iterdir(), key=lambda one: len(one.name))
+    first, second = sorted((suite.path / "kept" / "pages").iterdir(), key=lambda path: len(path.name))
     assert second.name == first.name.replace(".html", "-2.html")
 
 

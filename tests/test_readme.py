@@ -133,7 +133,7 @@ def test_the_usual_test_passes_what_the_proof_does_not(wrong: dict[str, Any]) ->
     other.load_state_dict(right.state_dict())
     given = {"input_ids": torch.randint(0, 99, (2, 9)), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
     with torch.no_grad():
-        ours, theirs = (one(**given).last_hidden_state for one in (other, right))
+        ours, theirs = (model(**given).last_hidden_state for model in (other, right))
     assert torch.allclose(ours, theirs, atol=1e-3)
     given["attention_mask"] = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
     report = porting.verify(reference=right, into=other, loaded=True, inputs=[Case("padded", given)], causes=False)

@@ -23,7 +23,7 @@ X = np.linspace(-1, 1, 15).reshape(5, 3)
 def test_what_is_written_is_read_by_both(tmp_path: Path) -> None:
     second = {"x": X[:2], "flag": np.array([True, False])}
     points = [{"part": {"0": X * 2}, ".": X}, {"part": {"0": X[:2] * 2}, ".": X[:2]}]
-    half = [{"part": {"0": np.float16(2 * one["x"])}} for one in ({"x": X}, second)]
+    half = [{"part": {"0": np.float16(2 * batch["x"])}} for batch in ({"x": X}, second)]
     path = save_recording(tmp_path / "t.safetensors", [{"x": X}, second], points, float16=half, reference="by hand")
     opened = read_recording(path)
     assert opened.reference == "by hand"
@@ -38,7 +38,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path) -> None:
     content = path.read_bytes()
     save_recording(path, [{"x": X}, second], points, float16=half, reference="by hand", overwrite=True)
     assert path.read_bytes() == content
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.safetensors"]
 
 
 def test_one_array_is_what_the_model_returns(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_the_inputs_and_weights_of_a_module_are_written_for_others(tmp_path: Pat
     question = load_recording(path)
     assert question.points == {}
     assert (question.inputs[0]["input"] == X).all()
-    assert {name: one.tolist() for name, one in question.weights.items()} == {
-        name: one.tolist() for name, one in module.state_dict().items()
+    assert {name: tensor.tolist() for name, tensor in question.weights.items()} == {
+        name: tensor.tolist() for name, tensor in module.state_dict().items()
     }
     with pytest.raises(porting.PortingError, match="it holds inputs and nothing that was computed from them"):
         verify(into=module, reference=path)

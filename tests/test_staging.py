@@ -32,12 +32,12 @@ def test_any_cut_of_the_sources_gives_the_same(drawn: Drawn, more: st.DataObject
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr(making, "BLOCK", 64)
         root = Path(name)
-        sources = {key: (one, more.draw(cuts(tuple(one.shape)))) for key, one in drawn.sources.items()}
+        sources = {key: (tensor, more.draw(cuts(tuple(tensor.shape)))) for key, tensor in drawn.sources.items()}
         table = parse_table(drawn.table)
         convert(in_pieces(root / "a", sources), root / "b", table, memory=2 << 20)
         found = read(root / "b")
-        assert {one: bits(value) for one, value in found.items()} == {
-            one: bits(value) for one, value in drawn.targets.items()
+        assert {name: bits(value) for name, value in found.items()} == {
+            name: bits(value) for name, value in drawn.targets.items()
         }
 
 
@@ -48,10 +48,14 @@ def test_any_box_of_the_result_is_read_from_pieces(drawn: Drawn, turned: bool, m
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         if turned:
-            torch.save({key: one.mT.contiguous().mT if one.ndim > 1 else one for key, one in drawn.sources.items()},
-                       root / "pytorch_model.bin")  # fmt: skip
+            strided = {
+                key: value.mT.contiguous().mT if value.ndim > 1 else value for key, value in drawn.sources.items()
+            }
+            torch.save(strided, root / "pytorch_model.bin")
         else:
-            in_pieces(root, {key: (one, more.draw(cuts(tuple(one.shape)))) for key, one in drawn.sources.items()})
+            in_pieces(
+                root, {key: (tensor, more.draw(cuts(tuple(tensor.shape)))) for key, tensor in drawn.sources.items()}
+            )
         table, checkpoint = parse_table(drawn.table), open_checkpoint(root)
         plan = check(table, checkpoint, places_of(table, checkpoint.tensors, {}))
         reader = Ranges(checkpoint)

@@ -62,10 +62,10 @@ def test_two_segments_are_not_one_long_text(checkpoint: Path) -> None:
     assert apart.probability != pytest.approx(together.probability, rel=1e-2)
 
 
-def assert_alike(one: Sequence[Blank], other: Sequence[Blank]) -> None:
+def assert_alike(first: Sequence[Blank], other: Sequence[Blank]) -> None:
     """The same but for rounding, which may differ with the alignment of a mapped file."""
-    assert [blank.position for blank in one] == [blank.position for blank in other]
-    for mine, theirs in zip(one, other, strict=True):
+    assert [blank.position for blank in first] == [blank.position for blank in other]
+    for mine, theirs in zip(first, other, strict=True):
         assert [guess.token for guess in mine.guesses] == [guess.token for guess in theirs.guesses]
         probabilities = [guess.probability for guess in theirs.guesses]
         assert [guess.probability for guess in mine.guesses] == pytest.approx(probabilities, rel=1e-5)
@@ -180,8 +180,8 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
 
 
 def test_more_segments_than_the_model_knows(tmp_path: Path) -> None:
-    one = {"bert.embeddings.token_type_embeddings.weight": torch.randn(1, 24)}
-    folder = write_checkpoint(tmp_path / "c", change={"type_vocab_size": 1}, values=one)
+    segments = {"bert.embeddings.token_type_embeddings.weight": torch.randn(1, 24)}
+    folder = write_checkpoint(tmp_path / "c", change={"type_vocab_size": 1}, values=segments)
     assert fill_mask(TEXT, folder)
     message = "numbers segments up to 1 here, config.json has type_vocab_size = 1"
     refusal(Code.TOKENIZER_MISMATCH, message, next_sentence, "a", "b", folder)

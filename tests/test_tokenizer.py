@@ -40,8 +40,8 @@ def from_json() -> TextTokenizer:
     return read_tokenizer(real_files(), where="json")
 
 
-def same(one: TextTokenizer, other: TextTokenizer, *texts: str) -> None:
-    mine, theirs = one.encode(*texts), other.encode(*texts)
+def same(first: TextTokenizer, other: TextTokenizer, *texts: str) -> None:
+    mine, theirs = first.encode(*texts), other.encode(*texts)
     assert mine.ids == theirs.ids
     assert mine.type_ids == theirs.type_ids
     assert mine.tokens == theirs.tokens

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.errors import Code, Fault, Message, Option
 from porting.opening import READING, Folder, remove_directory
 
@@ -75,9 +75,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
 def refused(path: Path, message: str, hint: str) -> CheckpointError:
     """The error for a destination that cannot be written."""
-    return CheckpointError(
-        Fault(code=Code.DESTINATION_REFUSED, where=str(path), message=f"the destination {message}", hint=hint)
-    )
+    return checkpoint_error(Code.DESTINATION_REFUSED, str(path), f"the destination {message}", hint)
 
 
 @contextmanager
@@ -102,7 +100,7 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             names = ", ".join(map(quote, left))
             message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
             hint += "; the next attempt removes it or goes on from it"
-        raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
+        raise checkpoint_error(Code.WRITE_FAILED, str(path), message, hint) from error
 
 
 def _abandoned_siblings(path: Path) -> list[str] | None:
@@ -259,7 +257,7 @@ def sweep(path: Path) -> None:
 def _sweep_one(parent: Folder, name: str) -> None:
     """Remove a temporary sibling if it is this user's directory or file and nobody holds its lock.
 
-    The descriptor is what is looked at and emptied: a FIFO does not block, and what takes the name meanwhile stays.
+    It is checked and emptied through its descriptor: a FIFO does not block, and what takes the name meanwhile stays.
     """
     handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
     try:

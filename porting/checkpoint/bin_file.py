@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.inner_path import InnerPathNeededError, Tree
@@ -182,13 +182,8 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
     loaded = _read_archive(source, StateMachine, locate=True)
     value, records = loaded.value, loaded.records
     if not isinstance(value, TensorSpec):
-        raise CheckpointError(
-            Fault(
-                code=Code.DCP_CHUNK,
-                where=source.where,
-                message=f"it holds {describe(value)} where a tensor is expected",
-                hint=SAVED_AGAIN,
-            )
+        raise checkpoint_error(
+            Code.DCP_CHUNK, source.where, f"it holds {describe(value)} where a tensor is expected", SAVED_AGAIN
         )
     contents = read_tensors({ONE: value}, records, source, name=ONE)
     loaded.machine.require_used(value, records)
@@ -196,13 +191,8 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
         found, expected = (
             f"{list(sizes)} of {dtype_name(kind)}" for kind, sizes in ((value.dtype, value.size), (dtype, shape))
         )
-        raise CheckpointError(
-            Fault(
-                code=Code.DCP_CHUNK,
-                where=source.where,
-                message=f"it holds a tensor {found}, and .metadata says {expected}",
-                hint=SAVED_AGAIN,
-            )
+        raise checkpoint_error(
+            Code.DCP_CHUNK, source.where, f"it holds a tensor {found}, and .metadata says {expected}", SAVED_AGAIN
         )
     return contents.extents[ONE]
 
@@ -368,7 +358,7 @@ def _records(
 
 
 def _damaged(source: ByteSource, message: str, hint: str = FETCH_AGAIN) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.BIN_ARCHIVE, where=source.where, message=message, hint=hint))
+    return checkpoint_error(Code.BIN_ARCHIVE, source.where, message, hint)
 
 
 class Bin(Container):

@@ -214,8 +214,8 @@ class Checkpoint:
     def require_in_place(self) -> None:
         """Require that the files of weights, if several, and their index were not replaced since they were opened.
 
-        Whoever goes through the whole checkpoint asks for it in the end: files that are replaced one by one while that
-        is done are noticed then.  What was one file and is replaced has been read as it was.
+        Called after going through the whole checkpoint: files that were replaced one by one meanwhile are noticed then.
+        A single file that was replaced has been read as it was.
 
         Raises:
             CheckpointError: another file stands in the place of one, or one is gone and others are not.

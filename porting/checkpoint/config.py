@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.strict_json import JsonError, parse
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.opening import Folder
 
 CONFIG_NAME = "config.json"
@@ -68,4 +68,4 @@ def num_labels(config: Mapping[str, object]) -> int:
 
 def _invalid(where: str, message: str) -> CheckpointError:
     hint = "take config.json from where the checkpoint came from"
-    return CheckpointError(Fault(code=Code.CONFIG_INVALID, where=where, message=message, hint=hint))
+    return checkpoint_error(Code.CONFIG_INVALID, where, message, hint)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
 from porting.checkpoint.names import check_names
@@ -283,7 +283,7 @@ class Container(ABC):
         if part is not None:
             message = f"{self.title} has no state dicts inside, and the inner path {quote(part)} was given"
             hint = f"leave {quote('#' + part)} out"
-            raise CheckpointError(Fault(code=Code.INNER_PATH, where=where, message=message, hint=hint))
+            raise checkpoint_error(Code.INNER_PATH, where, message, hint)
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:
         """The files that ``main`` needs beside it.

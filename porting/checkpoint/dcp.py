@@ -33,7 +33,7 @@ from porting.checkpoint.container import (
 )
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.dcp_metadata import SAVE_AGAIN, DistributedContents, read_metadata
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Described, Extent, TensorInfo, WeightFile
 from porting.checkpoint.names import DCP_METADATA
@@ -162,7 +162,7 @@ def _locate_chunk(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     try:
         extent = locate_tensor(_FileRange(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
     except CheckpointError as error:
-        # What a state dict would be told to do about itself, a chunk is not.
+        # The hints for a state dict do not fit a chunk.
         faults = [replace(fault, hint=SAVE_AGAIN) for fault in error.faults]
         kind = foreign(error.source) if isinstance(error, UnrecognisedError) else None
         if kind is not None:
@@ -197,7 +197,7 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
     if not names:
         message = f"it has no tensor whose name begins with {quote(prefix)}"
         hint = nearest(part, list(_count_prefixes(found))) or "pass the directory itself for all of it"
-        raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, where, message, hint)
     return DistributedContents(
         tensors={new: replace(found.tensors[old], name=new) for old, new in names.items()},
         chunks={new: found.chunks[old] for old, new in names.items()},

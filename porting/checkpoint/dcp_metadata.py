@@ -1,13 +1,13 @@
 """The ``.metadata`` of a distributed checkpoint: its tensors, the chunks of each, and where every chunk lies.
 
-The classes are those of ``torch.distributed.checkpoint.metadata``: a tensor has a dtype, a size and chunks, boxes that
-make it up; and for each chunk the storage data names a file, an offset and a length, at which an archive of
-``torch.save`` with that box in it begins.  torch believes all of that.  Here a tensor is refused unless its chunks
-cover it once, and lie in plain files beside the ``.metadata``.
+The classes are those of ``torch.distributed.checkpoint.metadata``: a tensor has a dtype, a size and chunks, which are
+boxes of it.  For each chunk the storage data names a file, an offset and a length: an archive of ``torch.save`` with
+that box.  torch does not check this.  Here a tensor is refused unless its chunks cover it once, and lie in plain files
+beside the ``.metadata``.
 
-The ``.metadata`` is a pickle of these classes, and torch unpickles it as it is, so that whoever wrote it runs code in
-whoever loads it.  Here it is read by the machine of :mod:`porting.checkpoint.state_pickle`, which knows the names of
-those classes and of nothing else: each becomes a :class:`Node` that holds what the pickle gives to it.
+The ``.metadata`` is a pickle of these classes, which torch unpickles without restrictions, so that it can run any code.
+Here it is read by the machine of :mod:`porting.checkpoint.state_pickle`, which knows the names of those classes only:
+each becomes a :class:`Node` with the arguments that the pickle gives it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import shard_fault
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
 from porting.checkpoint.names import DCP_METADATA, check_names
 from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_whole
-from porting.errors import Code, Fault
+from porting.errors import Code
 
 METADATA = "torch.distributed.checkpoint.metadata"
 CLASSES = {
@@ -437,4 +437,4 @@ def _shown(sizes: object) -> str:
 
 
 def _invalid(source: ByteSource, message: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.DCP_METADATA, where=source.where, message=message, hint=SAVE_AGAIN))
+    return checkpoint_error(Code.DCP_METADATA, source.where, message, SAVE_AGAIN)

@@ -13,7 +13,7 @@ class HubError(CheckpointError):
     """The hub, or the cache of what came from it, did not give what was asked for."""
 
 
-def checkpoint_error(code: Code, where: str, message: str, hint: str) -> CheckpointError:
+def checkpoint_error(code: Code, where: str, message: str, hint: str = "") -> CheckpointError:
     """The error with a single fault of these fields."""
     return CheckpointError(Fault(code=code, where=where, message=message, hint=hint))
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import torch
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Contents, Extent, TensorInfo, WeightFile, shape_fault
 from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.limits import charge, reading
 
 MAGIC = b"GGUF"
@@ -211,4 +211,4 @@ class _Header:
 
     def error(self, message: str) -> CheckpointError:
         """The error for a header that cannot be read."""
-        return CheckpointError(Fault(code=Code.GGUF_FILE, where=self.source.where, message=message, hint=FETCH_AGAIN))
+        return checkpoint_error(Code.GGUF_FILE, self.source.where, message, FETCH_AGAIN)

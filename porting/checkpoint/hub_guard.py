@@ -1,9 +1,9 @@
 """Limits on a hub's answers: each response is checked before the client uses it, its bytes and the time are limited.
 
 huggingface_hub makes file names of headers: it joins ``ETag`` and ``X-Repo-Commit`` to folders of its cache, so that a
-hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` writes that file.  docs/hostile-inputs.md has what its
-authors should be told.  Here a hook of its HTTP client looks at every response to a request that is made through
-:func:`guarded`; the program's other requests are left as they are.
+hub, or a mirror, that answers ``ETag: "/home/me/.bashrc"`` overwrites that file (docs/hostile-inputs.md has the report
+for its authors).  Here a hook of the HTTP client checks every response to a request that is made through
+:func:`guarded`; other requests of the program are not changed.
 """
 
 from __future__ import annotations

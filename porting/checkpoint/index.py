@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from porting.checkpoint.bin_file import Bin
 from porting.checkpoint.container import Container, Found, Place, open_all, open_each
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import Contents, TensorInfo
 from porting.checkpoint.safetensors_file import Safetensors
@@ -180,7 +180,7 @@ def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, 
 
 
 def _invalid(where: str, message: str) -> CheckpointError:
-    return CheckpointError(Fault(code=Code.INDEX_INVALID, where=where, message=message, hint=WRITE_AGAIN))
+    return checkpoint_error(Code.INDEX_INVALID, where, message, WRITE_AGAIN)
 
 
 class ShardedIndex(Container):

@@ -1,9 +1,8 @@
 """Pickles that hold more than a state dict, read without importing or calling anything.
 
-What people save is often ``{"model": state_dict, "optimizer": ..., "args": Namespace(...)}``, or a whole module.  This
-machine reads such a pickle as :class:`~porting.checkpoint.state_pickle.StateMachine` reads a state dict.  In the place
-of every object of a class that it does not know stands a :class:`Stub`: the name of the class, and what the pickle
-gives to the object.
+Training scripts save ``{"model": state_dict, "optimizer": ..., "args": Namespace(...)}``, or a whole module.  This
+machine reads such a pickle as :class:`~porting.checkpoint.state_pickle.StateMachine` reads a state dict.  An object of
+an unknown class becomes a :class:`Stub`: the name of the class, and the arguments and state that the pickle gives it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Inner paths: choosing one of the state dicts in a file of ``torch.save``.
 
-The keys on the way to a tensor, joined by dots, are its full name.  An inner path stands for the tensors whose full
-names begin with it, by the names that are left: ``file.pt#model`` has ``encoder.weight`` for ``model.encoder.weight``,
-whether the file holds ``{"model": {"encoder.weight": ...}}`` or ``{"model": {"encoder": {"weight": ...}}}``.
+The keys that lead to a tensor, joined by dots, are its full name.  An inner path selects the tensors whose full names
+begin with it, and removes it from their names: in ``file.pt#model`` the tensor ``model.encoder.weight`` is
+``encoder.weight``, whether the file holds ``{"model": {"encoder.weight": ...}}`` or
+``{"model": {"encoder": {"weight": ...}}}``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
@@ -256,7 +257,7 @@ class Tree:
         if not known and places:
             known = f"state dicts are at {', '.join(map(_shown, places[:SHOWN]))}"
         message = f"it holds no tensor whose name begins with {quote(f'{path}.')}" if path else "it holds no tensor"
-        return CheckpointError(Fault(code=Code.INNER_PATH, where=self._where, message=message, hint=known))
+        return checkpoint_error(Code.INNER_PATH, self._where, message, known)
 
     def _require_untouched(self, plain: set[int]) -> None:
         """Refuse what an object of an unknown class was given, since the class may change it.
@@ -273,7 +274,7 @@ class Tree:
                 if id(node) in plain:
                     message = f"{quote(stub.kind)} is given a part of the state dict, and may change what torch reads"
                     hint = "nothing was run; save the state dict again by itself"
-                    raise CheckpointError(Fault(code=Code.BIN_UNSAFE, where=self._where, message=message, hint=hint))
+                    raise checkpoint_error(Code.BIN_UNSAFE, self._where, message, hint)
                 if not _is_container(node) or id(node) in self._looked_at:
                     continue
                 self._looked_at.add(id(node))

@@ -163,7 +163,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         count=len(tensors),
         parameters=sum(info.nbytes // info.dtype.itemsize for info in tensors),
         nbytes=sum(info.nbytes for info in tensors),
-        warnings=tuple(map(str, checkpoint.warnings)),
+        warnings=tuple(fault.line for fault in checkpoint.warnings),
     )
 
 
@@ -184,7 +184,7 @@ def _of_inner_paths(found: InnerPathNeededError, location: str) -> Inspection:
         count=count,
         parameters=0,
         nbytes=0,
-        warnings=tuple(map(str, found.notes)),
+        warnings=tuple(fault.line for fault in found.notes),
         inner_paths=found.places,
     )
 

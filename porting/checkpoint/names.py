@@ -45,7 +45,7 @@ def split_inner_path(text: str) -> tuple[str, str | None]:
 
 
 def exists(text: str) -> bool:
-    """Whether something stands at a path."""
+    """Whether a path exists, as a file, a directory or anything else."""
     return os.path.lexists(expanded(text))
 
 

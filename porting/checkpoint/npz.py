@@ -1,10 +1,10 @@
 """numpy's archive of arrays: a zip file of ``.npy`` files, which are stored or deflated.
 
 Each member begins with a magic number, a version and the text of a Python dictionary of dtype, order and shape
-(https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); the elements follow to its end.  Members that
-are stored are read by ranges, as any file.  Deflated ones are inflated from their beginning as they are read, in memory
-that does not depend on their size; where somebody goes back, places to go on from are kept, a bounded number of them.
-Objects in an array are pickles, and none is ever read.
+(https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); the elements follow to its end.  Stored
+members are read by ranges, like any file.  Deflated ones are decompressed from their beginning, in memory that does not
+depend on their size; a bounded number of decompressor states is kept for reading backwards.  Arrays of objects are
+pickles, and are never read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from porting.checkpoint.container import (
     WriteOptions,
     nbytes,
 )
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.layout import (
     ChecksummedRange,
@@ -449,7 +449,7 @@ class _Inflated:
                 raise self._damaged(f"ends after {state.position} bytes, and has {self.size}")
         state.position += len(found)
         self._farthest = max(self._farthest, state.position)
-        if again and before // APART != state.position // APART:  # somebody went back, and may do so once more
+        if again and before // APART != state.position // APART:  # it was read backwards, and may be again
             self._places.keep(self._member.name, state)
         return found
 
@@ -477,7 +477,7 @@ class _Inflated:
 
     def _damaged(self, damage: str) -> CheckpointError:
         message = f"the entry {quote(self._member.name)} {damage}"
-        return CheckpointError(Fault(code=Code.NPZ_FILE, where=self.where, message=message, hint=FETCH_AGAIN))
+        return checkpoint_error(Code.NPZ_FILE, self.where, message, FETCH_AGAIN)
 
 
 class _Decoded(_Inflated):

@@ -1,8 +1,8 @@
 """The files of several ranks of a model, read as one checkpoint.
 
 With tensor parallelism each rank saves its own file: ``consolidated.00.pth``, ``mp_rank_00_model_states.pt``,
-``model_00/model.pt``.  The same names stand in each.  A path with ``{r}`` in the place of the number means all of them,
-and the tensors of rank 3 are called ``rank3.`` and their own name, so that a table can join them by an index.
+``model_00/model.pt``.  All files have the same names.  A path with ``{r}`` for the number opens all of them; the
+names of the tensors of rank 3 begin with ``rank3.``, so that a table can join the ranks by an index.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from porting.checkpoint.bin_file import Bin
 from porting.checkpoint.container import Container, FileKind, Place, UnrecognisedError
 from porting.checkpoint.dcp import Distributed
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.gguf import Gguf
 from porting.checkpoint.index import INDEX, ShardedIndex
@@ -118,7 +118,7 @@ def choose(names: Collection[str], place: Place) -> str:
         if rival:
             message = f"{rival} and {main} are both here, two sets of weights"
             hint = "pass the path of the one you mean, or remove the one that an older save left"
-            raise CheckpointError(Fault(code=Code.CHECKPOINT_AMBIGUOUS, where=where, message=message, hint=hint))
+            raise checkpoint_error(Code.CHECKPOINT_AMBIGUOUS, where, message, hint)
         return main
     for container in CONTAINERS:
         fault = container.incomplete(names, where=where)
@@ -131,7 +131,7 @@ def choose(names: Collection[str], place: Place) -> str:
         hint = "these are the names that save_pretrained gives; check the path"
     known = dict.fromkeys(name for container in CONTAINERS for name in (container.single, *container.mains))
     message = f"holds no weights: none of {', '.join(name for name in known if name and not name.startswith('.'))}"
-    raise CheckpointError(Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint=hint))
+    raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, where, message, hint)
 
 
 def sniff(source: ByteSource) -> FileKind | None:

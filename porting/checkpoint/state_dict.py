@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import (
     MAX_BYTES,
@@ -82,13 +82,11 @@ def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | No
         CheckpointError: it is something else.
     """
     if not isinstance(value, dict):
-        raise CheckpointError(
-            Fault(
-                code=Code.BIN_TENSOR,
-                where=source.where,
-                message=f"it holds {describe(value)} where a state dict, names to tensors, is expected",
-                hint="save model.state_dict() with torch.save",
-            )
+        raise checkpoint_error(
+            Code.BIN_TENSOR,
+            source.where,
+            f"it holds {describe(value)} where a state dict, names to tensors, is expected",
+            "save model.state_dict() with torch.save",
         )
     faults = FaultList(source.where)
     found: dict[str, TensorSpec | None] = {}

@@ -18,10 +18,10 @@ from typing import ClassVar
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import MAX_RANK
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.limits import charge, reading
 from porting.printable import dtype_name
 
@@ -250,13 +250,8 @@ class StateMachine:
 
     def error(self, message: str, code: Code | None = None, hint: str = "") -> CheckpointError:
         """The error for a pickle that is no state dict."""
-        return CheckpointError(
-            Fault(
-                code=code or self.damaged,
-                where=self.source.where,
-                message=f"in its pickle, {message}",
-                hint=hint or self.otherwise,
-            )
+        return checkpoint_error(
+            code or self.damaged, self.source.where, f"in its pickle, {message}", hint or self.otherwise
         )
 
     # ------------------------------------------------------------------------------------------------ reading

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from porting.checkpoint.errors import CheckpointError, FaultList, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.layout import ChecksummedRange
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.limits import charge
 
 MAX_DIRECTORY = 1 << 26
@@ -323,7 +323,7 @@ def _unreadable(source: ByteSource, writer: Writer, message: str) -> CheckpointE
 
 def bad_archive(source: ByteSource, writer: Writer, message: str, hint: str) -> CheckpointError:
     """The error for an archive that cannot be read, or could be read in two ways."""
-    return CheckpointError(Fault(code=writer.code, where=source.where, message=message, hint=hint))
+    return checkpoint_error(writer.code, source.where, message, hint)
 
 
 # --------------------------------------------------------------------------------------------------- writing

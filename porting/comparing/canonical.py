@@ -37,7 +37,7 @@ class Canonical:
     """The tensors of a checkpoint or of its port, under the names that both share.
 
     Attributes:
-        recipes: how each comes about from the checkpoint's, by name.
+        recipes: how each is made of the checkpoint's tensors, by name.
         left_out: the checkpoint's tensors that are not among them, with the reason.
     """
 

@@ -23,7 +23,7 @@ class Counterpart:
     """Two tensors that should be equal.
 
     Attributes:
-        recipe: how the tensor comes about from those of ``left``.
+        recipe: how the tensor is made of those of ``left``.
         left: the checkpoint that the recipe reads.
         right: the checkpoint that has the tensor as it is.
         name: its name there.

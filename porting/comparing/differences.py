@@ -163,7 +163,7 @@ def diff(
         table: leads from the names and axes of ``a`` to those of ``b``; None when both have the same.
         atol, rtol: what ``a`` may differ from ``b``, ``atol + rtol * abs(b)``; by default nothing.
         threads: how many tensors are looked at a time.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Returns:
         The comparison; values that are equal in another dtype are equal.

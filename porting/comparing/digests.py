@@ -6,7 +6,7 @@ SHA-256 of the tensor's elements in row-major order, little-endian.  Files, shar
 it.  Through a table the names and the order of the elements are those of its left side
 (:mod:`porting.comparing.canonical`), so that a checkpoint and its port agree.
 
-SHA-256 is not the fastest of digests.  It is one of those for which nobody can make two checkpoints that agree.
+SHA-256 is not the fastest digest, but nobody can make two different checkpoints with the same one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def digest(
         side: the table's side that ``source`` is on; None to see by its names.
         values: name the values alone: bfloat16 and the float32 that it widens to are then the same.
         threads: how many tensors are read at a time.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         CheckpointError: it cannot be read.

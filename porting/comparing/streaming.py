@@ -81,7 +81,7 @@ class Reader:
         """Read the elements from ``start`` to ``stop`` of a tensor that is made of the checkpoint's.
 
         Args:
-            recipe: how it comes about.
+            recipe: how it is made.
             start, stop: the window, no longer than :meth:`length`.
 
         Raises:

@@ -130,8 +130,8 @@ def convert(
         threads: how many threads work; at least 1.
         memory: bytes for buffers, of all threads together; at least 1 MiB for each.
         sha256: record the SHA-256 of every file as well.
-        overwrite: replace a checkpoint that stands at ``destination``.
-        tell: told now and then how far it has come.
+        overwrite: replace an existing checkpoint at ``destination``.
+        tell: called with the progress from time to time.
 
     Returns:
         What was written.
@@ -142,7 +142,7 @@ def convert(
         PlanError: checkpoint, table and module do not fit; carries all faults.
         TargetError: the module cannot be built, or an option does not fit.
 
-    Whatever is raised, nothing stands at the destination that was not there before, and the input is untouched.
+    If an error is raised, the destination and the input are unchanged.
 
     Where ``torch.distributed`` has a group of several processes, all of them have to make this call: they share the
     tensors by their bytes, and each returns the same.

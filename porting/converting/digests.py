@@ -1,11 +1,11 @@
 """Digests of tensors and files: XXH3 with 128 bits, as fast as memory.
 
-They find accidents, a flipped bit or a file cut short, and are no defence against somebody who makes a file with a
-given digest; SHA-256 of the files is recorded as well when that is asked for.
+They detect accidents, such as a flipped bit or a truncated file, and not a file that was made to have a given digest;
+for that, SHA-256 of the files is recorded on request.  A digest is taken
 
-* of a tensor: of its bytes, in row-major order, as they lie in the file;
-* of a file of tensors that was written here: of what stands around them, followed by their digests (16 bytes each) in
-  the order of the data.  All bytes count, and tensors can be written and checked in any order and by several threads;
+* of a tensor: of its bytes as they are stored, in row-major order;
+* of a file of tensors that was written here: of the bytes around the tensors, followed by the tensors' digests (16
+  bytes each) in the order of the data, so that tensors can be written and checked in any order and by several threads;
 * of any other file: of its bytes.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from porting.checkpoint import CheckpointError
 from porting.checkpoint.container import Container
-from porting.checkpoint.errors import quote
+from porting.checkpoint.errors import checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.registry import container_of, read
@@ -18,7 +18,7 @@ from porting.checkpoint.source import LocalPlace, open_weights
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.record import Record, read_record
 from porting.converting.thread_pool import work
-from porting.errors import Code, Fault, PortingError, grouped_lines
+from porting.errors import Code, PortingError, grouped_lines
 from porting.export_files import chosen_writer
 from porting.limits import charge, grant, reading, spending
 from porting.opening import Folder, is_plain
@@ -35,7 +35,7 @@ class FilesReport:
         tensors: how many tensors were read.
         bytes: how many bytes were read.
         problems: a line for each thing that is not as it was written, of many grouped; empty when all is.
-        strangers: files that the record does not name.
+        strangers: the files that the record does not name.
         command: the command that made the files, as the record says.
     """
 
@@ -89,7 +89,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     if record is None:
         message = f"holds no {RECORD}, so that nothing says what its files should be"
         hint = "porting convert writes one; for two checkpoints without one, compare them with each other"
-        raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(root.path), message=message, hint=hint))
+        raise checkpoint_error(Code.FILE_MISSING, str(root.path), message, hint)
     if record.damage:
         problems.append(f"{RECORD}: {record.damage}")
     elif not record.section("files") or not record.section("tensors"):

@@ -1,13 +1,13 @@
 """The journal of a conversion: what is done, so that an interrupted conversion can be continued.
 
-One file of lines for each process, each line a JSON object: first what is being done (a digest of the plan, and the
-identity of every file of the input), then each tensor of the output once it is written and each of the input once it is
-read, with their digests.  Nothing is believed because it stands here: a tensor is done again unless its bytes have the
-digest, and every tensor that it was made of has now the digest that it had then.
+Each process writes a file with a JSON object on each line: first the conversion (a digest of the plan, and the identity
+of every file of the input), then each tensor of the output when it is written and each of the input when it is read,
+with their digests.  The journal is not trusted: a tensor is made again unless its bytes have the recorded digest, and
+all tensors that it was made of still have theirs.
 
-A journal is read a line at a time, and a line that cannot be read costs one tensor, which is made again: the last one
-may have been cut off.  The first line is different.  Without it nobody can tell which conversion the files belong to,
-which may be hours of work, so that an error names the journal and nothing is removed.
+A line that cannot be read, such as a truncated last one, costs one tensor, which is made again.  Without the first line
+it is unknown which conversion the files belong to.  They may be hours of work, so an error names the journal and
+nothing is removed.
 """
 
 from __future__ import annotations

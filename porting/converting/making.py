@@ -1,8 +1,8 @@
 """Making the tensors of the output, in memory that does not grow with them.
 
-A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast where
-that is asked for, and put out (:mod:`porting.converting.long_runs`).  Any other tensor is made in blocks: what lands in
-a block is read as runs of the source (:mod:`porting.plan.pieces`), gathered, cast and put out.
+A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast if
+needed, and written (:mod:`porting.converting.long_runs`).  Any other tensor is made in blocks: the elements of a block
+are read as runs of the source (:mod:`porting.plan.pieces`), gathered, cast and written.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Meter:
 
     Args:
         tensors, nbytes: how much the output holds.
-        tell: told now and then, in the thread that asks with :meth:`look`.
+        tell: called with the progress by :meth:`look`; None for nothing.
     """
 
     def __init__(self, tensors: int, nbytes: int, tell: Tell | None) -> None:

@@ -1,7 +1,7 @@
 """The record of a conversion: the origin of the files of a directory, and the digest of each.
 
-It is the same text for the same conversion: no time, no place and no name of a machine is in it.  Its last field is the
-digest of the rest, so that damage to the record itself shows as well.
+The same conversion gives the same text: it has no time, no path and no name of a machine.  Its last field is the digest
+of the rest, so that damage to the record is detected.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from porting.checkpoint.errors import CheckpointError
+from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.layout import RECORD, SAFETENSORS_DTYPES
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.digests import ALGORITHM, of_bytes
-from porting.errors import Code, Fault
+from porting.errors import Code
 from porting.opening import Folder
 from porting.origin import PlannedTensor
 from porting.plan.recipe import Described
@@ -121,4 +121,4 @@ def _fits(raw: bytes, digest: object) -> bool:
 
 def _invalid(path: Path, message: str) -> CheckpointError:
     hint = "convert again, or take the file from where the directory came from"
-    return CheckpointError(Fault(code=Code.RECORD_INVALID, where=str(path), message=message, hint=hint))
+    return checkpoint_error(Code.RECORD_INVALID, str(path), message, hint)

@@ -1,12 +1,12 @@
 """The temporary directory of a conversion, beside the destination, which it becomes at the end.
 
-``.NAME.porting-convert`` holds the new directory as ``files``, and beside it the journal.  Whoever works in it holds
-a lock on it.  A process that dies leaves it behind, and the next conversion to the same destination goes on from there
-or, when it is another conversion, begins anew.
+``.NAME.porting-convert`` holds the new directory as ``files``, and beside it the journal.  A process that works in it
+holds a lock on it.  A process that dies leaves it behind; the next conversion to the same destination continues from
+there, or starts again if it is another conversion.
 
-Its name can be foreseen, and the folder that it lies in may be shared.  So one that was there already is used only if
-it is this user's, nobody else can write to it, and it holds plain files alone; and all below it is opened relative to
-its descriptor, without following a link: whatever becomes of its name, nothing outside of it is written or removed.
+Its name can be predicted, and its parent folder may be shared.  So an existing directory is used only if it belongs to
+this user, no other user can write to it, and it holds plain files only.  Everything in it is opened relative to its
+descriptor without following links, so that nothing outside of it is written or removed, whatever happens to its name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from functools import cached_property
 from pathlib import Path
 
 from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
-from porting.checkpoint.errors import CheckpointError
-from porting.errors import Code, Fault, RankError
+from porting.checkpoint.errors import CheckpointError, checkpoint_error
+from porting.errors import Code, RankError
 from porting.opening import Folder, kind_of
 from porting.printable import quote
 
@@ -44,7 +44,7 @@ class Workplace:
 
     Attributes:
         root: the directory's path.
-        untouched: as above; whoever is about to write in it sets this to False.
+        untouched: as above; set to False before something is written in it.
     """
 
     def __init__(self, path: Path, root: Folder | None = None, *, untouched: bool = False) -> None:
@@ -210,7 +210,7 @@ def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
 
 
 def _require_ours(folder: Folder, path: Path) -> None:
-    """Raises: CheckpointError when somebody else made the directory, or can write to it."""
+    """Raises: CheckpointError if another user made the directory, or can write to it."""
     status = os.stat(".", dir_fd=folder.descriptor)
     if status.st_uid != os.geteuid():
         raise _not_ours(path, f"belongs to the user {status.st_uid}, and you are {os.geteuid()}")
@@ -241,13 +241,11 @@ def _require_plain(folder: Folder, path: Path) -> None:
 
 
 def _not_ours(path: Path, message: str) -> CheckpointError:
-    return CheckpointError(
-        Fault(
-            code=Code.DESTINATION_REFUSED,
-            where=str(path),
-            message=f"the directory that it would be made in, {root_of(path)}, {message}",
-            hint="see who made it, and remove it; or choose a destination in a folder that only you can write to",
-        )
+    return checkpoint_error(
+        Code.DESTINATION_REFUSED,
+        str(path),
+        f"the directory that it would be made in, {root_of(path)}, {message}",
+        "see who made it, and remove it; or choose a destination in a folder that only you can write to",
     )
 
 
@@ -256,13 +254,11 @@ def _busy(folder: Folder, path: Path) -> CheckpointError:
         owner = folder.read(OWNER, limit=1000).decode(errors="replace").strip()[:40]
     except CheckpointError:
         owner = ""
-    return CheckpointError(
-        Fault(
-            code=Code.DESTINATION_BUSY,
-            where=str(path),
-            message=f"{owner or 'another process'} is converting into this destination",
-            hint="wait until it has finished, or choose another destination",
-        )
+    return checkpoint_error(
+        Code.DESTINATION_BUSY,
+        str(path),
+        f"{owner or 'another process'} is converting into this destination",
+        "wait until it has finished, or choose another destination",
     )
 
 

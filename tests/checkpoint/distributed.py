@@ -42,16 +42,16 @@ def archive(value: object) -> bytes:
 
 def in_pieces(folder: Path, values: dict[str, tuple[Tensor, list[tuple[tuple[int, ...], tuple[int, ...]]]]]) -> Path:
     """A checkpoint of tensors cut into boxes, each given by where it begins and its sizes."""
-    save(folder, {name: one for name, (one, _) in values.items()})
+    save(folder, {name: tensor for name, (tensor, _) in values.items()})
     metadata = read(folder)
     metadata.storage_data = {}
     data = b""
-    for name, (one, boxes) in values.items():
+    for name, (tensor, boxes) in values.items():
         metadata.state_dict_metadata[name].chunks = [
             ChunkStorageMetadata(torch.Size(starts), torch.Size(sizes)) for starts, sizes in boxes
         ]
         for starts, sizes in boxes:
-            box = one[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))].clone()
+            box = tensor[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))].clone()
             raw = archive(box)
             metadata.storage_data[MetadataIndex(name, starts)] = _StorageInfo(FILE, len(data), len(raw))
             data += raw

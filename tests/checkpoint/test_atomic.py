@@ -17,7 +17,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     for content in (b"long and wide", b"short"):
         write_file(path, content)
         assert path.read_bytes() == content
-    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "directory"])
@@ -60,4 +60,4 @@ def test_a_source_that_is_cut_short_while_it_is_written_is_named(tmp_path: Path)
             new_file(tmp_path / "out", size=0, overwrite=False) as descriptor,
         ):
             write_all(descriptor, memoryview(mapped))
-    assert [one.name for one in tmp_path.iterdir()] == ["source"]
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -87,7 +87,7 @@ def compare(raw: bytes, path: Path) -> bool:
         return False
     theirs = torchs(path)
     assert theirs is not None, "torch refuses what is read here"
-    assert [name for name, one in theirs.items() if one is not None] == list(mine)
+    assert [name for name, tensor in theirs.items() if tensor is not None] == list(mine)
     for name, tensor in mine.items():
         other = theirs[name]
         assert isinstance(other, torch.Tensor)
@@ -131,7 +131,7 @@ def pickle_changed(raw: bytes, draw: random.Random) -> bytes:
     contents = entries(raw) if raw[:2] == b"PK" else {}
     if not contents:
         return bytes_changed(raw, draw)
-    name = next(one for one in contents if one.endswith("data.pkl"))
+    name = next(entry for entry in contents if entry.endswith("data.pkl"))
     structure = contents[name]
     for _ in range(draw.choice((1, 1, 2, 3))):
         at, to = sorted((draw.randrange(2, len(structure)), draw.randrange(2, len(structure))))
@@ -315,7 +315,7 @@ def tensor(key: bytes, kind: bytes, count: int, more: bytes = b"") -> bytes:
 
 def named(*tensors: bytes, behind: bytes = b"") -> bytes:
     names = [b"X\x01\x00\x00\x00" + bytes([97 + number]) for number in range(len(tensors))]
-    body = b"".join(name + one + b"s" for name, one in zip(names, tensors, strict=True))
+    body = b"".join(name + tensor + b"s" for name, tensor in zip(names, tensors, strict=True))
     return with_pickle(b"\x80\x02}" + body + behind + b".")
 
 

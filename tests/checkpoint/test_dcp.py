@@ -126,7 +126,7 @@ def test_what_its_own_writer_of_safetensors_writes_is_a_directory_like_others(tm
     state = {"w": torch.arange(6.0).view(3, 2), "b": torch.ones(2)}
     torch_saves(state, storage_writer=HuggingFaceStorageWriter(str(tmp_path / "saved")), no_dist=True)
     checkpoint = open_checkpoint(tmp_path / "saved")
-    assert all(torch.equal(checkpoint.read(name), one) for name, one in state.items())
+    assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in state.items())
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -147,7 +147,7 @@ def test_parts_of_safetensors_that_nothing_describes_are_refused_and_what_is_put
     (part,) = (tmp_path / "apart").iterdir()
     refused(part, "this is what one process saved of a distributed model, with parts of tensors in it")
     checkpoint = open_checkpoint(tmp_path / "together")
-    assert all(torch.equal(checkpoint.read(name), one) for name, one in state.items())
+    assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in state.items())
 
 
 def test_a_chunk_that_is_not_needed_is_not_read(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_each_type_is_read_to_the_bit(tmp_path: Path) -> None:
     assert {name: bits(checkpoint.read(name)) for name in checkpoint.tensors} == {
         n: bits(t) for n, t in tensors.items()
     }
-    assert {name: one.shape for name, one in checkpoint.tensors.items()} == {
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == {
         n: tuple(t.shape) for n, t in tensors.items()
     }
 

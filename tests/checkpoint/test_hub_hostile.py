@@ -575,7 +575,7 @@ def test_a_factory_of_the_users_is_kept(hub: Hub) -> None:
         huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # a client, as the function says
         commit = hub.add("org/name", MODEL)
         open_checkpoint("org/name")
-        assert any(commit in one for one in seen)
+        assert any(commit in header for header in seen)
         huggingface_hub.set_client_factory(factory)  # type: ignore[arg-type]  # set again, behind our back
         hub.fail("/config.json", sending({"X-Repo-Commit": commit, "ETag": "/etc/passwd"}))
         with pytest.raises(HubError, match="answered with ETag"):

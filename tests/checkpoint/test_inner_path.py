@@ -79,7 +79,7 @@ def all_bits(source: str) -> dict[str, bytes]:
 
 def bits_of(state: object) -> dict[str, bytes]:
     assert isinstance(state, dict)
-    return {name: bits(one) for name, one in state.items()}
+    return {name: bits(tensor) for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -123,7 +123,7 @@ def test_places_are_where_tensors_have_names_those_with_most_first(tmp_path: Pat
     }
     torch.save(value, tmp_path / "m.pt")
     found = inspect_checkpoint(tmp_path / "m.pt").inner_paths
-    assert [(one.path, one.tensors) for one in found] == [("large", 2), ("small.inner", 1), ("", 6)]
+    assert [(place.path, place.tensors) for place in found] == [("large", 2), ("small.inner", 1), ("", 6)]
     assert [*all_bits(f"{tmp_path}/m.pt#")] == [
         "small.inner.w",
         "large.layer.weight",
@@ -405,7 +405,7 @@ def torchs(raw: bytes) -> dict[str, bytes] | None:
         try:
             found = torch.load(io.BytesIO(raw), weights_only=False, pickle_module=inert, map_location="cpu")
             state = found["model"]
-            return {name: bits(one) for name, one in state.items() if isinstance(one, torch.Tensor)}
+            return {name: bits(tensor) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
         except Exception:  # noqa: BLE001  # a damaged file may make it raise anything
             return None
 

@@ -73,15 +73,15 @@ def test_what_numpy_saves_is_read_to_the_bit(saver: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("saver", SAVERS)
 def test_any_window_is_read_as_numpy_cuts_it(saver: str, tmp_path: Path) -> None:
-    expected = {name: one for name, one in arrays().items() if one.size > 1}
+    expected = {name: tensor for name, tensor in arrays().items() if tensor.size > 1}
     SAVERS[saver](tmp_path / "a.npz", **expected)  # type: ignore[arg-type]  # as above
     checkpoint, generator = open_checkpoint(tmp_path / "a.npz"), np.random.default_rng(3)
     reader = Ranges(checkpoint)
-    for name, one in expected.items():
-        start = int(generator.integers(one.size))
-        stop = int(generator.integers(start, one.size)) + 1
+    for name, tensor in expected.items():
+        start = int(generator.integers(tensor.size))
+        stop = int(generator.integers(start, tensor.size)) + 1
         found = reader.row(name, start, stop)
-        assert found.numpy().tobytes() == one.astype(found.numpy().dtype).ravel()[start:stop].tobytes(), name
+        assert found.numpy().tobytes() == tensor.astype(found.numpy().dtype).ravel()[start:stop].tobytes(), name
 
 
 @settings(max_examples=15)
@@ -98,7 +98,7 @@ def test_there_and_back_through_a_table(drawn: Drawn, deflated: bool) -> None:
         convert(root / "a.npz", root / "b", table, to="npz")
         with np.load(root / "b" / "model.npz") as found:
             assert {key: bits(torch.from_numpy(found[key])) for key in found} == {
-                key: bits(one) for key, one in drawn.targets.items()
+                key: bits(tensor) for key, tensor in drawn.targets.items()
             }
         assert verify_files(root / "b").same
         convert(root / "b", root / "c", table, reverse=True)
@@ -124,8 +124,8 @@ def test_numpy_reads_what_is_written_and_safetensors_come_back_as_they_were(sour
         assert all(bits(torch.from_numpy(found[name])) == bits(expected.read(name)) for name in found.files)
     assert zipfile.ZipFile(tmp_path / "npz" / "model.npz").testzip() is None
     convert(tmp_path / "npz", tmp_path / "again", TABLE)
-    one, other = (tmp_path / folder / "model.safetensors" for folder in ("first", "again"))
-    assert one.read_bytes() == other.read_bytes()
+    first, other = (tmp_path / folder / "model.safetensors" for folder in ("first", "again"))
+    assert first.read_bytes() == other.read_bytes()
     assert str(digest(tmp_path / "npz")) == str(digest(source))
     assert diff(tmp_path / "npz", source).equal
 
@@ -134,7 +134,7 @@ def test_the_bytes_depend_on_nothing_but_the_input(source: Path, tmp_path: Path)
     convert(source, tmp_path / "a", TABLE, to="npz", threads=1, memory=1 << 20)
     convert(source, tmp_path / "b", TABLE, to="npz", threads=3, memory=9 << 20)
     assert (tmp_path / "a" / "model.npz").read_bytes() == (tmp_path / "b" / "model.npz").read_bytes()
-    dates = {one.date_time for one in zipfile.ZipFile(tmp_path / "a" / "model.npz").infolist()}
+    dates = {entry.date_time for entry in zipfile.ZipFile(tmp_path / "a" / "model.npz").infolist()}
     assert dates == {(1980, 1, 1, 0, 0, 0)}
 
 
@@ -215,7 +215,7 @@ def test_bfloat16_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "told"), [("a\nb", "control character"), ("", "empty string"), ("a" * 5000, "5000")])
 def test_names_that_would_not_be_read_again_are_not_written(name: str, told: str) -> None:
-    for container in (one for one in CONTAINERS if one.promises.writes and not one.single):
+    for container in (container for container in CONTAINERS if container.promises.writes and not container.single):
         with pytest.raises(CheckpointError, match=told):
             container.outline({name: torch.ones(3)}, WriteOptions(where="out"))
 
@@ -259,9 +259,11 @@ def test_a_large_archive_is_laid_out_as_zip_has_it(which: str, tmp_path: Path) -
             file.seek(at)
             file.write(raw)
     listed = zipfile.ZipFile(path).infolist()
-    assert [one.filename for one in listed] == [f"{name}.npy" for name in tensors]
+    assert [entry.filename for entry in listed] == [f"{name}.npy" for name in tensors]
     found = open_checkpoint(path)
-    assert {name: one.shape for name, one in found.tensors.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
+    assert {name: tensor.shape for name, tensor in found.tensors.items()} == {
+        n: tuple(t.shape) for n, t in tensors.items()
+    }
     assert {name: found.pieces(name, verify=False)[0].extent.start for name in tensors} == dict(shard.offsets)
     assert all(at % 64 == 0 for at in shard.offsets.values())
 
@@ -290,9 +292,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noise = np.random.default_rng(2).integers(0, 128, LARGE, dtype=np.uint8)
     np.savez(root / "stored.npz", w=noise, small=np.ones(3))
     with zipfile.ZipFile(root / "deflated.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, one in (("w", noise), ("small", np.ones(3))):
+        for name, tensor in (("w", noise), ("small", np.ones(3))):
             with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array(file, one)
+                np.lib.format.write_array(file, tensor)
     return root
 
 
@@ -346,10 +348,10 @@ def test_threads_that_read_one_member_do_not_disturb_each_other(large: Path) -> 
                 wrong.append(at)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert wrong == []
 
 

@@ -38,7 +38,7 @@ def whole() -> dict[str, torch.Tensor]:
 
 def of_rank(number: int, count: int = 2) -> dict[str, torch.Tensor]:
     """The rows, or the columns, that a rank has."""
-    split = {name: one.chunk(count, 0 if ".up." in name else 1)[number].clone() for name, one in whole().items()}
+    split = {name: tensor.chunk(count, 0 if ".up." in name else 1)[number].clone() for name, tensor in whole().items()}
     return dict(reversed(split.items())) if number else split
 
 
@@ -58,7 +58,9 @@ def test_ranks_are_joined_by_a_table_and_divided_again(tmp_path: Path) -> None:
     assert inspect_checkpoint(pattern).groups[0].pattern == "rank{0..1}.layers.{0..1}.up.weight"
     convert(pattern, tmp_path / "joined", TABLE)
     joined = open_checkpoint(tmp_path / "joined")
-    assert {name: bits(joined.read(name)) for name in joined.tensors} == {n: bits(one) for n, one in whole().items()}
+    assert {name: bits(joined.read(name)) for name in joined.tensors} == {
+        n: bits(tensor) for n, tensor in whole().items()
+    }
     convert(tmp_path / "joined", tmp_path / "back", TABLE, reverse=True)
     assert diff(pattern, tmp_path / "back").equal
 

@@ -35,8 +35,8 @@ from tests.guards.tree import modules, parse
 from tests.hub_server import Hub
 
 TABLE = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
-HOLDING = [one for one in CONTAINERS if not one.single]
-WRITTEN = [one for one in HOLDING if one.promises.writes]
+HOLDING = [container for container in CONTAINERS if not container.single]
+WRITTEN = [container for container in HOLDING if container.promises.writes]
 ALL_DTYPES = sorted(DTYPES | {torch.complex128}, key=str)
 
 
@@ -76,7 +76,7 @@ def made(container: Container, root: Path, tensors: dict[str, torch.Tensor]) -> 
 
 def weights(folder: Path) -> Path:
     """The largest file."""
-    return max(folder.iterdir(), key=lambda one: one.stat().st_size)
+    return max(folder.iterdir(), key=lambda path: path.stat().st_size)
 
 
 # --------------------------------------------------------------------------------------------------- the registry
@@ -86,16 +86,16 @@ def test_names_endings_and_main_files_are_each_of_one_container() -> None:
     endings = [ending for container in CONTAINERS for ending in container.endings]
     assert len({*endings}) == len(endings)
     assert len({*MAINS}) == len(MAINS)
-    assert len({one.name for one in HOLDING}) == len(HOLDING)
-    for one in CONTAINERS:
-        assert all(container_of(name) is one for name in one.mains)
-        assert all(container_of(f"x{ending}") is one for ending in one.endings)
-        assert one.single or named(one.name) is one
+    assert len({container.name for container in HOLDING}) == len(HOLDING)
+    for container in CONTAINERS:
+        assert all(container_of(name) is container for name in container.mains)
+        assert all(container_of(f"x{ending}") is container for ending in container.endings)
+        assert container.single or named(container.name) is container
     assert container_of("config.json") is None
 
 
 def test_what_is_written_is_named_by_its_name() -> None:
-    assert {writer_of(option(one))[0] for one in WRITTEN} == {*WRITTEN}
+    assert {writer_of(option(container))[0] for container in WRITTEN} == {*WRITTEN}
     assert writer_of("dcp/model") == (named("dcp"), "model")
     for wrong in ("bin", "npz/model", "index", "safetensors", "npz/"):
         with pytest.raises(CheckpointError, match="expected dcp, or dcp/model for what is saved under 'model', or npz"):
@@ -119,7 +119,7 @@ def test_nothing_outside_of_the_containers_names_one() -> None:
     """No `if suffix == ".bin"`: whoever reads or writes weights asks the registry."""
     names = [re.escape(name) for container in CONTAINERS for name in (*container.mains, *container.endings)]
     names = [rf"{name}\b" for name in names]
-    pattern = re.compile("|".join([*names, *(f"^{one.name}$" for one in HOLDING)]))
+    pattern = re.compile("|".join([*names, *(f"^{container.name}$" for container in HOLDING)]))
     found = {
         module
         for module, path in modules().items()
@@ -133,11 +133,11 @@ def test_nothing_outside_of_the_containers_names_one() -> None:
 # --------------------------------------------------------------------------------------------------- its promises
 
 
-@pytest.mark.parametrize("container", WRITTEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Path) -> None:
     expected = tensors_for(container)
     folder = made(container, tmp_path, expected)
-    assert all_bits(folder) == {name: bits(one) for name, one in expected.items()}
+    assert all_bits(folder) == {name: bits(tensor) for name, tensor in expected.items()}
     assert str(digest(folder)) == str(digest(tmp_path / f"source of {container.name}"))
     assert diff(folder, tmp_path / f"source of {container.name}").equal
     assert verify_files(folder).same
@@ -148,7 +148,7 @@ def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Pa
     assert [fault.message.partition("'")[2].partition("'")[0] for fault in caught.value.faults] == [*described]
 
 
-@pytest.mark.parametrize("container", WRITTEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_bytes_are_the_same_each_time_and_a_killed_conversion_goes_on(
     container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +170,7 @@ def test_bytes_are_the_same_each_time_and_a_killed_conversion_goes_on(
     assert all(same.values()) == container.promises.deterministic
 
 
-@pytest.mark.parametrize("container", WRITTEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_what_is_exported_has_the_bytes_of_what_is_converted(container: Container, tmp_path: Path) -> None:
     """One writes from memory and the other from files."""
     folder = made(container, tmp_path, tensors_for(container))
@@ -182,7 +182,7 @@ def test_what_is_exported_has_the_bytes_of_what_is_converted(container: Containe
         assert path.read_bytes() == (folder / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("container", WRITTEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_tensors_are_divided_among_files_or_a_size_is_refused(container: Container, tmp_path: Path) -> None:
     source = write(tmp_path / "source", tensors_for(container))
     if not container.promises.shards:
@@ -194,7 +194,7 @@ def test_tensors_are_divided_among_files_or_a_size_is_refused(container: Contain
     assert diff(tmp_path / "out", source).equal
 
 
-@pytest.mark.parametrize("container", WRITTEN, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_the_metadata_of_a_header_is_kept_or_not(container: Container, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     save_file({"a": torch.ones(3)}, tmp_path / "source" / "model.safetensors", metadata={"by": "me"})
@@ -203,7 +203,7 @@ def test_the_metadata_of_a_header_is_kept_or_not(container: Container, tmp_path:
     assert (kept == ["me"]) == container.promises.metadata
 
 
-@pytest.mark.parametrize("container", HOLDING, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
 def test_a_part_of_a_tensor_is_read_without_the_rest(container: Container, tmp_path: Path) -> None:
     large = {"w": values((4 << 20,), torch.float32, 3), "small": torch.ones(3)}
     folder = made(container, tmp_path, large)
@@ -212,11 +212,11 @@ def test_a_part_of_a_tensor_is_read_without_the_rest(container: Container, tmp_p
     checkpoint.pieces("w")  # where it has a checksum, that is compared once
     row = Copy("w", "w", (10,), (3 << 20), (1,), 0, (1,))
     found: list[torch.Tensor] = []
-    assert read_by(lambda: found.extend(one for _, one in Ranges(checkpoint).boxes(row))) < 1 << 19
+    assert read_by(lambda: found.extend(tensor for _, tensor in Ranges(checkpoint).boxes(row))) < 1 << 19
     assert bits(found[0]) == bits(large["w"][3 << 20 : (3 << 20) + 10])
 
 
-@pytest.mark.parametrize("container", HOLDING, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
 def test_a_damaged_element_is_an_error_where_there_are_checksums(container: Container, tmp_path: Path) -> None:
     folder = made(container, tmp_path, {"w": values((300, 40), torch.float32, 3)})
     (piece,) = open_checkpoint(folder).pieces("w")
@@ -231,7 +231,7 @@ def test_a_damaged_element_is_an_error_where_there_are_checksums(container: Cont
         checkpoint.read("w")
 
 
-@pytest.mark.parametrize("container", HOLDING, ids=lambda one: one.name)
+@pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
 def test_headers_are_read_from_the_hub_without_weights_and_weights_are_fetched(
     hub: Hub, container: Container, tmp_path: Path
 ) -> None:
@@ -241,8 +241,8 @@ def test_headers_are_read_from_the_hub_without_weights_and_weights_are_fetched(
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
     hub.add("org/name", files)
     headers = open_checkpoint("org/name", weights=False)
-    assert {name: one.shape for name, one in headers.tensors.items()} == {"w": (1 << 20,), "small": (3,)}
-    assert all_bits("org/name") == {name: bits(one) for name, one in expected.items()}
+    assert {name: tensor.shape for name, tensor in headers.tensors.items()} == {"w": (1 << 20,), "small": (3,)}
+    assert all_bits("org/name") == {name: bits(tensor) for name, tensor in expected.items()}
     hub.requests.clear()
     again = open_checkpoint("org/name", local_files_only=True)
     assert bits(again.read("w")) == bits(expected["w"])

@@ -115,26 +115,26 @@ DIFFUSION = "diffusion_pytorch_model"
 
 
 def test_the_file_names_of_diffusers_are_found(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
-    one, several, pickled = (tmp_path / "pipeline" / name for name in ("unet", "transformer", "vae"))
-    for folder in (one, several, pickled):
+    single, several, pickled = (tmp_path / "pipeline" / name for name in ("unet", "transformer", "vae"))
+    for folder in (single, several, pickled):
         folder.mkdir(parents=True)
-    save_file(weights, one / f"{DIFFUSION}.safetensors")
+    save_file(weights, single / f"{DIFFUSION}.safetensors")
     torch.save(weights, pickled / f"{DIFFUSION}.bin")
     for number, (name, tensor) in enumerate(weights.items()):
         save_file({name: tensor}, several / f"{DIFFUSION}-{number}.safetensors")
     shards = {name: f"{DIFFUSION}-{number}.safetensors" for number, name in enumerate(weights)}
     (several / f"{DIFFUSION}.safetensors.index.json").write_bytes(index(shards))
-    for folder in (one, several, pickled):
+    for folder in (single, several, pickled):
         assert {*open_checkpoint(folder).tensors} == {*weights}
     (tmp_path / "pipeline" / "scheduler").mkdir()
-    (tmp_path / "pipeline" / "linked").symlink_to(one)
+    (tmp_path / "pipeline" / "linked").symlink_to(single)
     refused(
         tmp_path / "pipeline",
         "these folders in it hold weights: 'transformer', 'unet', 'vae'",
         f"pass the one you mean: {tmp_path}/pipeline/transformer",
     )
-    save_file(weights, one / "model.safetensors")
-    refused(one, f"{DIFFUSION}.safetensors and model.safetensors are both here")
+    save_file(weights, single / "model.safetensors")
+    refused(single, f"{DIFFUSION}.safetensors and model.safetensors are both here")
 
 
 def test_an_export_keeps_the_file_names_of_diffusers(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:

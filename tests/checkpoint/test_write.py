@@ -154,11 +154,11 @@ def test_sparse_tensor_cannot_be_stored(tmp_path: Path) -> None:
 
 
 def test_names_and_metadata_that_could_not_be_read_again(tmp_path: Path) -> None:
-    one = torch.zeros(1)
-    refused("control character U+000A", tmp_path / "w", {"a\nb": one})
-    refused("control character U+D800", tmp_path / "w", {"\ud800": one})
-    refused("the empty string for a name", tmp_path / "w", {"": one})
-    refused("__metadata__ 'n' is a JSON number", tmp_path / "w", {"a": one}, metadata={"n": 1})
+    tensor = torch.zeros(1)
+    refused("control character U+000A", tmp_path / "w", {"a\nb": tensor})
+    refused("control character U+D800", tmp_path / "w", {"\ud800": tensor})
+    refused("the empty string for a name", tmp_path / "w", {"": tensor})
+    refused("__metadata__ 'n' is a JSON number", tmp_path / "w", {"a": tensor}, metadata={"n": 1})
     assert os.listdir(tmp_path) == []
 
 

@@ -59,13 +59,13 @@ def test_every_single_changed_element_is_found_where_it_is(pair: Pair) -> None:
         changed.view(-1)[place] += 1.0
         pair.write({**good, name: changed})
         found = diff(pair.source, pair.port, pair.table)
-        (one,) = [one for one in found.tensors if one.verdict is not Verdict.EQUAL]
-        assert (one.b, one.difference.unequal) == (name, 1)
-        assert one.largest_at is not None
-        there, here = one.largest_at
-        assert here.index == unravel(place, tensor.shape) == one.difference.low == one.difference.high
+        (compared,) = [compared for compared in found.tensors if compared.verdict is not Verdict.EQUAL]
+        assert (compared.b, compared.difference.unequal) == (name, 1)
+        assert compared.largest_at is not None
+        there, here = compared.largest_at
+        assert here.index == unravel(place, tensor.shape) == compared.difference.low == compared.difference.high
         assert here.value == changed.view(-1)[place].item()
-        assert math.isclose(one.difference.largest, 1.0, rel_tol=1e-6)
+        assert math.isclose(compared.difference.largest, 1.0, rel_tol=1e-6)
         if name not in ("shift", "scaled"):  # their elements are not the source's
             assert there.value == own.tensors()[there.tensor][there.index].item()
 
@@ -161,9 +161,9 @@ def test_pieces_and_threads_change_nothing(pair: Pair, monkeypatch: pytest.Monke
     monkeypatch.setattr("porting.comparing.differences.SPAN", 52)
     after = diff(pair.source, pair.port, pair.table, threads=3)
     assert before.summary == after.summary
-    for one, other in zip(before.tensors, after.tensors, strict=True):
-        assert math.isclose(one.difference.rms, other.difference.rms, rel_tol=1e-12)
-        assert (one.verdict, one.largest_at, one.difference.low, one.difference.high) == (
+    for first, other in zip(before.tensors, after.tensors, strict=True):
+        assert math.isclose(first.difference.rms, other.difference.rms, rel_tol=1e-12)
+        assert (first.verdict, first.largest_at, first.difference.low, first.difference.high) == (
             other.verdict,
             other.largest_at,
             other.difference.low,
@@ -189,9 +189,9 @@ def test_a_file_that_is_cut_short_meanwhile_is_one_line(
 ) -> None:
     """Of a mapped file touching what is not there any more would end the process (SIGBUS)."""
     value = torch.randn(700, 800, generator=torch.Generator().manual_seed(0))
-    for name, one in (("a", value), ("b", value.T.contiguous() if turned else value)):
+    for name, tensor in (("a", value), ("b", value.T.contiguous() if turned else value)):
         (tmp_path / name).mkdir()
-        save_file({"x": one}, tmp_path / name / "model.safetensors")
+        save_file({"x": tensor}, tmp_path / name / "model.safetensors")
     (tmp_path / "table.toml").write_text('[mapping]\nname = "t"\n[tensors]\n"x [i o]" = "x [o i]"\n')
     file = tmp_path / side / "model.safetensors"
     real, seen = Reader.window, [0]

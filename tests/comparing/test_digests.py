@@ -56,7 +56,7 @@ def test_vector(tmp_path: Path) -> None:
 
 def test_files_order_metadata_and_format_have_no_part_in_it(tmp_path: Path) -> None:
     values = own.tensors()
-    one = digest(own.write(tmp_path / "one", values))
+    expected = digest(own.write(tmp_path / "one", values))
     (tmp_path / "bin").mkdir()
     torch.save({name: columns_first(tensor) for name, tensor in values.items()}, tmp_path / "bin/pytorch_model.bin")
     (tmp_path / "shards").mkdir()
@@ -66,7 +66,7 @@ def test_files_order_metadata_and_format_have_no_part_in_it(tmp_path: Path) -> N
         held = {name: values[name] for name in reversed(names) if index[name] == shard}
         save_file(held, tmp_path / "shards" / shard, metadata={"format": "pt"})
     (tmp_path / "shards" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert str(one) == str(digest(tmp_path / "bin")) == str(digest(tmp_path / "shards", threads=1))
+    assert str(expected) == str(digest(tmp_path / "bin")) == str(digest(tmp_path / "shards", threads=1))
 
 
 def test_names_dtypes_shapes_and_each_bit_count(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_names_dtypes_shapes_and_each_bit_count(tmp_path: Path) -> None:
         {"a": flipped, "b": base["b"]},
         {"a": base["a"]},
     ]
-    found = {str(digest(write(tmp_path / str(number), one))) for number, one in enumerate([base, *others])}
+    found = {str(digest(write(tmp_path / str(number), tensors))) for number, tensors in enumerate([base, *others])}
     assert len(found) == len(others) + 1
 
 
@@ -92,9 +92,9 @@ def test_values_alone(tmp_path: Path) -> None:
         "c": torch.randn(2).to(torch.complex64),
     }
     wide = {"a": half["a"].double(), "n": half["n"].long(), "c": half["c"]}
-    one, other = write(tmp_path / "half", half), write(tmp_path / "wide", wide)
-    assert str(digest(one)) != str(digest(other))
-    assert str(digest(one, values=True)) == str(digest(other, values=True))
+    first, other = write(tmp_path / "half", half), write(tmp_path / "wide", wide)
+    assert str(digest(first)) != str(digest(other))
+    assert str(digest(first, values=True)) == str(digest(other, values=True))
     odd = write(tmp_path / "odd", {"a": torch.tensor([-0.0, float("nan"), -float("nan")])})
     plain = write(tmp_path / "plain", {"a": torch.tensor([0.0, float("nan"), float("nan")], dtype=torch.float64)})
     assert str(digest(odd, values=True)) == str(digest(plain, values=True))
@@ -133,16 +133,16 @@ def test_tensors_that_the_table_does_not_know(pair: Pair) -> None:
 
 def test_sides_that_cannot_be_told_apart(tmp_path: Path) -> None:
     mapping = own.table(tmp_path, '[mapping]\n[tensors]\n"x [i o]" = "x [o i]"')
-    one = write(tmp_path / "one", {"x": torch.arange(6.0).view(2, 3)})
+    first = write(tmp_path / "one", {"x": torch.arange(6.0).view(2, 3)})
     other = write(tmp_path / "other", {"x": torch.arange(6.0).view(2, 3).T.contiguous()})
     with pytest.raises(PortingError, match=r"its layout cannot be told \(say which: side='left' or side='right'\)"):
-        digest(one, mapping)
-    assert str(digest(one, mapping, side="left")) == str(digest(other, mapping, side="right")) == str(digest(one))
+        digest(first, mapping)
+    assert str(digest(first, mapping, side="left")) == str(digest(other, mapping, side="right")) == str(digest(first))
 
 
 def test_checkpoint_and_its_port_have_the_same(pair: Pair) -> None:
     mapping = own.table(pair.table.parent, ONE_TO_ONE)
-    values = {name: one for name, one in own.tensors().items() if name not in ("shift", "model.types", "scaled")}
+    values = {name: tensor for name, tensor in own.tensors().items() if name not in ("shift", "model.types", "scaled")}
     own.write(pair.source, values)
     port = ported_plain(values)
     pair.write(port)

@@ -11,13 +11,13 @@ from porting.comparing.numbers import Odd, compare_pieces, count_odd
 NAN, INF = math.nan, math.inf
 
 
-def compared(one: Tensor, other: Tensor, **options: float) -> object:
-    found = compare_pieces(one, other, start=0, shape=one.shape, **options)
+def compared(left: Tensor, right: Tensor, **options: float) -> object:
+    found = compare_pieces(left, right, start=0, shape=left.shape, **options)
     return found.same_bytes, found.unequal, found.beyond, found.largest, found.at
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("left", "right", "expected"),
     [
         (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), (True, 0, 0, 0.0, None)),
         (torch.tensor([0.0]), torch.tensor([-0.0]), (False, 0, 0, 0.0, None)),
@@ -35,37 +35,37 @@ def compared(one: Tensor, other: Tensor, **options: float) -> object:
         (torch.zeros(0), torch.zeros(0).half(), (False, 0, 0, 0.0, None)),
     ],
 )
-def test_pieces(one: Tensor, other: Tensor, expected: object) -> None:
-    assert compared(one, other) == expected
+def test_pieces(left: Tensor, right: Tensor, expected: object) -> None:
+    assert compared(left, right) == expected
 
 
 def test_tolerance_is_measured_against_the_second() -> None:
-    one, other = torch.tensor([10.0, 1.0]), torch.tensor([11.0, 2.0])
-    assert compared(one, other, atol=1.0) == (False, 2, 0, 1.0, 0)
-    assert compared(one, other, rtol=0.1) == (False, 2, 1, 1.0, 0)
+    left, right = torch.tensor([10.0, 1.0]), torch.tensor([11.0, 2.0])
+    assert compared(left, right, atol=1.0) == (False, 2, 0, 1.0, 0)
+    assert compared(left, right, rtol=0.1) == (False, 2, 1, 1.0, 0)
     assert compared(torch.tensor([NAN]), torch.tensor([1.0]), atol=1e300) == (False, 1, 1, INF, 0)
 
 
 def test_where_and_how_much() -> None:
-    one = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(1))
-    other = one.clone()
-    other[1, 5, 2] += 0.25
-    other[3, 2, 2] -= 0.5
-    found = compare_pieces(one.view(-1), other.view(-1), start=0, shape=one.shape)
+    left = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(1))
+    right = left.clone()
+    right[1, 5, 2] += 0.25
+    right[3, 2, 2] -= 0.5
+    found = compare_pieces(left.view(-1), right.view(-1), start=0, shape=left.shape)
     assert (found.low, found.high) == ((1, 2, 2), (3, 5, 2))
     assert found.at == (3 * 7 + 2) * 3 + 2
-    assert found.values == (one[3, 2, 2].item(), other[3, 2, 2].item())
-    expected = (one.double() - other.double()).square().mean().sqrt()
+    assert found.values == (left[3, 2, 2].item(), right[3, 2, 2].item())
+    expected = (left.double() - right.double()).square().mean().sqrt()
     assert math.isclose(found.rms, float(expected), rel_tol=1e-12)
 
 
 def test_sums_of_pieces_are_the_whole() -> None:
     generator = torch.Generator().manual_seed(2)
-    one = torch.randn(60, generator=generator)
-    other = torch.where(torch.rand(60, generator=generator) < 0.2, one + torch.randn(60, generator=generator), one)
-    other[7], one[40] = NAN, INF
-    whole = compare_pieces(one, other, start=0, shape=(6, 10))
-    parts = [compare_pieces(one[i : i + 7], other[i : i + 7], start=i, shape=(6, 10)) for i in range(0, 60, 7)]
+    left = torch.randn(60, generator=generator)
+    right = torch.where(torch.rand(60, generator=generator) < 0.2, left + torch.randn(60, generator=generator), left)
+    right[7], left[40] = NAN, INF
+    whole = compare_pieces(left, right, start=0, shape=(6, 10))
+    parts = [compare_pieces(left[i : i + 7], right[i : i + 7], start=i, shape=(6, 10)) for i in range(0, 60, 7)]
     total = parts[0]
     for part in parts[1:]:
         total += part

@@ -84,8 +84,8 @@ def _cut(
     turned = canonical.permute([names.index(name) for name in (*named, *inner)])
     shape = [math.prod(sizes[name] for name in group) for group in groups]
     for place in product(*(range(sizes[name]) for name in named)):
-        one = turned[place] if place else turned
-        found[stem + "".join(f".{at}" for at in place)] = one.reshape(shape).contiguous()
+        chosen = turned[place] if place else turned
+        found[stem + "".join(f".{at}" for at in place)] = chosen.reshape(shape).contiguous()
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, object] | None = None) -> Path:

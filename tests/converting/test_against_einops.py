@@ -75,20 +75,20 @@ def shape(pattern: str, sizes: dict[str, int]) -> tuple[int, ...]:
 
 def turn(draw: st.DrawFn, case: Case, number: int) -> None:
     sizes, left, right = drawn(draw, case, number)
-    one, other = spelled(draw, left), spelled(draw, right)
-    found = case.give(f"x{number}", shape(one, sizes), draw)
-    case.targets[f"y{number}"] = einops.rearrange(found, f"{one} -> {other}", **sizes)
-    case.rules.append(f'"x{number} [{one}]" = "y{number} [{other}]"')
+    first, other = spelled(draw, left), spelled(draw, right)
+    found = case.give(f"x{number}", shape(first, sizes), draw)
+    case.targets[f"y{number}"] = einops.rearrange(found, f"{first} -> {other}", **sizes)
+    case.rules.append(f'"x{number} [{first}]" = "y{number} [{other}]"')
 
 
 def split(draw: st.DrawFn, case: Case, number: int) -> None:
     sizes, left, right = drawn(draw, case, number, parts=True)
     p = f"p{number}"
     left.insert(draw(st.integers(0, len(left))), p)
-    one, other = spelled(draw, left), spelled(draw, right)
-    found = einops.rearrange(case.give(f"x{number}", shape(one, sizes), draw), f"{one} -> {p} {other}", **sizes)
+    first, other = spelled(draw, left), spelled(draw, right)
+    found = einops.rearrange(case.give(f"x{number}", shape(first, sizes), draw), f"{first} -> {p} {other}", **sizes)
     case.targets |= {f"y{number}.{k}": part for k, part in enumerate(found)}
-    case.rules.append(f'"x{number} [{one}]" = "y{number}.{{{p}}} [{other}]"')
+    case.rules.append(f'"x{number} [{first}]" = "y{number}.{{{p}}} [{other}]"')
 
 
 def join(draw: st.DrawFn, case: Case, number: int) -> None:
@@ -96,11 +96,11 @@ def join(draw: st.DrawFn, case: Case, number: int) -> None:
     sizes, left, right = drawn(draw, case, number, parts=True)
     p = f"p{number}"
     right.insert(draw(st.integers(0, len(right))), p)
-    one, other = spelled(draw, left), spelled(draw, right)
+    first, other = spelled(draw, left), spelled(draw, right)
     dtype = draw(st.sampled_from(DTYPES))
-    found = [case.give(f"x{number}.{k}", shape(one, sizes), draw, dtype) for k in range(sizes[p])]
-    case.targets[f"y{number}"] = einops.rearrange(found, f"{p} {one} -> {other}", **sizes)
-    case.rules.append(f'"x{number}.{{{p}}} [{one}]" = "y{number} [{other}]"')
+    found = [case.give(f"x{number}.{k}", shape(first, sizes), draw, dtype) for k in range(sizes[p])]
+    case.targets[f"y{number}"] = einops.rearrange(found, f"{p} {first} -> {other}", **sizes)
+    case.rules.append(f'"x{number}.{{{p}}} [{first}]" = "y{number} [{other}]"')
 
 
 def pack(draw: st.DrawFn, case: Case, number: int) -> None:
@@ -126,9 +126,9 @@ def fold(draw: st.DrawFn, case: Case, number: int) -> None:
     (a, b), rest, dtype = few(draw), draw(st.integers(1, 700)), draw(st.sampled_from(FLOATS))
     row, generator = draw(st.integers(0, b - 1)), torch.Generator().manual_seed(number)
     found = [torch.randn(rows, rest, generator=generator).to(dtype) for rows in (a, b)]
-    case.sources |= {f"x{number}.{k}": one for k, one in zip("uv", found, strict=True)}
+    case.sources |= {f"x{number}.{k}": tensor for k, tensor in zip("uv", found, strict=True)}
     into = case.dtype or dtype
-    base, other = (one.to(into).double() for one in found)
+    base, other = (tensor.to(into).double() for tensor in found)
     case.targets[f"y{number}"] = (base + einops.repeat(other[row], "e -> t e", t=a)).to(into)
     source = f'"x{number}.u [t{number} e{number}]", "x{number}.v [r{number}={row} e{number}]"'
     case.blocks.append(f'[[rule]]\nsource = [{source}]\ntarget = "y{number} [t{number} e{number}]"\nfold = true\n')
@@ -185,12 +185,14 @@ def test_every_byte_is_that_of_einops(
             patch.setattr(making, "LONG", 0)
             patch.setattr(long_runs, "LONG", 16)
         root = Path(name)
-        source = write(root / "a", {one: tensor.contiguous() for one, tensor in case.sources.items()})
+        source = write(root / "a", {name: tensor.contiguous() for name, tensor in case.sources.items()})
         table = parse_table(case.table)
         budget = memory * threads << 20
         convert(source, root / "b", table, dtype=case.dtype, threads=threads, memory=budget, shard_size=shard_size)
-        found = {one: tensor for file in (root / "b").glob("*.safetensors") for one, tensor in load_file(file).items()}
-        expected = {one: cast(tensor, case.dtype) for one, tensor in case.targets.items()}
-        assert {one: bits(tensor) for one, tensor in found.items()} == {
-            one: bits(tensor) for one, tensor in expected.items()
+        found = {
+            name: tensor for file in (root / "b").glob("*.safetensors") for name, tensor in load_file(file).items()
+        }
+        expected = {name: cast(tensor, case.dtype) for name, tensor in case.targets.items()}
+        assert {name: bits(tensor) for name, tensor in found.items()} == {
+            name: bits(tensor) for name, tensor in expected.items()
         }

@@ -33,7 +33,7 @@ def test_bits_do_not_depend_on_where_a_tensor_is_cut(dtype: torch.dtype, to: tor
             total += settle(values[start : start + length], out[start : start + length])
         raw = out.contiguous().view(INTEGERS[to.itemsize])
         found.append((raw.tolist(), total))
-    assert all(one == found[0] for one in found)
+    assert all(tensor == found[0] for tensor in found)
     nan = (out if to.itemsize > 1 else out.float()).isnan()
     assert len(set(raw[nan].tolist())) == 1, "one NaN for all"
 

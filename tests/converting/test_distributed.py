@@ -47,12 +47,16 @@ def test_there_and_back(drawn: Drawn, shard_size: int | None, to: str) -> None:
         root = Path(name)
         convert(write(root / "a", drawn.sources), root / "b", table, shard_size=shard_size, to=to)
         part = to.partition("/")[2]
-        found = {key.removeprefix(f"{part}."): one for key, one in by_torch(root / "b").items()}
-        assert {key: bits(one) for key, one in found.items()} == {key: bits(one) for key, one in drawn.targets.items()}
+        found = {key.removeprefix(f"{part}."): tensor for key, tensor in by_torch(root / "b").items()}
+        assert {key: bits(tensor) for key, tensor in found.items()} == {
+            key: bits(tensor) for key, tensor in drawn.targets.items()
+        }
         assert verify_files(root / "b").same
         convert(root / "b" / part, root / "c", table, reverse=True)
         again = read(root / "c")
-        assert {key: bits(one) for key, one in again.items()} == {key: bits(one) for key, one in drawn.sources.items()}
+        assert {key: bits(tensor) for key, tensor in again.items()} == {
+            key: bits(tensor) for key, tensor in drawn.sources.items()
+        }
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_the_way_back_is_another_checkpoint_of_the_same_function(source: Path, t
     convert(tmp_path / "kept", tmp_path / "b", table)
     convert(tmp_path / "b", tmp_path / "c", table, reverse=True)
     back = load_file(tmp_path / "c" / "model.safetensors")
-    assert {name: tuple(one.shape) for name, one in back.items()} == {n: tuple(t.shape) for n, t in kept.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in back.items()} == {n: tuple(t.shape) for n, t in kept.items()}
     convert(tmp_path / "c", tmp_path / "d", table)
     same(load_file(tmp_path / "d" / "model.safetensors"), load_file(tmp_path / "b" / "model.safetensors"))
 

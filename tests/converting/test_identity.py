@@ -53,11 +53,11 @@ def write_version(folder: Path, seed: int, *, name: str = "model.safetensors") -
     folder.mkdir(exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     names = [f"{kind}.{i}" for kind in ("a", "c", "e.q", "e.k", "e.v") for i in range(4)]
-    tensors = {one: torch.randn(30, 40, generator=generator) for one in names}
+    tensors = {name: torch.randn(30, 40, generator=generator) for name in names}
     save_file(tensors, folder / name)
     (folder / "config.json").write_text("{}")
-    for one in folder.iterdir():
-        os.utime(one, ns=(10**18, 10**18))
+    for path in folder.iterdir():
+        os.utime(path, ns=(10**18, 10**18))
     return folder
 
 
@@ -69,7 +69,7 @@ def killed(source: Path, destination: Path, count: int = 7) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def run(source: Path, destination: Path, *, table: str = TABLE) -> int:
@@ -116,8 +116,8 @@ def copy_over(source: Path, other: Path) -> None:
 def test_another_version_of_the_same_size_and_time_is_not_mixed_in(
     replace: Callable[[Path, Path], None], count: int, tmp_path: Path
 ) -> None:
-    one, other, source = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2), tmp_path / "source"
-    source.symlink_to(one)
+    first, other, source = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2), tmp_path / "source"
+    source.symlink_to(first)
     killed(source, tmp_path / "out", count)
     replace(source, other)
     assert run(source, tmp_path / "out") == 0
@@ -219,7 +219,7 @@ def export_(source: Path, folder: Path) -> str:
     tensors = {name: checkpoint.read(name, own=number % 2 == 0) for number, name in enumerate(checkpoint.tensors)}
     moment(tensors)
     checkpoint.require_unchanged(tensors.values())
-    return str({name: one.sum() for name, one in tensors.items()})
+    return str({name: tensor.sum() for name, tensor in tensors.items()})
 
 
 def moment(tensors: object) -> None:

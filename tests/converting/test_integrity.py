@@ -197,7 +197,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads((folder / "provenance.json").read_bytes())
     change(content)
     (folder / "provenance.json").write_bytes(
-        record_bytes({key: one for key, one in content.items() if key not in {"format", "digests", "digest"}})
+        record_bytes({key: value for key, value in content.items() if key not in {"format", "digests", "digest"}})
     )
 
 

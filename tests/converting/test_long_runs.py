@@ -60,7 +60,9 @@ def expected(kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"x": torch.cat([a, b, c])}
         case "interleaved":
             return {
-                "x": torch.stack([one.reshape(2, -1, one.shape[1]) for one in (a, b, c)], 1).reshape(-1, a.shape[1])
+                "x": torch.stack([tensor.reshape(2, -1, tensor.shape[1]) for tensor in (a, b, c)], 1).reshape(
+                    -1, a.shape[1]
+                )
             }
         case "turned":
             return {"a": a.T, "b": b.T, "c": c.T}
@@ -86,7 +88,7 @@ def test_every_byte_is_read_once(
     monkeypatch.setattr(os, "preadv", preadv)
     done = convert(source, tmp_path / "out", parse_table(HEAD + RULES[kind]), dtype=dtype, threads=1)
     found = load_file(tmp_path / "out" / "model.safetensors")
-    wanted = {name: one.to(dtype or one.dtype) for name, one in expected(kind, tensors).items()}
+    wanted = {name: tensor.to(dtype or tensor.dtype) for name, tensor in expected(kind, tensors).items()}
     assert found.keys() == wanted.keys() == done.digests.keys()
     assert all(torch.equal(found[name], one) for name, one in wanted.items())
     assert read[0] == sum(tensor.nbytes for tensor in tensors.values())

@@ -65,7 +65,7 @@ def checkpoint(folder: Path, name: str, size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     shapes = {"plain": (size, size), "turned": (size, size), "q.weight": (size, 64), "k.weight": (size, 64)}
     shapes |= {"positions": (size, size), "types": (2, size), "scaled": (size, size)}
-    write(folder / name, {one: torch.randn(shape, generator=generator) for one, shape in shapes.items()})
+    write(folder / name, {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
 
 
 @pytest.fixture(scope="module")

@@ -169,6 +169,6 @@ def test_every_job_is_somebodys() -> None:
     costs = [7, 1, 1, 5, 0, 3, 3, 9]
     for size in range(1, 10):
         found = shares(costs, size)
-        assert sorted(job for one in found for job in one) == list(range(len(costs)))
-        loads = [sum(costs[job] for job in one) for one in found]
+        assert sorted(job for jobs in found for job in jobs) == list(range(len(costs)))
+        loads = [sum(costs[job] for job in jobs) for jobs in found]
         assert max(loads) - min(loads) <= max(costs)

@@ -294,9 +294,9 @@ def test_the_second_process_says_who_the_first_one_is(source: Path) -> None:
 def siblings(source: Path) -> Iterator[tuple[Path, Path]]:
     """Temporary siblings of a destination: one of a dead process, one of a living one, which holds a lock."""
     dead, alive = source.parent / ".out.porting-00000000", source.parent / ".out.porting-11111111"
-    for one in (dead, alive):
-        one.mkdir()
-        (one / "model.safetensors").write_bytes(b"half")
+    for sibling in (dead, alive):
+        sibling.mkdir()
+        (sibling / "model.safetensors").write_bytes(b"half")
     lock = os.open(alive, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield dead, alive

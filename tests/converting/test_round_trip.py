@@ -25,13 +25,13 @@ def test_there_and_back(drawn: Drawn, threads: int, memory: int, shard_size: int
         source = write(root / "a", drawn.sources)
         convert(source, root / "b", table, threads=threads, memory=memory * threads << 20, shard_size=shard_size)
         found = read(root / "b")
-        assert {one: bits(value) for one, value in found.items()} == {
-            one: bits(value) for one, value in drawn.targets.items()
+        assert {name: bits(value) for name, value in found.items()} == {
+            name: bits(value) for name, value in drawn.targets.items()
         }
         convert(root / "b", root / "c", table, reverse=True, threads=threads, memory=memory * threads << 20)
         again = read(root / "c")
-        assert {one: bits(value) for one, value in again.items()} == {
-            one: bits(value) for one, value in drawn.sources.items()
+        assert {name: bits(value) for name, value in again.items()} == {
+            name: bits(value) for name, value in drawn.sources.items()
         }
         assert verify_files(root / "b").same
         assert verify_files(root / "c").same
@@ -53,6 +53,6 @@ def test_blocks_and_buffers_of_any_size_give_the_same(block: int, drawn: Drawn) 
         root = Path(name)
         convert(write(root / "a", drawn.sources), root / "b", parse_table(drawn.table), memory=2 << 20)
         found = read(root / "b")
-        assert {one: bits(value) for one, value in found.items()} == {
-            one: bits(value) for one, value in drawn.targets.items()
+        assert {name: bits(value) for name, value in found.items()} == {
+            name: bits(value) for name, value in drawn.targets.items()
         }

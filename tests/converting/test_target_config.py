@@ -129,7 +129,7 @@ def test_the_way_back_writes_the_checkpoint_s_config(source: Path, tmp_path: Pat
     back = load_file(tmp_path / "back" / "model.safetensors")
     first = load_file(source / "model.safetensors")
     assert back.keys() == first.keys()
-    assert all(torch.equal(back[name], one) for name, one in first.items())
+    assert all(torch.equal(back[name], tensor) for name, tensor in first.items())
     porting.convert(tmp_path / "there", tmp_path / "like", table, reverse=True, like=source)
     assert (tmp_path / "like" / "config.json").read_bytes() == (source / "config.json").read_bytes()
 

@@ -56,7 +56,9 @@ LAYOUTS: dict[str, Callable[[Tensor, int], list[Placement]]] = {
 
 def cut(tensors: dict[str, Tensor], mesh: DeviceMesh, layout: str) -> dict[str, Tensor]:
     """Tensors as they lie with a process of the mesh; uneven, and empty in some."""
-    return {name: distribute_tensor(one, mesh, LAYOUTS[layout](one, mesh.ndim)) for name, one in tensors.items()}
+    return {
+        name: distribute_tensor(tensor, mesh, LAYOUTS[layout](tensor, mesh.ndim)) for name, tensor in tensors.items()
+    }
 
 
 def save(folder: Path, count: int) -> None:
@@ -84,7 +86,7 @@ def save(folder: Path, count: int) -> None:
 def differing(module: nn.Module, expected: nn.Module) -> list[str]:
     """The parameters that do not have the expected bits, all processes together."""
     wanted = dict(expected.named_parameters())
-    return [name for name, one in module.named_parameters() if not torch.equal(gathered(one), wanted[name].data)]
+    return [name for name, tensor in module.named_parameters() if not torch.equal(gathered(tensor), wanted[name].data)]
 
 
 def load_through_a_table(folder: Path, count: int) -> Result:
@@ -109,9 +111,9 @@ def read_of_wide(folder: Path, count: int) -> Result:
     record = porting.provenance(module)
     assert record is not None
     return {
-        "differ": [name for name, one in module.items() if not torch.equal(gathered(one), expected[name])],
+        "differ": [name for name, tensor in module.items() if not torch.equal(gathered(tensor), expected[name])],
         "read": record.nbytes_read,
-        "local": sum(one.data.to_local().nbytes for one in module.values() if isinstance(one.data, DTensor)),
+        "local": sum(tensor.data.to_local().nbytes for tensor in module.values() if isinstance(tensor.data, DTensor)),
     }
 
 
@@ -151,7 +153,9 @@ def documented(folder: Path, count: int) -> list[str]:
     place = folder / f"documented-{count}"
     place.mkdir(exist_ok=True)
     os.chdir(place)
-    toml, python = (re.findall(rf"^```{one}\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for one in ("toml", "python"))
+    toml, python = (
+        re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for language in ("toml", "python")
+    )
     if dist.get_rank() == 0:
         Path("same.toml").write_text("".join(toml))
     model = cut_by_fsdp(untied(seed=3), mesh_of(count))
@@ -230,8 +234,8 @@ def main(folder: Path, rank: int, count: int, act: str) -> None:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    for one in sys.argv[2:] or ("save-1", "save-2", "save-4", "load-2", "load-4", "die-2"):
-        act, number = one[:4].rstrip("-"), int(one[-1])
+    for mode in sys.argv[2:] or ("save-1", "save-2", "save-4", "load-2", "load-4", "die-2"):
+        act, number = mode[:4].rstrip("-"), int(mode[-1])
         fine = forked(number, lambda rank: main(place, rank, number, act))  # noqa: B023  # it has run before the next
         if fine == (act == "die"):
             sys.exit(1)

@@ -80,10 +80,10 @@ def assert_read(ran: Path, saved: str) -> None:
     dcp_to_torch_save(ran / saved, ran / "torch.pt")
     expected = flat(torch.load(ran / "torch.pt", weights_only=True))
     checkpoint = open_checkpoint(ran / saved)
-    tensors = {name: one for name, one in expected.items() if isinstance(one, torch.Tensor)}
+    tensors = {name: tensor for name, tensor in expected.items() if isinstance(tensor, torch.Tensor)}
     assert {*tensors} == {*checkpoint.tensors}
-    for name, one in tensors.items():
-        assert torch.equal(checkpoint.read(name), one)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read(name), tensor)
     if saved.endswith("-4"):
         assert max(len(checkpoint.pieces(name)) for name in tensors) == 4
 
@@ -104,8 +104,8 @@ def assert_converted(ran: Path, saved: str, tmp_path: Path) -> None:
     assert verify_files(tmp_path / "a").same
     record = json.loads((tmp_path / "a" / "provenance.json").read_text())["source"]
     named = json.loads((tmp_path / "b" / "provenance.json").read_text())["source"]["tensors"]
-    assert {name: one["digest"] for name, one in record["tensors"].items()} == {
-        name: one["digest"] for name, one in named.items()
+    assert {name: entry["digest"] for name, entry in record["tensors"].items()} == {
+        name: entry["digest"] for name, entry in named.items()
     }
     assert {*record["files"]} == {".metadata", *(f"__{rank}_0.distcp" for rank in range(int(saved[-1])))}
 
@@ -174,11 +174,11 @@ def test_what_one_process_cannot_read_none_loads(ran: Path, count: int) -> None:
     assert "reading failed: Input/output error" in last["disk"][1]
     for how in ("missing", "disk"):
         reason = last[how][1].splitlines()[0]
-        for one in others:
+        for result in others:
             line = f"nothing was loaded, since process {count - 1} could not go on: {reason} [rank-lost]"
-            assert one[how] == ["RankError", f"{ran}/source: {line}"]
-        for one in (*others, last):
-            assert one[f"{how}: untouched"]
+            assert result[how] == ["RankError", f"{ran}/source: {line}"]
+        for result in (*others, last):
+            assert result[f"{how}: untouched"]
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def test_pieces_of_a_move_are_the_move(sizes: list[int], order: object, most: in
         return whole.reshape(-1).tolist()
 
     found = list(pieces(move, most))
-    assert all(one.numel <= most for one in found)
-    sources = [place for one in found for place in places(one, one.source_offset, one.source_strides)]
-    targets = [place for one in found for place in places(one, one.target_offset, one.target_strides)]
+    assert all(part.numel <= most for part in found)
+    sources = [place for part in found for place in places(part, part.source_offset, part.source_strides)]
+    targets = [place for part in found for place in places(part, part.target_offset, part.target_strides)]
     assert sources == places(move, 3, move.source_strides)
     assert targets == places(move, 5, move.target_strides)
 

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sharded")
     own.write(root / "source")
     own.table(root)
-    values = {name: one * 1e5 if one.is_floating_point() else one for name, one in own.tensors().items()}
+    values = {name: tensor * 1e5 if tensor.is_floating_point() else tensor for name, tensor in own.tensors().items()}
     own.write(root / "large", values)
     own.write(root / "pickled")
     (root / "pickled" / "model.safetensors").unlink()
@@ -72,7 +72,7 @@ def results(folder: Path, request: pytest.FixtureRequest) -> Results:
 
 @pytest.mark.few(1)
 def test_every_layout_holds_what_one_process_loads(results: Results) -> None:
-    cases = [case for case, one in results[0].items() if "differ" in one]
+    cases = [case for case, result in results[0].items() if "differ" in result]
     assert len(cases) >= 6
     for case in cases:
         assert [result[case]["differ"] for result in results] == [[]] * len(results), case
@@ -99,7 +99,7 @@ def test_the_layouts_are_those_that_are_meant(results: Results) -> None:
     assert "(Shard(dim=1),)" in found["tensor parallelism"]
     assert {"(Replicate(),)", "(Shard(dim=1),)", "(Shard(dim=0),)"} == found["columns"]
     if len(results) == 4:
-        assert any("_StridedShard" in one for one in found["both"])
+        assert any("_StridedShard" in placement for placement in found["both"])
         assert "(Shard(dim=1), Shard(dim=0))" in found["two axes"]
 
 
@@ -109,9 +109,9 @@ def test_each_process_reads_the_bytes_of_its_shards(results: Results) -> None:
     assert [one["read"] for one in wide] == [one["local"] for one in wide]
     assert sum(one["read"] for one in wide) == wide[0]["total"]
     share = wide[0]["total"] / len(wide)
-    for one in wide:
-        assert one["read"] <= 1.02 * share, "uneven by a row of each tensor at most"
-        assert one["by the system"] <= one["read"] + 100_000, "headers, the table and Python's own files"
+    for result in wide:
+        assert result["read"] <= 1.02 * share, "uneven by a row of each tensor at most"
+        assert result["by the system"] <= result["read"] + 100_000, "headers, the table and Python's own files"
 
 
 def test_no_process_holds_a_whole_tensor(results: Results) -> None:

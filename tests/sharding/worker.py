@@ -41,9 +41,9 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, Tensor) and not one.is_meta and "empty" in str(func):
-                self.numel = max(self.numel, one.numel())
+        for value in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(value, Tensor) and not value.is_meta and "empty" in str(func):
+                self.numel = max(self.numel, value.numel())
         return made
 
 
@@ -107,7 +107,7 @@ def loaded(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: De
         module = own.Own(own.SIZES)
     module.powers = 2.0 ** torch.arange(4)  # no checkpoint has it
     module = cut(module, mesh)
-    before = {name: id(one) for name, one in module.named_parameters()}
+    before = {name: id(tensor) for name, tensor in module.named_parameters()}
     with watched() as communication:
         porting.load(folder / "source", module, folder / "own.toml", **options)
     whole = own.Own(own.SIZES)
@@ -125,13 +125,13 @@ def loaded(folder: Path, cut: Callable[[own.Own, DeviceMesh], own.Own], mesh: De
     return {
         "differ": differ,
         "collectives": communication.get_total_counts(),
-        "kept": before == {name: id(one) for name, one in module.named_parameters()},
+        "kept": before == {name: id(tensor) for name, tensor in module.named_parameters()},
         "tied": module.decoder.weight is module.tokens.weight,
         "read": record.nbytes_read,
         "local": local,
         "total": total,
         "placements": sorted(
-            {str(one.data.placements) for one in module.parameters() if isinstance(one.data, DTensor)}
+            {str(tensor.data.placements) for tensor in module.parameters() if isinstance(tensor.data, DTensor)}
         ),
     }
 
@@ -226,14 +226,14 @@ def wide(folder: Path, rank: int, count: int) -> Result:
         "plain": source.read("plain"),
     }
     return {
-        "differ": [name for name, one in module.items() if not torch.equal(gathered(one), expected[name])],
+        "differ": [name for name, tensor in module.items() if not torch.equal(gathered(tensor), expected[name])],
         "collectives": communication.get_total_counts(),
         "read": record.nbytes_read,
         "by the system": after - before,
-        "local": sum(held(one).nbytes for one in module.values()),
-        "total": sum(one.nbytes for one in expected.values()),
+        "local": sum(held(tensor).nbytes for tensor in module.values()),
+        "total": sum(tensor.nbytes for tensor in expected.values()),
         "largest": largest.numel,
-        "smallest whole": min(one.numel() for one in expected.values()),
+        "smallest whole": min(tensor.numel() for tensor in expected.values()),
     }
 
 
@@ -254,13 +254,13 @@ def computes(folder: Path, rank: int, count: int) -> Result:
     porting.load(folder / "bert", module.eval())
     ids = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        one, other = values(module(ids)), values(whole(ids))
-    return {"same": all(map(torch.equal, one, other)), "n": len(one)}
+        sharded, other = values(module(ids)), values(whole(ids))
+    return {"same": all(map(torch.equal, sharded, other)), "n": len(sharded)}
 
 
 def values(output: object) -> list[Tensor]:
     found = output if isinstance(output, tuple | list) else vars(output).values()
-    return [one for one in found if isinstance(one, Tensor)]
+    return [value for value in found if isinstance(value, Tensor)]
 
 
 def refused(folder: Path, rank: int, count: int) -> Result:
