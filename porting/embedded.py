@@ -9,7 +9,7 @@ from pathlib import Path
 def embedded_checkpoint() -> Path:
     """The directory of the embedded checkpoint, in HuggingFace's layout, with its tokenizer.
 
-    >>> sorted(one.name for one in embedded_checkpoint().glob("*.safetensors"))
+    >>> sorted(path.name for path in embedded_checkpoint().glob("*.safetensors"))
     ['model.safetensors']
     """
     return Path(str(files("porting") / "demo"))

@@ -282,8 +282,8 @@ class PortingError(Exception):
     """The root of every error that this library raises on purpose.
 
     Attributes:
-        faults: the faults that were found, in the order in which they were met; at least one.  Of more than
-            :data:`MOST_FAULTS` those that differ in numbers only are one, and what is still too many is counted.
+        faults: the faults in the order in which they were found; at least one.  Of more than :data:`MOST_FAULTS`, those
+            that differ only in numbers are grouped, and the rest is counted.
 
     >>> try:
     ...     import porting
