@@ -197,8 +197,8 @@ def _made(
 
 
 def _fresh(table: Table, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Of such tensors those that the table lists in [fresh], with their reasons, and the rest."""
-    matcher = Matcher((((number, 0), one.name) for number, one in enumerate(table.fresh)), table.target_prefix)
+    """Divide tensors that no rule writes: those that the table lists in [fresh], with their reasons, and the rest."""
+    matcher = Matcher((((number, 0), line.name) for number, line in enumerate(table.fresh)), table.target_prefix)
     lines = {name: matches[0].key[0] for name in names if (matches := matcher.read(name))}
     reasons = {name: table.fresh[number].reason for name, number in lines.items()}
     return reasons, tuple(name for name in names if name not in lines)
