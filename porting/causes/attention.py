@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from porting.causes.functions import CASTING, LOWEST, MASKING, SCALING, SUM
+from porting.causes.functions import CASTING, LOWEST, MASKING, SUM, factor_of
 from porting.causes.linear import Linear, projection
 from porting.causes.replay import Rewrite, Values
 from porting.causes.tape import Call, Ref, Tape
@@ -82,9 +82,9 @@ class Attention:
         """The factor of the product of query and key; 1 where the scale is applied before it, or not at all."""
         scale = 1.0
         for step in self.steps:
-            factor = next((argument for argument in step.args[1:] if isinstance(argument, int | float)), None)
-            if step.name in SCALING and factor and not self._masks(step):
-                scale = scale / factor if "div" in step.name else scale * factor
+            factor = factor_of(step)
+            if factor is not None and not self._masks(step):
+                scale *= factor
         return scale
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from porting.causes.functions import SCALING
+from porting.causes.functions import factor_of
 from porting.causes.tape import Call, Ref, Tape
 
 
@@ -36,17 +36,9 @@ def caps(tape: Tape) -> Iterator[Cap]:
         after = users[0] if len(users) == 1 else None
         if before is None or after is None or len(before.reads) != 1:
             continue
-        small, large = _factor(before), _factor(after)
+        small, large = factor_of(before), factor_of(after)
         if small and large and abs(small * large - 1) < 1e-6:
             yield Cap(after, bend, before.reads[0], large)
-
-
-def _factor(call: Call) -> float | None:
-    """Return the number by which a call multiplies; None where it does something else."""
-    number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
-    if call.name not in SCALING or not number:
-        return None
-    return 1 / number if "div" in call.name else number
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The catalogue: every mistake that is looked for, by theme."""
+"""The catalogue: every mistake that is searched for, by theme."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
 CATALOGUE: tuple[Cause, ...] = tuple(cause for causes in THEMES.values() for cause in causes)
 
 ROUNDING: tuple[Cause, ...] = tuple(cause for cause in CATALOGUE if cause.rough)
-"""Those that are looked for where a port means the same and rounds worse."""
+"""The causes that are searched where a port computes the same function with larger rounding errors."""

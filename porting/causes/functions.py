@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from porting.causes.tape import Call
+
 ACTIVATION = ("gelu", "relu", "silu", "tanh", "sigmoid")
 EMBEDDING = ("embedding",)
 SUM = ("add", "__add__", "__radd__", "__iadd__")
@@ -22,6 +24,14 @@ MASKING = ("masked_fill", "where", "sub", "__sub__", *SUM, *SCALING)
 LOWEST = -1e4
 """A number that is added to a score and not above this one hides the key."""
 CASTING = ("to", "float", "double", "type_as", "type", "contiguous", "clone", "detach", "view", "reshape")
+
+
+def factor_of(call: Call) -> float | None:
+    """Return the number by which a call multiplies a tensor; None where it does something else."""
+    number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
+    if call.name not in SCALING or not number:
+        return None
+    return 1 / number if "div" in call.name else number
 
 
 def quick_gelu(value: Tensor) -> Tensor:

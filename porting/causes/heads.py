@@ -13,7 +13,7 @@ from torch import Tensor
 from porting.causes.attention import Attention, Heads, with_heads
 from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
 from porting.causes.fitting import FreeParameter, geometric
-from porting.causes.functions import SCALING, SUM
+from porting.causes.functions import SUM, factor_of
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
@@ -82,9 +82,7 @@ def scaled_before(attention: Attention) -> float:
     scale = 1.0
     for ref in (attention.query, attention.key):
         for call in attention.tape.before(ref, lambda call: call.name in ("linear", "addmm", *SUM)):
-            factor = next((number for number in call.args[1:] if isinstance(number, int | float)), None)
-            if call.name in SCALING and factor:
-                scale = scale / factor if "div" in call.name else scale * factor
+            scale *= factor_of(call) or 1.0
     return scale
 
 

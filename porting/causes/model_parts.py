@@ -132,8 +132,8 @@ class ModelParts:
 
     def _role(self, ids: Tensor) -> str:
         for name, role in (("input_ids", "tokens"), ("token_type_ids", "types"), ("position_ids", "positions")):
-            given = [tensor for key, tensor in self.inputs.items() if key.endswith(name)]
-            if any(tensor.shape == ids.shape and torch.equal(tensor, ids) for tensor in given):
+            inputs = [tensor for key, tensor in self.inputs.items() if key.endswith(name)]
+            if any(tensor.shape == ids.shape and torch.equal(tensor, ids) for tensor in inputs):
                 return role
         if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and bool((ids.diagonal() == ids[0, 0]).all()):
             return "distances"
@@ -170,14 +170,14 @@ class ModelParts:
         alike = isinstance(flipped, Tensor) and torch.allclose(flipped.flip(0), after.flatten(), rtol=1e-6, atol=1e-9)
         return Activation(call, part.input, self._which(part.input, part.output)) if alike else None
 
-    def _which(self, given: Ref, result: Ref) -> str:
-        value, expected = self.tape[given].double(), self.tape[result].double()
-        close = (
+    def _which(self, source: Ref, result: Ref) -> str:
+        value, expected = self.tape[source].double(), self.tape[result].double()
+        names = (
             name
             for name, function in ACTIVATIONS.items()
             if torch.allclose(function(value), expected, rtol=1e-6, atol=1e-9)
         )
-        return next(close, "")
+        return next(names, "")
 
     @cached_property
     def residuals(self) -> list[Residual]:

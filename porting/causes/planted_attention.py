@@ -23,10 +23,10 @@ def with_scores(change: Callable[[Scores], Tensor | None]) -> Action:
     """
 
     def action(event: Event) -> Any:
-        made = None if event.scores is None else change(event.scores)
-        if made is None:
+        result = None if event.scores is None else change(event.scores)
+        if result is None:
             return NOT_APPLICABLE
-        return F.softmax(made, dim=-1)
+        return F.softmax(result, dim=-1)
 
     return action
 
@@ -51,8 +51,8 @@ def shown_keys(scores: Scores) -> Tensor | None:
     """Return the keys that any query sees, [... 1 k]; None where there is no padding, or no mask of its own."""
     if scores.allowed is None or scores.mixed:
         return None
-    kept = scores.allowed.any(-2, keepdim=True)
-    return None if bool(kept.all()) else kept
+    shown = scores.allowed.any(-2, keepdim=True)
+    return None if bool(shown.all()) else shown
 
 
 def lower_triangle(scores: Scores) -> Tensor:
@@ -84,32 +84,32 @@ def without_padding_mask(scores: Scores) -> Tensor | None:
 
 def inverted_padding_mask(scores: Scores) -> Tensor | None:
     """Show only padding."""
-    kept = shown_keys(scores)
-    if kept is None:
+    shown = shown_keys(scores)
+    if shown is None:
         return None
-    made = scores.product() + torch.where(kept, -1e4, 0.0)
-    return hide_others(made, lower_triangle(scores)) if is_causal(scores) else made
+    result = scores.product() + torch.where(shown, -1e4, 0.0)
+    return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
 
 
-def combined_with_mask(join: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Scores], Tensor | None]:
+def combined_with_mask(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Scores], Tensor | None]:
     """Multiply or add the mask as a number."""
 
     def change(scores: Scores) -> Tensor | None:
-        kept = shown_keys(scores)
-        if kept is None:
+        shown = shown_keys(scores)
+        if shown is None:
             return None
-        made = join(scores.product(), kept.to(scores.query.dtype))
-        return hide_others(made, lower_triangle(scores)) if is_causal(scores) else made
+        result = combine(scores.product(), shown.to(scores.query.dtype))
+        return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
 
     return change
 
 
 def mask_on_queries(scores: Scores) -> Tensor | None:
     """Mask the rows of padding instead of the columns."""
-    kept = shown_keys(scores)
-    if kept is None or is_causal(scores) or scores.query.shape[-2] != scores.key.shape[-2]:
+    shown = shown_keys(scores)
+    if shown is None or is_causal(scores) or scores.query.shape[-2] != scores.key.shape[-2]:
         return None
-    return scores.product() + torch.where(kept, 0.0, -1e30).mT
+    return scores.product() + torch.where(shown, 0.0, -1e30).mT
 
 
 def without_causal_mask(scores: Scores) -> Tensor | None:
@@ -129,9 +129,9 @@ def with_causal_mask(scores: Scores) -> Tensor | None:
 def mask_after_softmax(event: Event) -> Any:
     """Apply the mask to the probabilities."""
     scores = event.scores
-    free = None if scores is None else without_padding_mask(scores)
-    kept = None if scores is None else shown_keys(scores)
-    return NOT_APPLICABLE if free is None or kept is None else free.softmax(-1) * kept
+    unmasked = None if scores is None else without_padding_mask(scores)
+    shown = None if scores is None else shown_keys(scores)
+    return NOT_APPLICABLE if unmasked is None or shown is None else unmasked.softmax(-1) * shown
 
 
 def softmax_over(axis: int) -> Action:
@@ -148,11 +148,11 @@ def mask_precedence(constant: float) -> Callable[[Scores], Tensor | None]:
     """Add ``1.0 - mask * -constant``, in which the parentheses are missing."""
 
     def change(scores: Scores) -> Tensor | None:
-        kept = shown_keys(scores)
-        if kept is None:
+        shown = shown_keys(scores)
+        if shown is None:
             return None
-        made = scores.product() + (1.0 - kept.to(scores.query.dtype) * -constant)
-        return hide_others(made, lower_triangle(scores)) if is_causal(scores) else made
+        result = scores.product() + (1.0 - shown.to(scores.query.dtype) * -constant)
+        return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
 
     return change
 
@@ -198,9 +198,9 @@ def tiled(with_context: Tensor) -> Tensor | None:
     """Return heads [b h s d] that were repeated one by one as if repeated as a whole; None where none was repeated."""
     count = with_context.shape[1] if with_context.ndim == 4 else 0
     for product_times in (divisor for divisor in range(2, count) if count % divisor == 0):
-        alone = with_context[:, ::product_times]
-        if torch.equal(with_context, alone.repeat_interleave(product_times, 1)):
-            return alone.repeat(1, product_times, 1, 1)
+        unrepeated = with_context[:, ::product_times]
+        if torch.equal(with_context, unrepeated.repeat_interleave(product_times, 1)):
+            return unrepeated.repeat(1, product_times, 1, 1)
     return None
 
 
@@ -220,8 +220,8 @@ def with_context(change: Callable[[Tensor], Tensor]) -> Action:
     """Replace the context, [b h s d]."""
 
     def action(event: Event) -> Any:
-        made = event.run()
-        return NOT_APPLICABLE if made.ndim != 4 else change(made)
+        result = event.run()
+        return NOT_APPLICABLE if result.ndim != 4 else change(result)
 
     return action
 

@@ -32,9 +32,9 @@ def with_norm(
             return NOT_APPLICABLE
         if more and (weight is None or _one_added(event, weight) != (more < 0)):
             return NOT_APPLICABLE
-        made = formula(event.args[0], float(event.argument(4, "eps", 1e-5)))
-        made = made * (weight + more if more else weight) if gain and weight is not None else made
-        return made + offset if bias and offset is not None else made
+        result = formula(event.args[0], float(event.argument(4, "eps", 1e-5)))
+        result = result * (weight + more if more else weight) if gain and weight is not None else result
+        return result + offset if bias and offset is not None else result
 
     return action
 
@@ -101,9 +101,11 @@ def with_activation(function: Callable[[Tensor], Tensor], *, tanh: bool = False)
 
     def action(event: Event) -> Any:
         value = event.args[0]
-        pools = event.function in (torch.tanh, Tensor.tanh) and value.ndim == 2
-        made = function(value)
-        return NOT_APPLICABLE if pools != tanh or torch.allclose(made, event.run(), rtol=1e-6, atol=1e-9) else made
+        is_pooler = event.function in (torch.tanh, Tensor.tanh) and value.ndim == 2
+        result = function(value)
+        return (
+            NOT_APPLICABLE if is_pooler != tanh or torch.allclose(result, event.run(), rtol=1e-6, atol=1e-9) else result
+        )
 
     return action
 
@@ -192,10 +194,10 @@ def with_token(change: Callable[[Event], Any]) -> Action:
 
 def padding_zero(event: Event) -> Any:
     """Set the embedding of the padding token to zero."""
-    pad = event.argument(2, "padding_idx")
-    if pad is None or not bool((event.args[0] == pad).any()):
+    padding = event.argument(2, "padding_idx")
+    if padding is None or not bool((event.args[0] == padding).any()):
         return NOT_APPLICABLE
-    return event.run() * (event.args[0] != pad)[..., None]
+    return event.run() * (event.args[0] != padding)[..., None]
 
 
 def with_sum(formula: Callable[[Tensor, Tensor], Tensor]) -> Action:
@@ -221,11 +223,11 @@ def in_lower_dtype(dtype: torch.dtype) -> Action:
     """Compute in a lower precision, and cast back."""
 
     def action(event: Event) -> Any:
-        def low(value: Any) -> Any:
+        def lower(value: Any) -> Any:
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        made = event.function(*map(low, event.args), **{key: low(value) for key, value in event.kwargs.items()})
-        return made.to(event.args[0].dtype)
+        result = event.function(*map(lower, event.args), **{key: lower(value) for key, value in event.kwargs.items()})
+        return result.to(event.args[0].dtype)
 
     return action
 
@@ -235,11 +237,11 @@ def pooled_by(rule: Callable[[Tensor], Tensor]) -> Action:
 
     def action(event: Event) -> Any:
         value = event.args[0]
-        made = event.run()
-        taken = isinstance(made, Tensor) and value.ndim == 3 and made.shape == (value.shape[0], value.shape[2])
+        result = event.run()
+        pools = isinstance(result, Tensor) and value.ndim == 3 and result.shape == (value.shape[0], value.shape[2])
         return (
             rule(value)
-            if taken and value.is_floating_point() and event.function is Tensor.__getitem__
+            if pools and value.is_floating_point() and event.function is Tensor.__getitem__
             else NOT_APPLICABLE
         )
 
@@ -248,12 +250,12 @@ def pooled_by(rule: Callable[[Tensor], Tensor]) -> Action:
 
 def untied_decoder(event: Event) -> Any:
     """Give a tied decoder weights of its own."""
-    words = {id(part.weight) for part in event.pass_.model.modules() if isinstance(part, nn.Embedding)}
-    if id(event.args[1]) not in words:
+    tables = {id(part.weight) for part in event.pass_.model.modules() if isinstance(part, nn.Embedding)}
+    if id(event.args[1]) not in tables:
         return NOT_APPLICABLE
     weight = event.args[1]
-    own = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(weight)
-    return F.linear(event.args[0], own * weight.std(), event.argument(2, "bias"))
+    other = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(weight)
+    return F.linear(event.args[0], other * weight.std(), event.argument(2, "bias"))
 
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -96,11 +96,11 @@ class Rotary(nn.Module):
         rotated, rest = x[..., : self.config.rotated], x[..., self.config.rotated :]
         cos, sin = (self.get_buffer(name)[positions][:, None] for name in ("cos", "sin"))
         if self.config.neighbours:
-            one, two = rotated[..., ::2], rotated[..., 1::2]
-            turned = torch.stack([one * cos - two * sin, two * cos + one * sin], -1).flatten(-2)
+            first, second = rotated[..., ::2], rotated[..., 1::2]
+            turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
         else:
-            one, two = rotated.chunk(2, -1)
-            turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+            first, second = rotated.chunk(2, -1)
+            turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         return torch.cat([turned, rest], -1)
 
 
@@ -131,7 +131,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, allowed: Tensor, positions: Tensor) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.config.clip:
-            q, k, v = (one.clamp(-self.config.clip, self.config.clip) for one in (q, k, v))
+            q, k, v = (tensor.clamp(-self.config.clip, self.config.clip) for tensor in (q, k, v))
         q, k, v = self.split(q, self.q_norm), self.split(k, self.k_norm), self.split(v, None)
         if self.config.rotated:
             q, k = self.rotary(q, positions), self.rotary(k, positions)

@@ -41,7 +41,7 @@ ROTATED = "q, k = self.rotary(q, positions), self.rotary(k, positions)"
 SPEEDS = "self.transition(speeds) if config.smooth else speeds / config.stretched"
 POWERS = "1.0 / config.theta ** (torch.arange(0, config.rotated, 2).float() / config.rotated)"
 CUT = "x[..., : self.config.rotated], x[..., self.config.rotated :]"
-CLIPPED = "one.clamp(-self.config.clip, self.config.clip)"
+CLIPPED = "tensor.clamp(-self.config.clip, self.config.clip)"
 REPEATED = "k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)"
 SCALED = "scores = q @ k.mT / self.config.head_size**0.5"
 CAPPED = "torch.tanh(scores / self.config.score_cap) * self.config.score_cap"
@@ -114,11 +114,11 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     ),
     "clamp missing": (Edit("mpt", {"if self.config.clip:": "if False:"}),),
     "clamp at another number": (
-        Edit("mpt", {CLIPPED: "one.clamp(-0.6, 0.6)"}, "at 0.6 where"),
-        Edit("mpt", {CLIPPED: "one.clamp(max=self.config.clip)"}, "from above alone"),
+        Edit("mpt", {CLIPPED: "tensor.clamp(-0.6, 0.6)"}, "at 0.6 where"),
+        Edit("mpt", {CLIPPED: "tensor.clamp(max=self.config.clip)"}, "from above alone"),
     ),
     "clamp that should not be there": (
-        Edit("llama", {"if self.config.clip:": "if True:", CLIPPED: "one.clamp(-1.25, 1.25)"}, "at 1.25 where"),
+        Edit("llama", {"if self.config.clip:": "if True:", CLIPPED: "tensor.clamp(-1.25, 1.25)"}, "at 1.25 where"),
     ),
     "key and value heads tiled": (Edit("llama", {REPEATED: TILED}, "head h % 2"),),
     "rotary scaling missing": (
@@ -148,7 +148,9 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
         Edit("glm", {"if self.config.neighbours:": "if False:"}),
         Edit("llama", {"if self.config.neighbours:": "if True:"}),
     ),
-    "rotary direction": (Edit("glm", {"- two * sin, two * cos + one * sin": "+ two * sin, two * cos - one * sin"}),),
+    "rotary direction": (
+        Edit("glm", {"- second * sin, second * cos + first * sin": "+ second * sin, second * cos - first * sin"}),
+    ),
     "rotary missing": (Edit("glm", {ROTATED: "pass"}),),
     "rotary positions counted around padding": (
         Edit("llama", {"torch.arange(input_ids.shape[1])[None]": "(attention_mask.cumsum(-1) - 1).clamp_min(0)"}),
@@ -185,10 +187,10 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
 }
 
 
-def edited(one: Edit, config: Config) -> nn.Module:
+def edited(edit: Edit, config: Config) -> nn.Module:
     """The decoder, out of its file with the mistake in it."""
     source = Path(decoder.__file__ or "").read_text(encoding="utf-8")
-    for old, new in one.changes.items():
+    for old, new in edit.changes.items():
         if old not in source:
             raise LookupError(f"the file no longer has {old!r}")
         source = source.replace(old, new)

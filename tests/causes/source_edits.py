@@ -153,12 +153,12 @@ EDITS = {
 }
 
 
-def edited(one: Edit) -> type[nn.Module]:
+def edited(edit: Edit) -> type[nn.Module]:
     """The model's class, out of its file with the mistake in it."""
-    name, _, kind = MODELS[one.pair.table].partition(":")
+    name, _, kind = MODELS[edit.pair.table].partition(":")
     right = importlib.import_module(f"porting.models.{name}")
     module = ModuleType(f"edited_{name}")
-    source = _changed(Path(right.__file__ or "").read_text(encoding="utf-8"), one.changes)
+    source = _changed(Path(right.__file__ or "").read_text(encoding="utf-8"), edit.changes)
     sys.modules[module.__name__] = module  # where dataclasses look for what an annotation means
     exec(compile(source, module.__name__, "exec"), module.__dict__)  # noqa: S102  # it is our own file
     found: type[nn.Module] = getattr(module, kind)

@@ -21,9 +21,9 @@ __all__ = ["checkpoint", "one_thread"]  # fixtures
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [
-        pytest.param(name, one, id=f"{name}, {number}")
+        pytest.param(name, mistake, id=f"{name}, {number}")
         for name, many in MISTAKES.items()
-        for number, one in enumerate(many, 1)
+        for number, mistake in enumerate(many, 1)
     ],
 )
 def test_a_mistake_in_the_source_is_named(checkpoint: Path, name: str, mistake: Mistake) -> None:

@@ -33,8 +33,8 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     def report(edit: Edit, mistake: str = "") -> Report:
         family, path = FAMILIES[edit.family], checkpoint(edit.family)
         model = load(path, lambda: edited(edit, family.config), family.table)
-        for one in planted(mistake):
-            plant(model, one, Inventory())
+        for fault in planted(mistake):
+            plant(model, fault, Inventory())
         architecture = family.architecture
         return verify(path, model, family.table, architecture=architecture, dtypes=(), longest=16, loaded=True)
 
@@ -52,9 +52,9 @@ def test_without_a_mistake_nothing_is_named(verified: Verified, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
-        pytest.param(name, one, id=f"{name}, {one.family}, {number}")
+        pytest.param(name, edit, id=f"{name}, {edit.family}, {number}")
         for name, many in EDITS.items()
-        for number, one in enumerate(many)
+        for number, edit in enumerate(many)
     ],
 )
 def test_a_mistake_is_named(verified: Verified, name: str, edit: Edit) -> None:

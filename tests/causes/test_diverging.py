@@ -40,12 +40,12 @@ STEPS = {
 }
 
 
-def lines_of(one: Wrong) -> set[int]:
+def lines_of(wrong: Wrong) -> set[int]:
     """The lines of the edited file that are not the port's."""
-    path = Path(importlib.import_module(f"tests.causes.ports.{one.family}").__file__ or "")
+    path = Path(importlib.import_module(f"tests.causes.ports.{wrong.family}").__file__ or "")
     source = path.read_text(encoding="utf-8")
     found: set[int] = set()
-    for old, new in one.changes.items():
+    for old, new in wrong.changes.items():
         place = source.index(old)
         source = source.replace(old, new)
         first = source[:place].count("\n") + 1
@@ -70,7 +70,7 @@ def test_the_line_is_told(name: str) -> None:
     assert found.step
     assert told(found) & lines_of(wrong), found
     assert not operation or found.step.operation == operation
-    assert not instead or instead in {one.operation for one in found.instead}
+    assert not instead or instead in {step.operation for step in found.instead}
     assert f"first step that differs: {found.step.operation} at {found.line}" in str(report)
 
 
@@ -90,7 +90,7 @@ def test_a_step_left_out_is_what_the_reference_has_elsewhere() -> None:
     found = report.divergence
     assert found
     assert found.kind == Kind.ELSEWHERE
-    assert [one.operation for one in found.instead] == ["tanh"]
+    assert [step.operation for step in found.instead] == ["tanh"]
     assert "it is what the reference has at another place, before tanh in" in str(report)
 
 
@@ -138,7 +138,7 @@ def test_what_leads_back_to_the_reference_is_no_mistake() -> None:
     assert found
     assert found.step
     assert (found.step.operation, found.code) == ("add", "return (half * 2 + half).tanh()")
-    assert [one.operation for one in found.instead] == ["tanh"]
+    assert [step.operation for step in found.instead] == ["tanh"]
 
 
 def test_numbers_are_recognised_in_any_layout() -> None:
@@ -146,8 +146,8 @@ def test_numbers_are_recognised_in_any_layout() -> None:
     again = (value.mT, value.flip(1), value.reshape(10, 6), value[:, None].expand(2, 3, 5, 6))
     known = moments(value)
     assert known is not None
-    for one in again:
-        found = moments(one)
+    for repeated in again:
+        found = moments(repeated)
         assert found is not None
         torch.testing.assert_close(found[:5], known[:5], rtol=1e-12, atol=0)
     other = moments(value * (1 + 1e-6))
@@ -160,4 +160,4 @@ def test_masked_scores_count_alike_whatever_the_number() -> None:
     hidden = torch.ones(5, 5).triu(1).bool()
     found = [moments(scores.masked_fill(hidden, lowest)) for lowest in (-1e4, -1e9, float("-inf"))]
     assert found[0] is not None
-    assert all(one is not None and torch.equal(one, found[0]) for one in found)
+    assert all(value is not None and torch.equal(value, found[0]) for value in found)

@@ -30,9 +30,9 @@ __all__ = ["one_thread"]  # a fixture that is used by all
 def small() -> nn.Module:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1)
-    for name, one in layer.named_parameters():
+    for name, parameter in layer.named_parameters():
         if name.endswith("bias"):
-            nn.init.normal_(one)
+            nn.init.normal_(parameter)
     return layer.double().eval()
 
 
@@ -60,7 +60,10 @@ class Grouped(nn.Module):
         self.output = nn.Linear(8, 8)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        q, k, v = (one(hidden).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        q, k, v = (
+            projection(hidden).unflatten(-1, (-1, 2)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         found: Tensor = self.output(context.transpose(1, 2).flatten(2))
         return found
@@ -96,8 +99,8 @@ def test_a_mistake_is_made_in_copies_too_and_can_be_taken_out() -> None:
 def test_a_mistake_can_be_made_at_one_place_alone() -> None:
     model = small()
     everywhere = next(planted("square weight transposed"))
-    one = InjectedFault(name=everywhere.name, actions=everywhere.actions, only=frozenset({2}))
-    sites = plant(model, one, Inventory())
+    fault = InjectedFault(name=everywhere.name, actions=everywhere.actions, only=frozenset({2}))
+    sites = plant(model, fault, Inventory())
     model(given())
     assert sites == ["self_attn"]
 
@@ -125,7 +128,7 @@ def test_what_is_added_to_the_embeddings_by_a_branch_is_a_residual_sum() -> None
 
 
 def test_every_mistake_is_another_one() -> None:
-    assert len({one.name for one in PLANTS}) == len(PLANTS) >= 50
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 50
 
 
 BERT = (
@@ -163,9 +166,9 @@ def test_what_is_planted_is_named(table: str, names: Sequence[str]) -> None:
     found = scored.everywhere
     assert found.keys() <= set(names)
     assert len(found) > len(names) / 2
-    assert {name: one for name, one in found.items() if one.outcome not in (UNIQUE, TIE, NONE)} == {}
-    assert all(one.placed and one.strict for one in found.values())
-    assert not any(one.outcome == MISSED for one in found.values())
+    assert {name: result for name, result in found.items() if result.outcome not in (UNIQUE, TIE, NONE)} == {}
+    assert all(result.placed and result.strict for result in found.values())
+    assert not any(result.outcome == MISSED for result in found.values())
     if table == "openai_gpt":
         assert found["key bias missing"].outcome == NONE  # no probe sees it there, and no softmax
 
@@ -176,10 +179,10 @@ def test_a_mistake_in_one_layer_accuses_no_other() -> None:
     pair = next(pair for pair in PAIRS if pair.table == "marian")
     names = ["softmax over the queries", "residual missing"]
     found = score(pair, names).alone
-    assert {name: (one.outcome, one.placed, one.strict) for name, one in found.items()} == dict.fromkeys(
+    assert {name: (result.outcome, result.placed, result.strict) for name, result in found.items()} == dict.fromkeys(
         names, (UNIQUE, True, True)
     )
-    assert all(re.fullmatch(r"(en|de)coder\.layers\.\d", one.where) for one in found.values())
+    assert all(re.fullmatch(r"(en|de)coder\.layers\.\d", result.where) for result in found.values())
 
 
 def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def backwards(states: Tensor, turn: modern_bert.Rotation) -> Tensor:
 def half_of_the_head(states: Tensor, turn: modern_bert.Rotation) -> Tensor:
     """As some models rotate: the rest of each head stays as it is."""
     size = states.shape[-1] // 2
-    cosine, sine = (one[:, : size // 2] for one in turn)
+    cosine, sine = (tensor[:, : size // 2] for tensor in turn)
     first, second = states[..., :size].chunk(2, dim=-1)
     turned = (first * cosine - second * sine, second * cosine + first * sine, states[..., size:])
     return torch.cat(turned, dim=-1).to(states.dtype)
@@ -104,10 +104,10 @@ MODERN: Mapping[str, tuple[Plant, str, str]] = {
 @pytest.mark.parametrize("mistake", MODERN)
 def test_rotations_and_windows(mistake: str, ported: Callable[[str], Ported], monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name, detail = MODERN[mistake]
-    one = ported("modern_bert-ModernBertForMaskedLM")
-    module = one.load()
+    port = ported("modern_bert-ModernBertForMaskedLM")
+    module = port.load()
     plant(monkeypatch, module)
-    report = verify(one.directory, module, table=one.pair.table, loaded=True, longest=80)
+    report = verify(port.directory, module, table=port.pair.table, loaded=True, longest=80)
     assert report.causes
     for found in report.causes:
         assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
@@ -182,10 +182,10 @@ def test_embeddings_biases_and_residuals(
     mistake: str, ported: Callable[[str], Ported], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, plant, name, detail = PAIRED[mistake]
-    one = ported(pair)
-    module = one.load()
+    port = ported(pair)
+    module = port.load()
     plant(monkeypatch, module)
-    report = verify(one.directory, module, table=one.pair.table, loaded=True, longest=24)
+    report = verify(port.directory, module, table=port.pair.table, loaded=True, longest=24)
     assert report.causes
     for found in report.causes:
         assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]

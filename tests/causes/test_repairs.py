@@ -258,4 +258,4 @@ def test_a_port_that_is_another_model_has_no_repairs(monkeypatch: pytest.MonkeyP
         "return torch.tanh(self.dense(x[:, 0]))": "return torch.sin(self.dense(x[:, 0]))",
     }
     found = verified(Wrong("bert", changes, probes=r"\.", inner=False), trials=False).causes
-    assert not any(one.name for one in found)
+    assert not any(finding.name for finding in found)

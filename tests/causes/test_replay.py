@@ -23,8 +23,8 @@ class Small(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         hidden = F.gelu(self.first(given))
         hidden += 1
-        one, two = hidden.chunk(2, -1)
-        result: Tensor = self.second(torch.cat([two, one], -1))
+        first, two = hidden.chunk(2, -1)
+        result: Tensor = self.second(torch.cat([two, first], -1))
         return result
 
 
@@ -85,10 +85,10 @@ def test_a_rewritten_call_changes_what_follows() -> None:
     model, given, recorder = recorded()
     stage = Stage(recorder.tape, {})
     relu = {1: lambda values, call: values.argument(call, 0, "input").relu()}
-    one, two = (model.first(given).relu() + 1).chunk(2, -1)
+    first, two = (model.first(given).relu() + 1).chunk(2, -1)
     played = stage.play("last", relu)
     assert played is not None
-    torch.testing.assert_close(played, model.second(torch.cat([two, one], -1)), rtol=0, atol=0)
+    torch.testing.assert_close(played, model.second(torch.cat([two, first], -1)), rtol=0, atol=0)
     assert stage.play("first", relu) is None
 
 

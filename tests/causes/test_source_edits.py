@@ -35,9 +35,9 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Ported]
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_an_edit_of_the_source_is_named(ported: Callable[[Pair], Ported], edit: Edit) -> None:
 
-    one = ported(edit.pair)
+    port = ported(edit.pair)
     kind: type[nn.Module] = edited(edit)
-    report = verify(one.directory, kind, table=edit.pair.table, longest=80 if edit.pair.single else 24)
+    report = verify(port.directory, kind, table=edit.pair.table, longest=80 if edit.pair.single else 24)
     assert report.verdict == "different"
     assert report.causes
     for found in report.causes:

@@ -61,17 +61,17 @@ def test_without_a_mistake_nothing_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, one in ALL.items() if one.names])
+@pytest.mark.parametrize("name", [name for name, wrong in ALL.items() if wrong.names])
 def test_a_mistake_is_named(name: str) -> None:
-    one = ALL[name]
-    report = verified(one)
+    wrong = ALL[name]
+    report = verified(wrong)
     assert report.causes
     for found in report.causes:
-        assert found.name in one.names, [
+        assert found.name in wrong.names, [
             (cause.names, cause.detail, cause.probes, cause.nearest) for cause in report.causes
         ]
-        assert not found.ties or all(tie.startswith(one.names) for tie in found.ties)
-    assert any(one.detail in found.detail for found in report.causes)
+        assert not found.ties or all(tie.startswith(wrong.names) for tie in found.ties)
+    assert any(wrong.detail in found.detail for found in report.causes)
 
 
 @pytest.mark.slow
@@ -123,16 +123,16 @@ POLARITY = """
 
 @pytest.mark.slow
 def test_the_masks_polarity_in_inputs() -> None:
-    one = Wrong(
+    wrong = Wrong(
         "bert",
         {"scores.masked_fill(mask[:, None, None, :] == 0,": "scores.masked_fill(mask[:, None, None, :],"},
         sections=POLARITY,
     )
-    (found,) = verified(one).causes
+    (found,) = verified(wrong).causes
     assert found.name == "mask polarity in [inputs]"
     assert "-> padding" in found.fix
     right = POLARITY.replace("-> bool", "-> padding")
-    assert verified(Wrong("bert", one.changes, sections=right)).verdict == "faithful"
+    assert verified(Wrong("bert", wrong.changes, sections=right)).verdict == "faithful"
 
 
 class Scaled(nn.Linear):
@@ -167,7 +167,7 @@ def test_a_coincidence_in_one_case_is_no_cause() -> None:
     """A mistake that looks like another in the case that is given does not in the one that is drawn."""
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randn(3, 3, 32, 32, generator=generator)
-    one = Wrong("vit", {"x = self.embeddings(pixels)": "x = self.embeddings(pixels / pixels.abs().max())"})
-    report = verified(one, inputs=[Case("one", {"pixel_values": pixels * 255 / pixels.abs().max()})])
+    wrong = Wrong("vit", {"x = self.embeddings(pixels)": "x = self.embeddings(pixels / pixels.abs().max())"})
+    report = verified(wrong, inputs=[Case("one", {"pixel_values": pixels * 255 / pixels.abs().max()})])
     (found,) = report.causes  # which is the truth, and no number that fits one case
     assert "reads the output of div in vit of the port, where the reference's reads an input" in found.detail

@@ -137,12 +137,12 @@ def edited(port: str, changes: Mapping[str, str]) -> nn.Module:
     return made.eval()
 
 
-def verified(one: Wrong, **options: Any) -> Report:
+def verified(wrong: Wrong, **options: Any) -> Report:
     """The report on it."""
-    family = FAMILIES[one.family]
-    reference, port = family.reference(**one.fields), edited(family.port, one.changes)
+    family = FAMILIES[wrong.family]
+    reference, port = family.reference(**wrong.fields), edited(family.port, wrong.changes)
     inputs = None
-    if one.family == "vit":
+    if wrong.family == "vit":
         generator = torch.Generator().manual_seed(1)
         inputs = [
             Case(f"{count} pictures", {"pixel_values": torch.randn(count, 3, 32, 32, generator=generator)})
@@ -151,7 +151,7 @@ def verified(one: Wrong, **options: Any) -> Report:
     options = {"dtypes": (), "longest": 24, "inputs": inputs, **options}
     held, drawn = port.state_dict(), reference.state_dict()
     port.load_state_dict({name: drawn[name] for name in held})
-    compared = table(reference, port, one.probes or family.probes, inner=one.inner, sections=one.sections)
+    compared = table(reference, port, wrong.probes or family.probes, inner=wrong.inner, sections=wrong.sections)
     return verify(into=port, table=compared, reference=reference, loaded=True, **options)
 
 

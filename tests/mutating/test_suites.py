@@ -162,7 +162,7 @@ def test_each_order_gets_a_copy_and_a_copy_that_hangs_is_ended(tmp_path: Path) -
     with listen(tmp_path) as listening:
         words = [sys.executable, "-c", SERVES, str(tmp_path / "request")]
         running = SuiteRun(words, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "printed")
-        requests = [MutationRequest(into="", mistake=one, answer="") for one in ("0", "hangs", "7")]
+        requests = [MutationRequest(into="", mistake=mistake, answer="") for mistake in ("0", "hangs", "7")]
         with running, closing(ForkClient(running, listening)) as client:
             assert [client.run(request, 10.0 if request.mistake == "hangs" else None).code for request in requests] == [
                 0,

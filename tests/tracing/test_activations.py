@@ -28,13 +28,13 @@ def test_what_is_large_comes_back_as_it_was() -> None:
         "empty": torch.empty(0, 4),
         "scalar": torch.tensor(2.0),
     }
-    for name, one in given.items():
-        held[name] = one.requires_grad_(one.is_floating_point() and one.is_leaf)
+    for name, tensor in given.items():
+        held[name] = tensor.requires_grad_(tensor.is_floating_point() and tensor.is_leaf)
     assert held.stored
     assert list(held) == list(given)
-    assert held.shapes() == {name: tuple(one.shape) for name, one in given.items()}
-    for name, one in given.items():
-        assert torch.equal(held[name], one)
+    assert held.shapes() == {name: tuple(tensor.shape) for name, tensor in given.items()}
+    for name, tensor in given.items():
+        assert torch.equal(held[name], tensor)
         assert not held[name].requires_grad
     with torch.no_grad():
         small.zero_()  # a copy is kept

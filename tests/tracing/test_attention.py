@@ -74,7 +74,7 @@ def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def layer_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Einsum with heads behind positions."""
-    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     shares = F.softmax(torch.einsum("bqhd,bkhd->bhqk", q * SCALE, k), dim=-1)
     return torch.einsum("bhqk,bkhd->bqhd", shares, v).transpose(1, 2)
 
@@ -158,7 +158,7 @@ class Port(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(H * D, H * D) for _ in range(4))
 
     def heads(self, x: Tensor) -> list[Tensor]:
-        return [cut(one(x)) for one in (self.query, self.key, self.value)]
+        return [cut(projection(x)) for projection in (self.query, self.key, self.value)]
 
     def forward(self, x: Tensor) -> Tensor:
         context = self.attend(*self.heads(x))
@@ -179,7 +179,7 @@ class Torchs(nn.Module):
 
     def heads(self, x: Tensor) -> list[Tensor]:
         made = F.linear(x, self.inner.in_proj_weight, self.inner.in_proj_bias)
-        return [cut(one) for one in made.chunk(3, -1)]
+        return [cut(chunk) for chunk in made.chunk(3, -1)]
 
     def output(self, context: Tensor) -> Tensor:
         found: Tensor = self.inner.out_proj(context)
@@ -230,9 +230,9 @@ def torchs(*, weights: bool, padded: bool) -> Form:
 
 
 FORMS: dict[str, Callable[[], Form]] = {
-    **{name: partial(ported, one) for name, one in PLAIN.items()},
-    **{name: partial(ported, *one) for name, one in MASKED.items()},
-    **{name: partial(ported, one, shared=True) for name, one in SHARED.items()},
+    **{name: partial(ported, attention) for name, attention in PLAIN.items()},
+    **{name: partial(ported, *variant) for name, variant in MASKED.items()},
+    **{name: partial(ported, attention, shared=True) for name, attention in SHARED.items()},
     **{
         f"MultiheadAttention{', weights' * weights}{', padding' * padded}": partial(
             torchs, weights=weights, padded=padded
@@ -285,10 +285,10 @@ def test_verify_goes_on_with_scores_and_probabilities_of_its_own(form: Form) -> 
 
 @torch.no_grad()
 def test_the_search_for_a_cause_finds_it_and_plays_it_with_another_scale(form: Form) -> None:
-    one = side(form)
-    one.spelled_out = True
+    model_side = side(form)
+    model_side.spelled_out = True
     with Recorder(form.model) as recorder:
-        one.run(0, recorder.mark)
+        model_side.run(0, recorder.mark)
     (known,) = ModelParts(recorder.tape, {"x": X}).attentions
     torch.testing.assert_close(recorder.tape[known.softmax.result].view(B, H, S, S), form.scores(X).softmax(-1))
     twice = next(cause for cause in CAUSES if cause.name == "1/sqrt(d) twice")

@@ -59,9 +59,9 @@ class Named(nn.Module):
         nn.init.normal_(self.norm.bias)
 
     def mapped(self, number: int, x: Tensor) -> Tensor:
-        one = self.maps[number]
-        assert isinstance(one, nn.Linear)
-        return F.linear(bias=one.bias, weight=one.weight, input=x)
+        layer = self.maps[number]
+        assert isinstance(layer, nn.Linear)
+        return F.linear(bias=layer.bias, weight=layer.weight, input=x)
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = F.embedding(weight=self.words.weight, input=ids)

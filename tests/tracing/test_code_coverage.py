@@ -110,19 +110,19 @@ def run(model: nn.Module, *calls: Callable[[nn.Module], object]) -> list[Branch]
 def named(found: list[Branch], why: str) -> list[str]:
     """By the comment that the line ends in."""
     lines = SOURCE.splitlines()
-    return [lines[one.first - 1].partition("# ")[2] or one.condition for one in found if one.why == why]
+    return [lines[branch.first - 1].partition("# ")[2] or branch.condition for branch in found if branch.why == why]
 
 
 def test_every_kind_of_branch(tmp_path: Path) -> None:
     model = load(tmp_path).Model().eval()
-    found = run(model, lambda one: one(torch.randn(2, 5, 4)))
+    found = run(model, lambda watched: watched(torch.randn(2, 5, 4)))
     assert named(found, "inputs") == [
         "helper", "masked", "elif", "long", "state", "arms", "loop", "unused", "parts", "case",
     ]  # fmt: skip
     assert named(found, "raises") == ["if x.dim() != 3:", "except RuntimeError:"]
     assert named(found, "training") == ["if self.training:"]
     assert named(found, "fixed") == ["if self.fused:", "if self.norm is not None:"]
-    by_comment = {SOURCE.splitlines()[one.first - 1].partition("# ")[2]: one for one in found}
+    by_comment = {SOURCE.splitlines()[branch.first - 1].partition("# ")[2]: branch for branch in found}
     masked = by_comment["masked"]
     assert (masked.condition, masked.function, masked.lines) == ("if mask is not None:", "Model.forward", 2)
     assert masked.where.endswith(f"somebodys_model.py:{masked.first - 1}")
@@ -135,22 +135,22 @@ def test_every_kind_of_branch(tmp_path: Path) -> None:
 def test_what_other_inputs_reach_is_gone(tmp_path: Path) -> None:
     model = load(tmp_path).Model().eval()
     long, mask = torch.randn(2, 12, 4), torch.tensor(1.0)
-    found = run(model, lambda one: one(long), lambda one: one(torch.randn(2, 5, 4), mask, "b"))
+    found = run(model, lambda watched: watched(long), lambda watched: watched(torch.randn(2, 5, 4), mask, "b"))
     assert named(found, "inputs") == ["helper", "state", "loop", "unused", "parts", "case"]
-    found = run(model, lambda one: one(torch.randn(2, 5, 4), mask))
+    found = run(model, lambda watched: watched(torch.randn(2, 5, 4), mask))
     assert "unmasked" in named(found, "inputs")
     assert "masked" not in named(found, "inputs")
-    (other,) = [one for one in found if one.condition.startswith("else of")]
+    (other,) = [branch for branch in found if branch.condition.startswith("else of")]
     assert other.condition == "else of if mask is not None:"
 
 
 def test_what_an_attribute_rules_out_depends_on_what_it_holds(tmp_path: Path) -> None:
     fused = load(tmp_path).Model(fused=True).eval()
-    found = run(fused, lambda one: one(torch.randn(2, 12, 4)))
+    found = run(fused, lambda watched: watched(torch.randn(2, 12, 4)))
     assert "long" not in named(found, "inputs")
     assert "long" in named(found, "fixed")
     both = nn.Sequential(load(tmp_path).Model(fused=True), nn.Identity()).eval()
-    assert "long" in named(run(both, lambda one: one(torch.randn(2, 12, 4))), "fixed")
+    assert "long" in named(run(both, lambda watched: watched(torch.randn(2, 12, 4))), "fixed")
 
 
 THRESHOLD = """\
@@ -172,7 +172,7 @@ class Block(nn.Module):
 def test_whole_numbers_of_a_condition_are_kept(tmp_path: Path) -> None:
     """They are lengths at which it may turn; an attribute's are what it holds."""
     block = load(tmp_path, THRESHOLD, "with_a_threshold").Block().eval()
-    (found,) = run(block, lambda one: one(torch.randn(2, 5)))
+    (found,) = run(block, lambda watched: watched(torch.randn(2, 5)))
     assert {16, 128} <= set(found.constants)
 
 
@@ -186,7 +186,7 @@ def test_who_watched_before_watches_again(tmp_path: Path) -> None:
     before = sys.gettrace()
     sys.settrace(watcher)
     try:
-        run(model, lambda one: one(torch.randn(2, 5, 4)))
+        run(model, lambda watched: watched(torch.randn(2, 5, 4)))
         assert sys.gettrace() is watcher
     finally:
         sys.settrace(before)

@@ -49,7 +49,9 @@ class Turned(nn.Module):
         angles = torch.arange(x.shape[1]).float()[:, None] * self.frequencies.float()
         turn = torch.cat((angles, angles), -1)
         cos, sin = turn.cos().to(x.dtype), turn.sin().to(x.dtype)
-        q, k = (self.turn(one.float(), cos, sin).to(x.dtype) for one in (self.query(self.norm(x)), self.key(x)))
+        q, k = (
+            self.turn(projected.float(), cos, sin).to(x.dtype) for projected in (self.query(self.norm(x)), self.key(x))
+        )
         shares = torch.softmax(q @ k.mT * 0.35, dim=-1, dtype=torch.float32).to(x.dtype)
         return shares @ x
 

@@ -164,7 +164,7 @@ def test_a_report_tells_where_the_first_guilty_modules_differ(checkpoint: Path) 
     bias = load(checkpoint).get_parameter("bert.layers.1.attention.value.bias").detach().abs().double()
     (value,) = [probe for probe in told if probe.port.endswith("attention.value")]
     spread = value.spreads[0]  # of the first batch; others were found
-    assert max(max(one.channels) for one in value.spreads) == value.meaning.isolated
+    assert max(max(spread.channels) for spread in value.spreads) == value.meaning.isolated
     assert spread.shape == (8, 24, len(bias))
     channels = torch.tensor(spread.channels, dtype=torch.float64)
     assert torch.allclose(channels / channels.max(), bias / bias.max())  # a dropped bias is the same at every position

@@ -37,7 +37,7 @@ def makers(model: nn.Module, *, put: bool = False) -> tuple[tuple[str, ...], ...
     given = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with watch, forced_float64(model):
         found = model(given)
-    return tuple(watch.cut(one).modules for one in found)
+    return tuple(watch.cut(value).modules for value in found)
 
 
 def in_place(value: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ def test_points_are_found_by_pattern_and_prefix() -> None:
 
 def test_every_call_is_seen_in_order_and_before_it_is_changed() -> None:
     module, x = Small(), torch.randn(2, 3)
-    found = seen(module, lambda one: one(x), "second", "first", ".")
+    found = seen(module, lambda traced: traced(x), "second", "first", ".")
     assert list(found) == ["first", "first #2", "second", "."]
     once = module.first(x)
     torch.testing.assert_close(found["first"], once, rtol=0, atol=0)
@@ -135,7 +135,11 @@ def test_the_model_goes_on_with_what_it_is_given() -> None:
     module, x = Small(), torch.randn(2, 3)
     other = torch.randn(2, 3)
     found = seen(
-        module, lambda one: one(x), "first", "second", visit=lambda point, value: other if point == "first #2" else None
+        module,
+        lambda traced: traced(x),
+        "first",
+        "second",
+        visit=lambda point, value: other if point == "first #2" else None,
     )
     torch.testing.assert_close(found["second"], module.second(other), rtol=0, atol=0)
 
@@ -143,7 +147,7 @@ def test_the_model_goes_on_with_what_it_is_given() -> None:
 def test_hooks_are_gone_after_a_failure() -> None:
     module = Small()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        seen(module, lambda one: one(torch.randn(2, 5)), "first", "second")
+        seen(module, lambda traced: traced(torch.randn(2, 5)), "first", "second")
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
     assert torch.softmax(torch.zeros(2), 0).tolist() == [0.5, 0.5]
 
@@ -179,7 +183,7 @@ WAYS: dict[str, Any] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_scores_and_probabilities_are_seen(way: str) -> None:
     module = nn.ModuleDict({"core": Attention(WAYS[way])})
-    found = seen(module, lambda one: one["core"](), "core -> scores", "core -> probabilities")
+    found = seen(module, lambda traced: traced["core"](), "core -> scores", "core -> probabilities")
     assert list(found) == ["core -> scores", "core -> probabilities"]
     torch.testing.assert_close(found["core -> scores"].float(), SCORES, rtol=0, atol=2e-5)
     torch.testing.assert_close(found["core -> probabilities"].float(), (Q @ K.mT / 8**0.5 + MASK).softmax(-1))
@@ -187,7 +191,7 @@ def test_scores_and_probabilities_are_seen(way: str) -> None:
 
 def test_a_softmax_over_another_axis() -> None:
     module = nn.ModuleDict({"core": Attention(lambda scores: scores.mT.softmax(-2))})
-    found = seen(module, lambda one: one["core"](), "core -> scores")
+    found = seen(module, lambda traced: traced["core"](), "core -> scores")
     torch.testing.assert_close(found["core -> scores"].mT, SCORES, rtol=0, atol=0)
 
 
@@ -195,7 +199,7 @@ def test_a_softmax_over_another_axis() -> None:
 def test_scores_within_torchs_own_attention(need_weights: bool) -> None:
     module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(3, 5, 8)
-    found = seen(module, lambda one: one(x, x, x, need_weights=need_weights), ". -> scores", ". -> 0")
+    found = seen(module, lambda traced: traced(x, x, x, need_weights=need_weights), ". -> scores", ". -> 0")
     q, k = F.linear(x, module.in_proj_weight[:16], module.in_proj_bias[:16]).view(3, 5, 2, 2, 4).permute(2, 0, 3, 1, 4)
     torch.testing.assert_close(found[". -> scores"].view(3, 2, 5, 5), canonical(q @ k.mT / 2))
     assert found[". -> 0"].shape == x.shape
@@ -233,7 +237,7 @@ def test_attention_goes_on_with_other_scores_and_probabilities(way: str, output:
     results: list[Tensor] = []
     trace(
         module,
-        lambda one: results.append(one.get_submodule("core")()),
+        lambda traced: results.append(traced.get_submodule("core")()),
         [f"core -> {output}"],
         lambda point, value: given.to(value.dtype),
     )
@@ -247,7 +251,7 @@ def test_grouped_attention_goes_on_with_other_probabilities() -> None:
     results: list[Tensor] = []
     trace(
         module,
-        lambda one: results.append(one.get_submodule("core")()),
+        lambda traced: results.append(traced.get_submodule("core")()),
         ["core -> probabilities"],
         lambda point, value: given,
     )

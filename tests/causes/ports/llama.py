@@ -56,7 +56,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(b, s, HEADS, SIZE).transpose(1, 2)
         k = self.k_proj(x).view(b, s, SHARED, SIZE).transpose(1, 2)
         v = self.v_proj(x).view(b, s, SHARED, SIZE).transpose(1, 2)
-        cos, sin = (one.to(x.dtype) for one in angles(s))
+        cos, sin = (angle.to(x.dtype) for angle in angles(s))
         q = q * cos + rotate_half(q) * sin
         k = k * cos + rotate_half(k) * sin
         k = k.repeat_interleave(HEADS // SHARED, dim=1)
