@@ -313,7 +313,7 @@ def _tensors(
             dtype = values[step.targets[0]].dtype
             found.update({name: read(name) if as_read else cast(read(name), dtype) for name in step.sources})
         elif step.layout is not None and not step.rule.back:
-            raise PlanError(irreversible(step))
+            raise PlanError(irreversible(step.rule))
         else:
             found.update(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), read))
     if checkpoint is None or origin.changed:

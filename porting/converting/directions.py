@@ -81,7 +81,7 @@ def back_from_port(
                 continue
             found[recipe.name] = recipe
             if step.layout is not None and recipe.applied is None:
-                faults[step.rule.where] = irreversible(step)
+                faults[step.rule.where] = irreversible(step.rule)
             elif not recipe.covered and not recipe.base and recipe.fill is None:
                 faults[step.rule.where] = _irreversible(step, recipe.name)
     if faults:
@@ -135,7 +135,7 @@ def _restored_recipe(
 
 def _irreversible(step: Step, name: str) -> Fault:
     if step.layout is not None:
-        return irreversible(step)
+        return irreversible(step.rule)
     message = f"'{step.rule}' has a part in {name!r} that no tensor of the port holds"
     return Fault(
         code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint="give the rule a fill, or " + a_like()

@@ -121,13 +121,14 @@ class Piece:
         return any(index.startswith("_") for index in self.strides)
 
 
-def parse_axes(text: str, offset: int = 0, *, rows: bool = False) -> tuple[Axis, ...]:
+def parse_axes(text: str, offset: int = 0, *, rows: bool = False, named: bool = False) -> tuple[Axis, ...]:
     """Parse what stands between the brackets.
 
     Args:
         text: the axes, without the brackets.
         offset: where ``text`` begins in the string that faults refer to.
         rows: a number that is an axis of its own is a :class:`Row` (in a fold).
+        named: only one that has an index is, ``p=0`` (in a formula).
 
     Raises:
         NotationError: it is malformed, or an index stands twice.
@@ -135,7 +136,7 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False) -> tuple[Axis,
     if len(text) > LONGEST:
         raise NotationError(Code.BAD_AXES, f"axes of {len(text)} characters, at most {LONGEST} are read", offset)
     tokens = _tokens(text, offset)
-    axes, rest = _sequence(tokens, 0, 0, rows=rows)
+    axes, rest = _sequence(tokens, 0, 0, rows=rows, named=named)
     if rest < len(tokens):
         raise NotationError(Code.BAD_AXES, f"{tokens[rest][0]!r} is not expected here", tokens[rest][1])
     recurring = _recurring(axes)
@@ -196,7 +197,7 @@ def _recurring(axes: Sequence[Axis]) -> str:
 
 
 def _sequence(
-    tokens: list[tuple[str, int]], at: int, depth: int, *, rows: bool = False
+    tokens: list[tuple[str, int]], at: int, depth: int, *, rows: bool = False, named: bool = False
 ) -> tuple[tuple[Axis, ...], int]:
     axes: list[Axis] = []
     while at < len(tokens) and tokens[at][0] not in ")|":
@@ -205,7 +206,7 @@ def _sequence(
             axis, at = _group(tokens, at, depth + 1)
             axes.append(axis)
             continue
-        axes.append(_leaf(word, position, rows=rows))
+        axes.append(_leaf(word, position, rows=rows, named=named))
         at += 1
     return tuple(axes), at
 
@@ -228,10 +229,10 @@ def _group(tokens: list[tuple[str, int]], at: int, depth: int) -> tuple[Axis, in
     return (only if isinstance(only, Product) else Product((only,))), at + 1
 
 
-def _leaf(word: str, position: int, *, rows: bool) -> Axis:
+def _leaf(word: str, position: int, *, rows: bool, named: bool) -> Axis:
     name, equals, number = word.partition("=")
     if equals:
-        if not rows:
+        if not rows and not named:
             raise NotationError(
                 Code.BAD_AXES, f"{word}: one row can be taken of a whole axis, in a fold only", position
             )

@@ -319,7 +319,8 @@ class Reader:
                 self._note(Code.MISSING_KEY, where, f"[[rule]] has no {key!r}")
         fold, optional = self._flag(body, Sum.key), self._flag(body, "optional")
         operands = self._operands(body) if "source" in body else ()
-        sources = self._terms(body["source"], rows=fold) if "source" in body else None
+        named = Formula.key in body
+        sources = self._terms(body["source"], rows=fold, named=named) if "source" in body else None
         targets = self._terms(body["target"], rows=False) if "target" in body else None
         constants = {key: self._expression(body[key]) for key in CONSTANTS if key in body}
         fill = self._number(body["fill"]) if "fill" in body else None
@@ -383,25 +384,26 @@ class Reader:
         good = {name: one for name, one in found.items() if one is not None}
         return good if len(good) == len(found) else None
 
-    def _terms(self, entry: Entry, *, rows: bool) -> list[Term] | None:
+    def _terms(self, entry: Entry, *, rows: bool, named: bool = False) -> list[Term] | None:
         """The terms of one side of a [[rule]]; None when one of them is at fault."""
         if isinstance(entry.value, str):
-            terms = [self._read(entry.value_at, Term.parse, entry.value, rows=rows)]
+            terms = [self._read(entry.value_at, Term.parse, entry.value, rows=rows, named=named)]
         elif isinstance(entry.value, dict) and all(isinstance(one, str) for one in entry.value.values()):
 
-            def named(name: str) -> Callable[[int | None], str]:
+            def under(name: str) -> Callable[[int | None], str]:
                 return lambda offset: entry.value_at(offset, item=name)
 
-            terms = [self._read(named(name), Term.parse, text, rows=rows) for name, text in entry.value.items()]
+            texts = entry.value.items()
+            terms = [self._read(under(name), Term.parse, text, rows=rows, named=named) for name, text in texts]
         else:
-            texts = self._texts(entry, entry.value)
+            listed = self._texts(entry, entry.value)
             if entry.value == []:
                 self._wrong(entry, "one tensor or a list of some")
 
             def place(number: int) -> Callable[[int | None], str]:
                 return lambda offset: entry.value_at(offset, item=number)
 
-            terms = [self._read(place(n), Term.parse, text, rows=rows) for n, text in enumerate(texts)]
+            terms = [self._read(place(n), Term.parse, text, rows=rows, named=named) for n, text in enumerate(listed)]
         good = [term for term in terms if term is not None]
         return good if good and len(good) == len(terms) else None
 

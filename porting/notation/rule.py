@@ -44,8 +44,8 @@ class Term:
     axes: tuple[Axis, ...] | None = None
 
     @classmethod
-    def parse(cls, text: str, *, rows: bool = False) -> Term:
-        """Parse ``text``; ``rows`` as in :func:`porting.notation.axes.parse_axes`.
+    def parse(cls, text: str, *, rows: bool = False, named: bool = False) -> Term:
+        """Parse ``text``; ``rows`` and ``named`` as in :func:`porting.notation.axes.parse_axes`.
 
         Raises:
             NotationError: the name or the axes are malformed.
@@ -56,7 +56,7 @@ class Term:
         if bracket:
             if not inside.rstrip().endswith("]"):
                 raise NotationError(Code.BAD_AXES, "a bracket is not closed", len(head))
-            axes = parse_axes(inside.rstrip()[:-1], len(head) + 1, rows=rows)
+            axes = parse_axes(inside.rstrip()[:-1], len(head) + 1, rows=rows, named=named)
         name, arrow, output = head.partition("->")
         if arrow and not output.strip():
             raise NotationError(Code.BAD_NAME, "nothing follows '->'", len(name))
@@ -203,7 +203,7 @@ class Rule:
 
     def indices_of(self, term: Term) -> tuple[str, ...]:
         """The indices that a term has in a formula: those of its axes, and those of its name that are not outer."""
-        inner = [REST] if term.axes is None else list(leaves(term.axes))
+        inner = [REST] if term.axes is None else [one for one in leaves(term.axes) if not one.startswith("_")]
         return (*(index for index in term.name.indices if index not in self.outer), *inner)
 
     @cached_property
@@ -279,7 +279,11 @@ def make_rule(
         raise NotationError(
             Code.AXES_ONE_SIDE, f"'{having}' has axes, and '{lacking}' has none", hint="give all or none"
         )
-    if not fold and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ()):
+    if (
+        not fold
+        and formula is None
+        and any(isinstance(axis, Row) for term in (*sources, *targets) for axis in term.axes or ())
+    ):
         raise NotationError(Code.BAD_AXES, "a row can be taken in a fold only")
     given = constants or {}
     if formula is not None:
@@ -355,8 +359,13 @@ def _keep_operands(rule: Rule, formula: Formula, others: Sequence[str]) -> None:
     if idle:
         raise NotationError(Code.BAD_EXPRESSION, f"formula = {formula.text!r} does not use {idle[0]!r}")
     for term in (*rule.sources, *rule.targets):
-        if len(term.keys()) != 1 or None in term.keys():  # noqa: SIM118  # Term.keys is ours
+        kept = [key for key in term.keys() if key is not None]  # noqa: SIM118  # Term.keys is ours
+        cut = len(term.keys()) > 1 or any(isinstance(axis, Row) for axis in term.axes or ())
+        if len(kept) != 1 or (cut and term in rule.targets):
             raise NotationError(Code.BAD_EXPRESSION, f"'{term}' is in parts, and a formula takes a term as one")
+        if cut and rule.back:
+            message = f"'{term}' is a part of a tensor, which 'back' cannot make whole"
+            raise NotationError(Code.BAD_EXPRESSION, message, hint="leave 'back' out: the rule has no way back")
     target = rule.targets[0]
     alone = sorted(set(target.name.indices) - set(rule.outer))
     if alone:

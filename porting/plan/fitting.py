@@ -129,7 +129,8 @@ class Fitter:
         else:
             result = _result(parts[-1][0], sizes)
             found = [
-                _operand(rule, number, part, sizes, counts, result.indices) for number, (part,) in enumerate(parts[:-1])
+                _operand(rule, number, next(one for one in part if not one.dropped), sizes, counts, result.indices)
+                for number, part in enumerate(parts[:-1])
             ]
             self._known[key] = tuple(move for moves, _ in found for move in moves)
             self._layouts[id(self._known[key])] = (result, [indices for _, indices in found], sizes)

@@ -18,7 +18,7 @@ from porting.notation.table import Table
 from porting.plan.config import sizes_under
 from porting.plan.fitting import axes_of
 from porting.plan.members import Astray, Members, count_members, members_under, outer_keys, sort_names
-from porting.plan.plan import PlanError
+from porting.plan.plan import PlanError, irreversible
 from porting.plan.recipe import Described
 
 Shape = tuple[int, ...]
@@ -81,6 +81,8 @@ def _sources(
     Raises:
         PlanError: they do not follow from the targets.
     """
+    if rule.formula is not None and not rule.back and not rule.turned:
+        raise PlanError(irreversible(rule))
     counts: dict[str, int] = {}
     targets = list(zip(rule.targets, right, strict=True))
     faults = [

@@ -72,7 +72,8 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
         if not matches:
             found.unmatched.append(name)
             continue
-        together = side == "source" and all(rules[match.key[0]].formula is not None for match in matches)
+        claiming = [rules[match.key[0]] for match in matches]
+        together = all(rule.formula is not None and _seen(rule, side) == "source" for rule in claiming)
         if len(matches) > 1 and not together:
             found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.key for m in matches)], side))
         for match in matches if together else matches[:1]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from porting.errors import Code, Fault, PortingError
+from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.ops import Arithmetic
 from porting.plan.align import Step
@@ -22,12 +23,12 @@ class PlanError(PortingError):
     """The table, the checkpoint and the module do not fit together; carries every fault."""
 
 
-def irreversible(step: Step) -> Fault:
+def irreversible(rule: Rule) -> Fault:
     """The fault of a formula that has no way back."""
-    formula = "" if step.rule.formula is None else step.rule.formula.text
-    message = f"'{step.rule}' computes {formula!r}, and nothing says what its sources are made of on the way back"
+    formula = "" if rule.formula is None else rule.formula.text
+    message = f"'{rule}' computes {formula!r}, and nothing says what its sources are made of on the way back"
     hint = "give the rule 'back', a formula over y for each source"
-    return Fault(code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint=hint)
+    return Fault(code=Code.IRREVERSIBLE, where=rule.where, message=message, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

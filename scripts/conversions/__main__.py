@@ -41,7 +41,7 @@ def main(
         case = maker(Sources(folder))
         if names and case.table not in names:
             continue
-        row = Row(case=case, outcome=try_case(case), version=_version(folder, case.project))
+        row = Row(case=case, outcome=try_case(case), version=case.version or _version(folder, case.project))
         rows.append(row)
         one = row.outcome
         sys.stdout.write(f"{case.table}: {one.verdict}, {case.lines} lines of theirs, {one.lines} of ours\n")

@@ -96,6 +96,7 @@ class Case:
         made: what the project's code makes of it.
         returned: what the project's own way back makes of ``made``; None where it has none.
         remark: what the reader should know.
+        version: of the project, where it is not one of those that are installed beside.
     """
 
     project: str
@@ -107,6 +108,7 @@ class Case:
     config: Mapping[str, object] = field(default_factory=dict)
     returned: Tensors | None = None
     remark: str = ""
+    version: str = ""
 
 
 def drawn(shapes: Mapping[str, Sequence[int]], **counts: int) -> Tensors:

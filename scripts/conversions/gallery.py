@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.conversions import diffusers_cases, litgpt_cases, timm_cases, torchtune_cases, transformers_cases
+from scripts.conversions import (
+    diffusers_cases,
+    litgpt_cases,
+    quantised_cases,
+    timm_cases,
+    torchtune_cases,
+    transformers_cases,
+)
 from scripts.conversions.case import Case, Maker
 from scripts.conversions.trial import EXACT, Outcome
 
@@ -16,6 +23,7 @@ MAKERS: tuple[Maker, ...] = (
     *timm_cases.CASES,
     *diffusers_cases.CASES,
     *transformers_cases.CASES,
+    *quantised_cases.CASES,
 )
 
 ROOT = Path(__file__).parents[2]

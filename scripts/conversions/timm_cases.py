@@ -59,6 +59,17 @@ def dinov2_giant(sources: Sources) -> Case:
     return _case("DINOv2 giant of Meta", "timm_dinov2_giant", script.lines("_convert_dinov2"), source, made)
 
 
+def dinov2_registers(sources: Sources) -> Case:
+    """DINOv2 with registers: the first position is added to the class token."""
+    script = sources.script(VISION)
+    shapes = _vit() | both("norm", shape=(HIDDEN,)) | {"register_tokens": (1, 4, HIDDEN)}
+    source = drawn(shapes | {"cls_token": (1, 1, HIDDEN), "pos_embed": (1, 10, HIDDEN)}, i=2)
+    made = script._convert_dinov2(dict(source), None)  # as above
+    remark = "the sum of the class token and its position cannot be taken apart"
+    lines = script.lines("_convert_dinov2")
+    return _case("DINOv2 with registers", "timm_dinov2_registers", lines, source, made, remark=remark)
+
+
 def aimv2(sources: Sources) -> Case:
     """AIMv2."""
     script = sources.script(VISION)
@@ -193,4 +204,15 @@ def convnext(sources: Sources) -> Case:
     return _case("ConvNeXt V2 of Meta", "timm_convnext", script.lines("checkpoint_filter_fn"), source, made)
 
 
-CASES: tuple[Maker, ...] = (openai_clip, dinov2_giant, aimv2, beit3, hiera, xcit, pit, resmlp, convnext)
+CASES: tuple[Maker, ...] = (
+    openai_clip,
+    dinov2_giant,
+    dinov2_registers,
+    aimv2,
+    beit3,
+    hiera,
+    xcit,
+    pit,
+    resmlp,
+    convnext,
+)

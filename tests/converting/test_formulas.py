@@ -126,6 +126,9 @@ def test_what_has_no_way_back_is_refused_in_words(source: Path, tmp_path: Path) 
     convert(source, tmp_path / "b", table)
     with pytest.raises(PlanError, match=r"computes 'w \* blocks\(s, 4, p=o, q=d\)', and nothing says what its sources"):
         convert(tmp_path / "b", tmp_path / "c", table, reverse=True)
+    (tmp_path / "b" / "provenance.json").unlink()
+    with pytest.raises(PlanError, match="and nothing says what its sources are made of on the way back"):
+        convert(tmp_path / "b", tmp_path / "c", table, reverse=True)
     assert not (tmp_path / "c").exists()
     with pytest.raises(
         PlanError, match="computes values of others: a checkpoint and its port have no digest in common"

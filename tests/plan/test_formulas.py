@@ -277,6 +277,26 @@ def test_gradients_go_back_through_a_formula(
         pullback(step, name, sources[name], {target: given}.__getitem__, made.arithmetic(step))
 
 
+def test_a_formula_may_read_a_row_and_a_part_of_a_tensor() -> None:
+    """The first position goes into the class token, as for DINOv2 with registers, and the others stay."""
+    table = """
+    [[rule]]
+    source = { c = "cls [1 1 e]", p = "positions [1 p=0 e]" }
+    target = "cls [1 1 e]"
+    formula = "c + p"
+    [[rule]]
+    source = "positions [1 (_1|t) e]"
+    target = "positions [1 t e]"
+    formula = "x"
+    """
+    made = made_of(table, {"cls": (1, 1, 3), "positions": (1, 5, 3)}, {"cls": (1, 1, 3), "positions": (1, 4, 3)})
+    tensors = drawn(made.sources)
+    first = (tensors["cls"].double() + tensors["positions"][:, :1].double()).float()
+    same(made.forward(tensors), {"cls": first, "positions": tensors["positions"][:, 1:]})
+    with pytest.raises(TableError, match="is a part of a tensor, which 'back' cannot make whole"):
+        parse_table(table.replace('formula = "x"', 'formula = "x"\nback = { x = "y" }'))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -322,6 +342,6 @@ def test_a_formula_that_does_not_fit_is_refused_at_its_place(rule: str, message:
 
 def test_what_has_no_way_back_says_so() -> None:
     made = made_of(FP4, {"blocks": (2, 6, 3, 16), "scales": (2, 6, 3)}, {"w": (2, 96, 6)})
-    fault = irreversible(made.steps[0])
+    fault = irreversible(made.steps[0].rule)
     assert fault.code is Code.IRREVERSIBLE
     assert "computes 'fp4(x, n) * 2 ** (s - 127)', and nothing says what its sources are made of" in fault.message
