@@ -54,9 +54,11 @@ def test_every_cause_of_the_catalogue_has_a_page_of_its_own() -> None:
     catalogue = (DOCS / "causes.md").read_text(encoding="utf-8")
     pages = cause_pages(catalogue)
     assert len(pages) == len(re.findall(r"[*]Fix:[*]", catalogue)) > 100
+    (entry,) = re.findall(r"^- [*]{2}LayerNorm eps[*]{2}: (.*)$", catalogue, re.MULTILINE)
+    what, looks, fix = re.split(r"[.] [*](?:Looks|Fix):[*] ", entry)
     page = pages["causes/layernorm-eps.md"]
-    assert page.startswith("# LayerNorm eps\n\n**What.** The norm adds another small number to the variance.\n")
-    assert "**Fix.** take eps from the config" in page
+    assert page.startswith(f"# LayerNorm eps\n\n**What.** {what[0].upper()}{what[1:]}.\n\n")
+    assert f"\n\n**How it looks.** {looks[0].upper()}{looks[1:]}.\n\n**Fix.** {fix}\n\n" in page
     assert "[Norms](../causes.md#norms)" in page
 
 
