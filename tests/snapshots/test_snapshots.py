@@ -61,6 +61,7 @@ HALF_AGAIN = ("self.mix((scores", "self.mix(1.5 * (scores")
 def plain(text: str) -> str:
     """A text without what differs between machines and runs."""
     text = re.sub(r"\b\d+(\.\d+)?(e-\d+)? (ms|s|min|h)\b", "N s", text)
+    text = re.sub(r"\b\d+(\.\d+)? times the forward", "N times the forward", text)
     text = re.sub(r"\b20\d\d-\d\d-\d\d\b", "DATE", text)
     text = re.sub(r"\b(seconds +)\d+(\.\d+)?", r"\1N", text)
     text = re.sub(r"\b\d+(\.\d+)? [kMG]?B/s", "N B/s", text)
