@@ -200,9 +200,13 @@ class StepComparison:
     def has_own_weights(self, step: Call) -> bool:
         """Return whether a step reads stored tensors that the reference lacks; no other step can replace it."""
         stored = [ref for ref in step.reads if self._port.maker(ref) is None or is_moved_weight(self._port, ref)]
-        values = [self._values[ref] for ref in stored]
-        matrices = [value for value in values if value.is_floating_point() and moments(value) is not None]
-        return any(not self._weights.like(matrix) and not self._index.like(matrix) for matrix in matrices)
+        for ref in stored:
+            matrix, whole = self._values[ref], self._values[unmoved(self._port, ref)]
+            if not matrix.is_floating_point() or moments(matrix) is None:
+                continue
+            if not any(index.like(value) for index in (self._weights, self._index) for value in (matrix, whole)):
+                return True
+        return False
 
     def weights_of(self, step: Call) -> Iterator[Ref]:
         """Yield the reference's weights with the numbers of a step's weights."""
@@ -301,7 +305,8 @@ class StepComparison:
         rest.sort(key=lambda ref: (self._reference.learned(ref) != learned, ref in self._reference.weights))
         theirs = rest[0]
         source = unmoved(self._port, ref)
-        if source != ref and unmoved(self._reference, theirs) in self._index.like(self._values[source]):
+        whole = self._values[source]
+        if source != ref and unmoved(self._reference, theirs) in [*self._index.like(whole), *self._weights.like(whole)]:
             return Kind.ORDER, f"reads another part of {describe(self._reference, theirs)}", ""
         expected = f"reads {describe(self._reference, theirs)}"
         maker = self._reference.maker(unmoved(self._reference, theirs))

@@ -214,6 +214,12 @@ MISTAKES = {
         ("another order",),
         "reads another part of the output of layer_norm in vit.layernorm",
     ),
+    "positions from the next row of the table": Wrong(
+        "gpt2",
+        {"self.wpe(torch.arange(ids.shape[1])[None])": "self.wpe.weight.roll(-1, 0)[: ids.shape[1]]"},
+        ("wrong tensor",),
+        "add in transformer reads",
+    ),
     "patches in columns": Wrong(
         "vit",
         {".flatten(2).transpose(1, 2)": ".transpose(2, 3).flatten(2).transpose(1, 2)"},
