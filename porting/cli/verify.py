@@ -111,6 +111,7 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
         from porting.verification import verify as prove
@@ -159,7 +160,7 @@ def verify(
             loaded=loaded,
         )
         again = shlex.join(["porting", "verify", *options.source_argument(source), *same, *against_it, *asked])
-        report = replace(report, call=again)
+        report = replace(report, call=again, warnings=tuple(map(command_text, report.warnings)))
         screen.document(report.to_dict)
         screen.show(render(report, every_probe=every, verbose=verbose or every))
         if html is not None:

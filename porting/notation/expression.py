@@ -41,6 +41,9 @@ class Expression:
     names: frozenset[str]
     indices: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        return self.text
+
     @classmethod
     def parse(cls, text: str) -> Expression:
         """Parse ``text``.

@@ -74,10 +74,11 @@ class ReferenceClass:
         lost = [name for name in self.lacks if name in read]
         found = [self.said] if self.said else []
         if lost:
-            words = (
+            lacking = (
                 f"transformers.{self.name} has no place for {parts(lost)}: what the port makes of them is not compared"
             )
-            found.append(words + (f" (transformers.{self.fuller} has one)" if self.fuller else ""))
+            fuller = Message(" (", Option("architecture", self.fuller), " has one)") if self.fuller else ""
+            found.append(Message(lacking, fuller))
         return found
 
 
@@ -113,7 +114,7 @@ def reference_class(checkpoint: Checkpoint, asked: str | None = None) -> Referen
     if names and name != names[0]:
         theirs = first[0] if first else None
         said = f"config.json names {names[0]}, {_why(theirs)}: compared with transformers.{name}"
-        said += f" (choose the architecture {names[0]} for the other)" if theirs else ""
+        said = Message(said, " (", Option("architecture", names[0]), " takes the other)") if theirs else said
     return ReferenceClass(name=name, lacks=best.lacks, fuller=full, said=said)
 
 
