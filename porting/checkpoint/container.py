@@ -10,19 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
+from porting.checkpoint.index import ShardIndex
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
 from porting.checkpoint.names import check_names
 from porting.errors import Code, Fault
 from porting.limits import grant
-
-if TYPE_CHECKING:
-    from porting.checkpoint.index import ShardIndex
 
 ENOUGH = 1000
 """The number of files that cannot be opened after which no other is tried."""

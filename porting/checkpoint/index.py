@@ -1,8 +1,4 @@
-"""The index of a sharded checkpoint: the shard of each tensor.
-
-Only what the index names is ever opened.  Shards that an older save left behind are never found by their
-looks.
-"""
+"""The index of a sharded checkpoint, `*.index.json`: the shard of each tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from porting.checkpoint.bin_file import Bin
-from porting.checkpoint.container import Container, Found, Place, open_all, open_each
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents, TensorInfo
-from porting.checkpoint.safetensors_file import Safetensors
+from porting.checkpoint.layout import TensorInfo
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault
 from porting.printable import is_printable
@@ -33,8 +25,8 @@ PLAIN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")
 INDEX = ".index.json"
 """The ending of an index behind the name of its only file."""
 
-SHARDS: Mapping[str, Container] = {".safetensors": Safetensors(), ".bin": Bin()}
-"""The containers that shards may have, by their endings."""
+SHARD_ENDINGS = frozenset({".safetensors", ".bin"})
+"""The file endings of shards."""
 
 WRITE_AGAIN = "fetch the index again, or save the checkpoint again"
 
@@ -95,7 +87,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
                     hint="do not use this index unless you know who wrote it",
                 )
     endings = {os.path.splitext(shard)[1] for shard in shards}  # ten times as fast as a path of each
-    if not faults and (len(endings) > 1 or not endings <= SHARDS.keys()):
+    if not faults and (len(endings) > 1 or not endings <= SHARD_ENDINGS):
         faults.add(
             Code.INDEX_SHARD,
             "its shards do not all end in .safetensors or all in .bin: " + ", ".join(map(quote, shards)),
@@ -181,51 +173,3 @@ def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, 
 
 def _invalid(where: str, message: str) -> CheckpointError:
     return checkpoint_error(Code.INDEX_INVALID, where, message, WRITE_AGAIN)
-
-
-class ShardedIndex(Container):
-    """An index and the shards that it names.
-
-    Args:
-        of: what its shards usually are; its name is that of their single file with an ending behind.
-    """
-
-    name = "index"
-    title = "an index of shards"
-
-    def __init__(self, of: Container) -> None:
-        self.endings = (f"{of.endings[0]}{INDEX}",)
-        self.main = f"{of.main}{INDEX}"
-        self.also = tuple(f"{name}{INDEX}" for name in of.also)
-        self.single = of.main
-        self.promises = of.promises
-
-    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: an index holds no tensors, its shards do.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise _invalid(source.where, "an index of shards holds no tensor itself")
-
-    def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
-        """Open every shard, in the container of its file ending."""
-        self.require_no_part(part, where=place.location)
-        index = _read(place, main)
-        # Of a model on the hub only headers are wanted: each file is let go once it was read.
-        sources = open_all(place, index.shards) if locate else {}
-        contents = tuple(
-            SHARDS[os.path.splitext(name)[1]].read(source, name=name, locate=locate)
-            for name, source in (sources.items() if locate else open_each(place, index.shards))
-        )
-        notes = tuple(note for file in contents for note in file.notes)
-        return Found(contents=contents, sources=sources, index=index, notes=notes)
-
-    def others(self, place: Place, main: str) -> tuple[str, ...]:
-        """The shards."""
-        return _read(place, main).shards
-
-
-def _read(place: Place, name: str) -> ShardIndex:
-    raw, where = place.read(name, limit=MAX_INDEX)
-    return parse_index(raw, name=name, where=where)

@@ -14,10 +14,11 @@ from porting.checkpoint.dcp import Distributed
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.gguf import Gguf
-from porting.checkpoint.index import INDEX, ShardedIndex
+from porting.checkpoint.index import INDEX
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.npz import Npz
 from porting.checkpoint.safetensors_file import Safetensors
+from porting.checkpoint.sharded import ShardedIndex
 from porting.checkpoint.sniff import foreign
 from porting.errors import Code, Fault, Message, Option
 
