@@ -18,7 +18,7 @@ from porting.trials.combinations import covering, de_bruijn
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, alike, every_mask, masks
+from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
 from porting.trials.scope import Kind
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
@@ -283,7 +283,7 @@ class _Rows:
         short = [self._hidden(every_mask(one)) for one in FEW_TOKENS if one < width]
         yield from (self._trial(Kind.MASK, EVERY_MASK, one) for one in short)
         if width > max(FEW_TOKENS):
-            yield self._trial(Kind.MASK, "rows that keep as many tokens at other places", self._hidden(alike(width)))
+            yield self._trial(Kind.MASK, SAME_COUNT, self._hidden(alike(width)))
         for long in dict.fromkeys(min(one, self.model.longest) for one in (WIDTH, self.model.longest)):
             for what, mask in masks(long, self._generator) if long > width else ():
                 if what in HALF:  # rows of which about half is masked
@@ -501,11 +501,11 @@ class _Rows:
             left = {other: one for other, one in (plain if name == MASK else whole).items() if other != name}
             yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
         if DECODER_MASK in self.model.base:
-            for what, mask in masks(width, self._generator):
-                ids = self._ids(len(mask), width)
-                yield self._trial(
-                    Kind.MASK, f"{what} in the decoder", self._given(ids) | self._decoded(len(mask), width, mask)
-                )
+            short = [(EVERY_MASK, every_mask(count)) for count in FEW_TOKENS if count < width]
+            same_count = [(SAME_COUNT, alike(width))] if width > max(FEW_TOKENS) else []
+            for what, mask in (*masks(width, self._generator), *short, *same_count):
+                inputs = self._given(self._ids(len(mask), width)) | self._decoded(*mask.shape, mask)
+                yield self._trial(Kind.MASK, f"{what} in the decoder", inputs)
         if DECODER_IDS in self.model.base:
             for length in (1, 2, min(self.model.longest, WIDTH)):
                 inputs = self._given(self._ids(2, width)) | self._decoded(2, length)

@@ -26,6 +26,8 @@ FEW_TOKENS = (2, 3, 4)
 
 EVERY_MASK = "every mask of a short row"
 
+SAME_COUNT = "rows that keep as many tokens at other places"
+
 
 def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's.

@@ -562,3 +562,13 @@ def test_masks_of_a_decoder_are_tried_with_other_properties() -> None:
     masked = [one for one in combined if bool((one["decoder_attention_mask"] == 0).any())]
     assert {len(one["input_ids"]) for one in masked} == {1, 2, 3, 5}
     assert {one["input_ids"].shape[1] for one in masked} >= {5, 8, 13, 20}
+
+
+def test_short_rows_of_a_decoder_are_tried_with_every_mask() -> None:
+    ids = torch.ones(2, 9, dtype=torch.long)
+    names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    model = Model(config={"vocab_size": 50}, base=dict.fromkeys(names, ids), longest=20)
+    masks = [trial.case.inputs["decoder_attention_mask"] for trial in battery(model, seed=0, tokens=10**6)]
+    rows = {tuple(row) for mask in masks for row in mask.tolist()}
+    for width in (2, 3, 4):
+        assert rows >= {row for row in product((0, 1), repeat=width) if any(row)}
