@@ -136,7 +136,7 @@ def test_a_deeper_twin_tells_what_only_later_layers_have(tmp_path: Path) -> None
     source("ModernBertModel", fields, tmp_path)
     found = suggest(tmp_path, FirstIsOther, limit=600)
     assert found.verdict is Verdict.EXACT, str(found)
-    assert '"layers.{i}.attn_norm.weight" = "layers.{i}.n1.weight"' in found.text
+    assert '"layers.{i+1}.attn_norm.weight" = "layers.{i+1}.n1.weight"' in found.text
 
 
 def test_the_depths_of_the_twins_are_the_usual_one_a_deeper_one_and_the_checkpoints(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -175,13 +175,16 @@ def _all(
     unmapped: Sequence[Unmapped],
     behind: ExtraChecks,
 ) -> Iterator[Reason]:
-    parts = [*_mask(subjects), *_later(subjects), *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    later = [*_later(subjects)]
+    parts = [*_mask(subjects), *later, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
     kinds = {one.kind for one in parts}
     untied = [one.port.rpartition(".")[0] for one in found.divergences if one.what == "second"]
     decided = any(one.kind == "shape" and one.shown for one in parts)  # what comes after it follows from it
     causes = [] if decided else known(proof, guessed=bool(kinds & {"extra", "shape"}), but=untied)
     causes = [one for one in causes if not _seen(one, kinds)]
+    if any(not one.shown for one in later):  # an argument that was not given may be the mask
+        causes = [replace(one, shown=False) if one.kind == "masks" else one for one in causes]
     yield from causes
     yield from _corrected(found)
     left = unknown(proof)
