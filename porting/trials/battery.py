@@ -504,7 +504,7 @@ class _Rows:
             short = [(EVERY_MASK, every_mask(count)) for count in FEW_TOKENS if count < width]
             same_count = [(SAME_COUNT, alike(width))] if width > max(FEW_TOKENS) else []
             for what, mask in (*masks(width, self._generator), *short, *same_count):
-                inputs = self._given(self._ids(len(mask), width)) | self._decoded(*mask.shape, mask)
+                inputs = self._given(self._ids(len(mask), width)) | self._decoded(len(mask), mask.shape[1], mask)
                 yield self._trial(Kind.MASK, f"{what} in the decoder", inputs)
         if DECODER_IDS in self.model.base:
             for length in (1, 2, min(self.model.longest, WIDTH)):

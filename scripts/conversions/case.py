@@ -132,4 +132,13 @@ def both(*patterns: str, shape: Sequence[int]) -> dict[str, Sequence[int]]:
     }
 
 
+def convnext_downsampling(width: int) -> dict[str, Sequence[int]]:
+    """The stem and the layers between the stages of a ConvNeXt of equally wide stages, in Meta's names."""
+    shapes = both("downsample_layers.0.0", shape=(width, 3, 4, 4)) | both("downsample_layers.0.1", shape=(width,))
+    for stage in (1, 2, 3):
+        shapes |= both(f"downsample_layers.{stage}.0", shape=(width,))
+        shapes |= both(f"downsample_layers.{stage}.1", shape=(width, width, 2, 2))
+    return shapes | both("norm", shape=(width,))
+
+
 Maker = Callable[[Sources], Case]

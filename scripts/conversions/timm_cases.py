@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from scripts.conversions.case import Case, Maker, Sources, Tensors, both, drawn
+from scripts.conversions.case import Case, Maker, Sources, Tensors, both, convnext_downsampling, drawn
 from scripts.conversions.transformers_cases import CLASSES, HIDDEN, INNER, _vit
 
 VISION = "timm/models/vision_transformer.py"
@@ -175,13 +175,7 @@ def resmlp(sources: Sources) -> Case:
 def convnext(sources: Sources) -> Case:
     """ConvNeXt V2."""
     script = sources.script("timm/models/convnext.py")
-    shapes = both("downsample_layers.0.0", shape=(HIDDEN, 3, 4, 4)) | both(
-        "downsample_layers.0.1", "norm", shape=(HIDDEN,)
-    )
-    for stage in (1, 2, 3):
-        shapes |= both(f"downsample_layers.{stage}.0", shape=(HIDDEN,)) | both(
-            f"downsample_layers.{stage}.1", shape=(HIDDEN, HIDDEN, 2, 2)
-        )
+    shapes = convnext_downsampling(HIDDEN)
     block = "stages.{s}.{i}"
     shapes |= (
         both(f"{block}.dwconv", shape=(HIDDEN, 1, 7, 7))

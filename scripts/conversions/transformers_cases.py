@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from scripts.conversions.case import Case, Maker, Script, Sources, Tensors, both, drawn
+from scripts.conversions.case import Case, Maker, Script, Sources, Tensors, both, convnext_downsampling, drawn
 
 HIDDEN, INNER, HEADS, CLASSES = 8, 12, 2, 5
 
@@ -125,13 +125,7 @@ def whisper(sources: Sources) -> Case:
 def convnext(sources: Sources) -> Case:
     """ConvNeXt."""
     script = sources.transformers("convnext/convert_convnext_to_pytorch.py")
-    shapes = both("downsample_layers.0.0", shape=(HIDDEN, 3, 4, 4)) | both(
-        "downsample_layers.0.1", "norm", shape=(HIDDEN,)
-    )
-    for stage in (1, 2, 3):
-        shapes |= both(f"downsample_layers.{stage}.0", shape=(HIDDEN,)) | both(
-            f"downsample_layers.{stage}.1", shape=(HIDDEN, HIDDEN, 2, 2)
-        )
+    shapes = convnext_downsampling(HIDDEN)
     block = "stages.{s}.{i}"
     shapes |= both(f"{block}.dwconv", shape=(HIDDEN, 1, 7, 7)) | both(f"{block}.norm", shape=(HIDDEN,))
     shapes |= both(f"{block}.pwconv1", shape=(INNER, HIDDEN)) | both(f"{block}.pwconv2", shape=(HIDDEN, INNER))
