@@ -104,7 +104,8 @@ def test_a_difference_is_exit_code_1_and_the_json_is_alone(folder: Path) -> None
 
 @pytest.mark.slow
 def test_a_pipe_gets_no_colour_and_no_bar(folder: Path) -> None:
-    run = porting("check", "c", cwd=folder, env={"FORCE_COLOR": "1", "COLUMNS": "30", "PYTHONIOENCODING": "ascii"})
+    narrow = {"FORCE_COLOR": "1", "COLUMNS": "30", "PYTHONIOENCODING": "ascii"}
+    run = porting("check", "c", "--verbose", cwd=folder, env=narrow)
     assert run.returncode == 0
     assert "\x1b" not in run.stdout + run.stderr
     assert run.stderr == ""

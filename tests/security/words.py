@@ -224,8 +224,11 @@ TABLES: list[Row] = [
     table_row(
         "an expression that calls", "Call is not allowed", "[sizes]\nx = \"__import__('os').system('touch ran')\""
     ),
-    table_row("an expression with an attribute", "Attribute is not allowed", '[sizes]\nx = "a.__class__"'),
-    table_row("an expression with an index", "Subscript is not allowed", '[sizes]\nx = "a[0]"'),
+    table_row(
+        "an expression with an attribute of a number", "Attribute is not allowed", '[sizes]\nx = "(1).__class__"'
+    ),
+    table_row("an index of a sum in an expression", "Subscript is not allowed", '[sizes]\nx = "(a + b)[0]"'),
+    table_row("Python's own attribute in an expression", "no rule has that index", '[sizes]\nx = "a.__class__"'),
     table_row("an expression that assigns", "NamedExpr is not allowed", '[sizes]\nx = "(a := 1)"'),
     table_row("an expression with a lambda", "Lambda is not allowed", '[sizes]\nx = "lambda: 1"'),
     table_row("an expression with a string", "the constant 'x' is not allowed", "[sizes]\nx = \"'x' * 9\""),

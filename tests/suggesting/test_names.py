@@ -120,7 +120,7 @@ def test_the_experts_of_a_mixture_are_called_alike(tmp_path: Path) -> None:
     found = suggest(tmp_path, mixture)
     assert found.verdict in {Verdict.EXACT, Verdict.APPROXIMATE}, str(found)
     assert "q_proj.weight [(h s r) e]" in found.text
-    assert ".experts.2.w1.weight" in found.text
+    assert ".experts.{j}.w1.weight" in found.text
 
 
 class Wrapped(nn.Module):

@@ -108,7 +108,10 @@ def draft(
     known = {*used, *copies, *found.ignored_biases, *counts}
     unused = [name for name in twin.tensors if name not in known]
     several = found.trace.returned  # the model itself is no module with one output then
-    own = {path for path, _ in module.named_modules()}  # a layer that stands in a list several times has one path here
+    # A layer with weights that stands in a list several times has one path here; an activation has all of its names.
+    own = {path for path, _ in module.named_modules()}
+    everywhere = module.named_modules(remove_duplicate=False)
+    own |= {path for path, part in everywhere if next(part.parameters(), None) is None}
     ours = {path: one for path, one in found.trace.modules.items() if path in own and (path or not several)}
     compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
     if first := first_difference(found, ours, compared):
