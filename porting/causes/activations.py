@@ -117,7 +117,11 @@ CAUSES: tuple[Cause, ...] = (
         "a difference of up to 2e-2 from the exact GELU",
         "x * sigmoid(1.702 x) is CLIP's; F.gelu(x) for hidden_act = gelu",
     ),
-    _wrong("ReLU", "no negative values after the first half of the feed-forward network", "see hidden_act"),
+    _wrong(
+        "ReLU",
+        "no negative values after the first half of the feed-forward network",
+        "use the activation that hidden_act in the config names",
+    ),
     _wrong("SiLU", "differences of up to 0.2 from a GELU", "SiLU is also called swish; see hidden_act in the config"),
     _wrong(
         "erf GELU without the root",
@@ -125,7 +129,7 @@ CAUSES: tuple[Cause, ...] = (
         "0.5 * x * (1 + erf(x / sqrt(2))), not erf(x)",
     ),
     _wrong("squared ReLU", "large differences where activations are large", "see hidden_act: relu2 is the square"),
-    _wrong("ELU", "negative values down to -1", "see hidden_act"),
+    _wrong("ELU", "negative values down to -1", "use the activation that hidden_act in the config names"),
     ParametricActivation(
         name="sigmoid GELU of another steepness",
         what="the activation is x * sigmoid(c * x) with a number c that is neither SiLU's 1 nor quick GELU's 1.702",
@@ -140,7 +144,7 @@ CAUSES: tuple[Cause, ...] = (
         name="leaky ReLU for another activation",
         what="the activation is a ReLU with a slope for negative values",
         looks="small negative values after the first half of the feed-forward network",
-        fix="see hidden_act",
+        fix="use the activation that hidden_act in the config names",
         function=F.leaky_relu,
         says="leaky ReLU of slope {}",
         first=1e-3,

@@ -47,7 +47,7 @@ def test_verify_names_the_guilty_module_of_ones_own(run: Run, checkpoint: Path) 
     assert line.startswith("  line: own_model.py:")
     assert line.endswith("return self.norm2(x + self.down(GELU(self.up(x))))")
     assert cause.startswith("  cause: ReLU for another activation")
-    assert fix == "  fix: F.gelu(x) for hidden_act = gelu"
+    assert fix == "  fix: use the activation that hidden_act in the config names"
     assert (
         result.stdout.splitlines()[-1] == "next: porting verify c --table own.toml --into own_model.py:build --verbose"
     )
