@@ -147,7 +147,7 @@ class Maker:
         if 0 < self._words.left <= REST:
             width = min(self.longest, WIDTH)
             count = -(-self._words.left // (width * together)) * together
-            cases.append(self.case(f"{count} rows of {width} tokens with the words that are left", [width] * count))
+            cases.append(self.case(f"{count} rows of {width} tokens with the remaining token ids", [width] * count))
         return cases
 
     def case(self, name: str, rows: Sequence[int]) -> Case:

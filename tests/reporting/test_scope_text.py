@@ -156,7 +156,7 @@ def test_small_tables_are_reached_in_every_row(vocabulary: int, rows: int | None
     seen = {int(one) for case in cases for one in case.inputs["input_ids"][case.inputs["attention_mask"] == 1]}
     assert len(cases) == (2 if rows is None else 3)
     if rows is not None:
-        assert cases[2].name == f"{rows} rows of 40 tokens with the words that are left"
+        assert cases[2].name == f"{rows} rows of 40 tokens with the remaining token ids"
         assert cases[2].inputs["input_ids"].shape == (rows, 40)
     assert seen == set(range(vocabulary)) if vocabulary <= 95 + 40 + 1024 else len(seen) == 135
     assert set(range(30)) <= seen
