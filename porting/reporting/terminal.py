@@ -60,8 +60,8 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     Args:
         report: the report.
         every_probe: a row for each probe in place of one for each layer.
-        verbose: everything that is known; without it a row for each layer that differs by its own doing and one for what
-            that comes to, and no details of what ran.
+        verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
+            what that comes to, and no details of what ran.
     """
     first, *rest = verdict_lines(report, verbose=verbose)
     above = (first, *summary_lines(report), *rest)
