@@ -112,7 +112,8 @@ class Rough(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         constants = 3.7 ** (torch.arange(8, dtype=torch.float32) / 8)
-        return self.linear(x * constants.to(x.dtype) + self.fault)
+        found: Tensor = self.linear(x * constants.to(x.dtype) + self.fault)
+        return found
 
 
 class Wrong(Rough):
