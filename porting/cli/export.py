@@ -10,7 +10,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.load import _plan
-from porting.cli.output import Screen, size
+from porting.cli.output import Screen, file_list, size
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
@@ -78,11 +78,11 @@ def export(
                 "checkpoint": checkpoint.location,
                 "exported to": str(path),
                 "architecture": written.architecture,
-                "files": f"{', '.join(written.files)}: {size(nbytes)}",
+                "files": f"{file_list(written.files)}: {size(nbytes)}",
                 "weights": verdict,
                 "new": ", ".join(written.new),
                 "not written": ", ".join(left.name for left in written.not_written),
-                "not copied": ", ".join(written.not_copied),
+                "not copied": file_list(written.not_copied),
                 "left out": ", ".join(written.unnamed),
             }
         )
