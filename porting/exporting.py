@@ -265,7 +265,8 @@ def _from_shards(
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype to write each tensor of the checkpoint in: that of the module's tensor, if there is one."""
     tensors = dict(named_tensors(module))
-    dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    moved = [step for step in plan.steps if step.layout is None]  # a formula's sources may be of several
+    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
     equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
     return {name: (dtypes | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 
