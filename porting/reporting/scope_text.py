@@ -8,6 +8,7 @@ from torch import nn
 
 from porting.reporting.outcome import Outcome, Shown
 from porting.target import named_tensors
+from porting.trials.battery import KEPT
 from porting.trials.scope import Scope, Status
 
 MOST_FAILED = 3
@@ -41,7 +42,9 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
             parts.append(f"it ends before {', '.join(behind[:most])}{more}")
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
-        yield f"output compared: {'; '.join(parts)}"
+        hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
+        where = "output compared, except padded places and rows of padding alone" if hides else "output compared"
+        yield f"{where}: {'; '.join(parts)}"
     yield f"not run: {'; '.join(_limits(report, verbose=verbose))}"
 
 
@@ -138,7 +141,7 @@ _MASKS = {
     "random masks": "random",
     "a row that is all padding": "a row all padding",
     "masked places that hold ordinary tokens": "over ordinary tokens",
-    "the padding's token where the mask keeps it": "over no padding token",
+    KEPT: "over no padding token",
     "a mask of bool": "as bool",
     "a mask of float64": "as float",
 }

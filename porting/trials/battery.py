@@ -42,8 +42,17 @@ LIKELY = "token ids that your code or the config names"
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
-HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
-"""The row of a mask, see :func:`masks`, that hides about half of its places."""
+LONG_ROWS = {"right padding": (2, 1), "left padding": (2, 1), "gaps": (1, 0)}
+"""The rows of a mask, see :func:`masks`, that hide about half of their places, and those that hide few."""
+
+SQUARES = (2, 3, 4, 5, 8)
+"""Batches of as many rows as tokens."""
+
+MOST_ROWS = 32
+"""Batches of as many rows as a number of the config says have no more."""
+
+WIDEST = 96
+"""Tokens in the longest rows of the batches that vary several properties at a time."""
 
 MOST_NAMED = 8
 """So many token ids that the port's code names are tried as the first of a row."""
@@ -286,11 +295,36 @@ class _Rows:
             yield self._trial(Kind.MASK, SAME_COUNT, self._hidden(alike(width)))
         for long in dict.fromkeys(min(one, self.model.longest) for one in (WIDTH, self.model.longest)):
             for what, mask in masks(long, self._generator) if long > width else ():
-                if what in HALF:  # rows of which about half is masked
-                    rows = mask[[HALF[what]] * (3 if long <= WIDTH else 1)]
+                if what in LONG_ROWS:
+                    half, few = LONG_ROWS[what]
+                    rows = mask[[half, few, half] if long <= WIDTH else [half, few]]
                     yield self._trial(Kind.MASK, f"{what} in rows of {long}", self._hidden(rows))
+        yield from self._of_equal_sizes(width)
         if not self.model.internal:
             yield from self._kept(width, kinds.get("right padding"))
+
+    def _of_equal_sizes(self, width: int) -> Iterator[Trial]:
+        """Masks where two sizes are equal by chance, and where nearly all tokens of a batch are kept, or none are.
+
+        As many rows as tokens, or as the config has heads or layers: an axis that is taken for another one shows only
+        where sizes differ, and a case for one shape of a mask only where they do not.
+        """
+        for size in dict.fromkeys(min(one, self.model.longest) for one in SQUARES):
+            drawn = torch.randint(0, 2, (size, size), generator=self._generator)
+            drawn[torch.arange(size), torch.arange(size).flip(0)] = 1
+            yield self._trial(Kind.MASK, "as many rows as tokens", self._hidden(drawn))
+        for rows in sorted({one for one in integers(self.model.config) if 1 < one <= MOST_ROWS} - {*BATCHES}):
+            drawn = torch.randint(0, 2, (rows, min(SHORT, width)), generator=self._generator)
+            drawn[torch.arange(rows), torch.arange(rows) % drawn.shape[1]] = 1
+            yield self._trial(Kind.MASK, "as many rows as a number of the config says", self._hidden(drawn))
+        across = min(WIDTH, self.model.longest)
+        if across > 1:
+            one_hidden = torch.ones(max(BATCHES), across, dtype=torch.long)
+            one_hidden[len(one_hidden) // 2, across // 2] = 0
+            yield self._trial(Kind.MASK, "one hidden token in a large batch", self._hidden(one_hidden))
+            one_kept = torch.zeros(3, across, dtype=torch.long)
+            one_kept[torch.arange(3), torch.tensor([0, across // 2, across - 1])] = 1
+            yield self._trial(Kind.MASK, "rows of one token that is kept", self._hidden(one_kept))
 
     def _kept(self, width: int, right: Tensor | None) -> Iterator[Trial]:
         """The padding's token where the mask keeps it, other tokens where it does not, and masks of other dtypes.
@@ -303,6 +337,13 @@ class _Rows:
             ids = self._ids(*right.shape)
             for mask in (torch.ones_like(right), right, right.flip(1)):  # the same ids in each
                 yield self._trial(Kind.MASK, "masked places that hold ordinary tokens", self._given(ids, mask))
+            for mask in (right, right.flip(1)) if self._likely else ():
+                hidden = self._given(self._ids(*mask.shape), mask)
+                places = torch.arange(int((mask == 0).sum())) % len(self._likely)
+                hidden[IDS][mask == 0] = torch.tensor(self._likely)[places]
+                kept_too = mask.cumsum(1) == 2  # the second token that is kept, in some of the rows
+                hidden[IDS][1::2][kept_too[1::2]] = self._likely[0]
+                yield self._trial(Kind.MASK, "masked places that hold special tokens", hidden)
         for long in dict.fromkeys((width, min(WIDTH, self.model.longest))):
             kept = self._ids(3, long)
             kept[0, -3:-2] = kept[1, long // 2] = kept[2, 0] = self._padding
@@ -312,8 +353,9 @@ class _Rows:
                 yield self._trial(Kind.MASK, f"the padding token without {MASK}", given)
         if not self.model.mask_kinds or right is None:
             return
-        for dtype in (torch.bool, torch.float64):
-            given = self._hidden(right)
+        sides = torch.cat([right[1:3], right[1:3].flip(1)])  # what a causal model hides anyway shows nothing
+        for dtype in (torch.bool, torch.float64, torch.uint8, torch.int32):
+            given = self._hidden(sides)
             given |= {MASK: given[MASK].to(dtype)}
             yield self._trial(Kind.MASK, f"a mask of {dtype_name(dtype)}", given)
 
@@ -413,7 +455,7 @@ class _Rows:
         optional = [name for name in self.model.base if name in self.model.optional and name not in (IDS, MASK)]
         own = (SEGMENTS, POSITIONS, DECODER_MASK)
         properties: dict[str, list[str]] = {
-            "width": [str(one) for one in dict.fromkeys(min(one, longest) for one in COMBINED)],
+            "width": [str(one) for one in dict.fromkeys(min(one, longest) for one in (*COMBINED, WIDEST))],
             "rows": ["1", "2", "3", "5"],
             MASK: self._mask_names(longest),
             SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
@@ -461,7 +503,7 @@ class _Rows:
                 said.append(f"random {name}")
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
-        return ", ".join(said), {name: one for name, one in inputs.items() if name not in left}
+        return ", ".join(said), _without(left, inputs)
 
     def _scatter(self, inputs: Mapping[str, Tensor]) -> None:
         """Put the likely token ids at a third of the places that hold ordinary ones, each as often as the others."""
@@ -498,7 +540,7 @@ class _Rows:
         yield self._trial(Kind.ARGUMENTS, "tensors that lie column by column in memory", turned)
         plain = self._given(self._ids(2, width))
         for name in given:
-            left = {other: one for other, one in (plain if name == MASK else whole).items() if other != name}
+            left = _without([name], plain if name == MASK else whole)
             yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
         if DECODER_MASK in self.model.base:
             short = [(EVERY_MASK, every_mask(count)) for count in FEW_TOKENS if count < width]
@@ -579,6 +621,12 @@ class _Signals:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _without(names: Collection[str], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arguments without some; without a decoder's tokens there is no mask of them either."""
+    left = {*names, DECODER_MASK} if DECODER_IDS in names else {*names}
+    return {name: value for name, value in inputs.items() if name not in left}
 
 
 def _rows(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:

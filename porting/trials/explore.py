@@ -177,13 +177,16 @@ class Explorer:
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
         turned = [case for case in taken if model.accepts(_reversed(case))]
         largest = max(turned, key=lambda case: _tokens(case.inputs))
+        longest = max(unpadded, key=lambda case: _width(case.inputs))
+        pairs = [largest, _reversed(largest)]
+        pairs += [case for one in short for case in (one, _with_other_tokens(one, longest))]
         return impurities(
             lambda: self.plain(cases),
             self.dtype,
             self._judge(cases, table),
             self.plain([*short, *varied]),
             alone,
-            self.plain([largest, _reversed(largest)]),
+            self.plain(pairs),
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:
@@ -216,6 +219,20 @@ class Explorer:
 def _reversed(case: Case) -> Case:
     """A batch of the same shapes with other contents: its rows, and the tokens in them, in the reverse order."""
     return Case(f"{case.name}, reversed", {name: one.flip(*range(one.ndim)) for name, one in case.inputs.items()})
+
+
+def _with_other_tokens(case: Case, longest: Case) -> Case:
+    """A batch of the same shapes with the last tokens of another one: also a row of one token has another then."""
+    ids = longest.inputs.get(IDS)
+    rows, width = case.inputs[IDS].shape if IDS in case.inputs and case.inputs[IDS].ndim == 2 else (0, 0)
+    if ids is None or ids.ndim != 2 or ids.shape[1] < width or not rows:
+        return _reversed(case)
+    other = ids[:1, -width:].flip(1).expand(rows, -1).clone()
+    return Case(f"{case.name}, other tokens", {**case.inputs, IDS: other})
+
+
+def _width(inputs: Mapping[str, Tensor]) -> int:
+    return max((value.shape[-1] for name, value in inputs.items() if name.endswith(IDS) and value.ndim), default=0)
 
 
 def _varied(case: Case) -> Iterator[Case]:

@@ -51,8 +51,10 @@ def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]
     drawn = torch.randint(0, 2, (4, width), generator=generator)
     drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1
     yield "random masks", drawn
-    hidden = torch.ones(3, width, dtype=torch.long)
+    hidden = torch.ones(4, width, dtype=torch.long)
     hidden[1] = 0
+    hidden[2, width - 2 :] = 0
+    hidden[3, :2] = 0
     yield "a row that is all padding", hidden
 
 

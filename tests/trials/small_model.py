@@ -99,6 +99,12 @@ def _gaps(given: dict[str, Any]) -> bool:
     return mask is not None and bool((mask.long().diff(dim=1).ne(0).sum(1) > 1).any())
 
 
+def _masked(given: dict[str, Any], condition: Callable[[Tensor], bool]) -> bool:
+    """Whether there is a mask that hides something, and for which the condition holds."""
+    mask = given["attention_mask"]
+    return mask is not None and bool((mask == 0).any()) and condition(mask)
+
+
 def _as_many(given: dict[str, Any]) -> bool:
     """Whether all rows keep as many tokens, and not the same ones."""
     mask = given["attention_mask"]
@@ -117,6 +123,11 @@ def _kept(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str,
         port.kept = torch.zeros_like(out["logits"])
     port.kept.copy_(out["logits"].detach())
     return {**out, "logits": port.kept}
+
+
+def _kept_if_single(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    """As before, where there is one token."""
+    return _kept(out, given, port) if given["input_ids"].numel() == 1 else out
 
 
 def _kept_if_large(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
@@ -226,6 +237,29 @@ INPUTS = {
             and bool((given["attention_mask"] == 1).all())
         )
     ),
+    "as many rows as tokens": where(lambda given: _masked(given, lambda mask: mask.shape[0] == mask.shape[1])),
+    "as many rows as a number of the config": where(lambda given: _masked(given, lambda mask: len(mask) == 12)),
+    "one hidden token of hundreds": where(
+        lambda given: _masked(given, lambda mask: int((mask == 0).sum()) * 100 < mask.numel())
+    ),
+    "rows of one token that is kept": where(
+        lambda given: _masked(given, lambda mask: mask.shape[1] > 9 and int(mask.sum(1).max()) == 1)
+    ),
+    "a long row of which little is hidden in front": where(
+        lambda given: (
+            _left(given) and int(given["attention_mask"][given["attention_mask"][:, 0] == 0].sum(1).max()) > 15
+        )
+    ),
+    "a row of padding beside padded ones": where(
+        lambda given: _masked(
+            given, lambda mask: bool((mask == 0).all(1).any() and ((mask == 0).any(1) & (mask != 0).any(1)).any())
+        )
+    ),
+    "a named token that is hidden": where(
+        lambda given: _masked(given, lambda mask: bool(((mask == 0) & (given["input_ids"] == 33)).any()))
+    ),
+    "a mask of uint8": where(lambda given: _masked(given, lambda mask: mask.dtype == torch.uint8)),
+    "a mask of int32": where(lambda given: _masked(given, lambda mask: mask.dtype == torch.int32)),
     "a mask of bool": where(
         lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
     ),
@@ -235,6 +269,7 @@ INPUTS = {
 WAYS: dict[str, tuple[Change, Callable[[dict[str, Any], nn.Module], None] | None]] = {
     "counts its calls": (_counted, None),
     "keeps its outputs": (_kept, None),
+    "keeps its outputs for single tokens": (_kept_if_single, None),
     "keeps its large outputs": (_kept_if_large, None),
     "draws from the system": (_drawn, None),
     "remembers by token ids": (_remembered, None),
