@@ -140,6 +140,8 @@ _MASKS = {
     "masked places that hold ordinary tokens": "over ordinary tokens",
     "the padding's token where the mask keeps it": "over no padding token",
     "a mask of bool": "as bool",
+    "a mask of uint8": "as uint8",
+    "a mask of int32": "as int32",
     "a mask of float64": "as float",
 }
 

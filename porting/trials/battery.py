@@ -18,7 +18,17 @@ from porting.trials.combinations import covering, de_bruijn
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
+from porting.trials.padding import (
+    DECODER_MASK,
+    EVERY_MASK,
+    FEW_TOKENS,
+    MASK,
+    SAME_COUNT,
+    alike,
+    every_mask,
+    masks,
+    staircase,
+)
 from porting.trials.scope import Kind
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
@@ -42,8 +52,17 @@ LIKELY = "token ids that your code or the config names"
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
-HALF = {"right padding": 2, "left padding": 2, "gaps": 1}
-"""The row of a mask, see :func:`masks`, that hides about half of its places."""
+FEW_AND_HALF = {"right padding": (1, 2), "left padding": (1, 2), "gaps": (0, 1)}
+"""The rows of a mask, see :func:`masks`, that hide one or two of its places, and about half of them."""
+
+MASK_DTYPES = (torch.bool, torch.uint8, torch.int32, torch.float64)
+"""A mask is given in each of these as well."""
+
+SQUARES = (3, 4, 5)
+"""So many rows of so many tokens are padded: there nothing but the order of its axes tells what a mask belongs to."""
+
+MOST_SQUARE = 24
+"""A number of heads up to this is such a size as well."""
 
 MOST_NAMED = 8
 """So many token ids that the port's code names are tried as the first of a row."""
@@ -284,10 +303,15 @@ class _Rows:
         yield from (self._trial(Kind.MASK, EVERY_MASK, one) for one in short)
         if width > max(FEW_TOKENS):
             yield self._trial(Kind.MASK, SAME_COUNT, self._hidden(alike(width)))
+        heads = [one for name, one in self.model.config.items() if "head" in name and isinstance(one, int)]
+        squares = (one for one in (*SQUARES, *heads) if SQUARES[0] <= one <= min(MOST_SQUARE, self.model.longest))
+        for size in dict.fromkeys(squares):
+            yield self._trial(Kind.MASK, "as many padded rows as tokens", self._hidden(staircase(size)))
         for long in dict.fromkeys(min(one, self.model.longest) for one in (WIDTH, self.model.longest)):
             for what, mask in masks(long, self._generator) if long > width else ():
-                if what in HALF:  # rows of which about half is masked
-                    rows = mask[[HALF[what]] * (3 if long <= WIDTH else 1)]
+                if what in FEW_AND_HALF:
+                    few, half = FEW_AND_HALF[what]
+                    rows = mask[[few, *[half] * (2 if long <= WIDTH else 1)]]
                     yield self._trial(Kind.MASK, f"{what} in rows of {long}", self._hidden(rows))
         if not self.model.internal:
             yield from self._kept(width, kinds.get("right padding"))
@@ -312,7 +336,7 @@ class _Rows:
                 yield self._trial(Kind.MASK, f"the padding token without {MASK}", given)
         if not self.model.mask_kinds or right is None:
             return
-        for dtype in (torch.bool, torch.float64):
+        for dtype in MASK_DTYPES:
             given = self._hidden(right)
             given |= {MASK: given[MASK].to(dtype)}
             yield self._trial(Kind.MASK, f"a mask of {dtype_name(dtype)}", given)

@@ -175,15 +175,15 @@ class Explorer:
             varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
         varied = [one for one in varied if model.accepts(one)]
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
-        turned = [case for case in taken if model.accepts(_reversed(case))]
-        largest = max(turned, key=lambda case: _tokens(case.inputs))
+        held = [case for case in taken if model.accepts(_other(case, plain[0]))]
+        held = [max(held, key=lambda case: _tokens(case.inputs)), *_smallest(held)]
         return impurities(
             lambda: self.plain(cases),
             self.dtype,
             self._judge(cases, table),
             self.plain([*short, *varied]),
             alone,
-            self.plain([largest, _reversed(largest)]),
+            self.plain([one for case in held for one in (case, _other(case, plain[0]))]),
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:
@@ -216,6 +216,32 @@ class Explorer:
 def _reversed(case: Case) -> Case:
     """A batch of the same shapes with other contents: its rows, and the tokens in them, in the reverse order."""
     return Case(f"{case.name}, reversed", {name: one.flip(*range(one.ndim)) for name, one in case.inputs.items()})
+
+
+def _other(case: Case, filled: Case) -> Case:
+    """A batch of the same shapes with other contents; one token has no order, and is another of those in ``filled``."""
+    turned = _reversed(case)
+    if any(not torch.equal(one, case.inputs[name]) for name, one in turned.inputs.items()):
+        return turned
+    changed = dict(case.inputs)
+    for name, one in case.inputs.items():
+        tokens = filled.inputs.get(name)
+        if name.endswith(IDS) and tokens is not None:
+            others = tokens[~torch.isin(tokens, one)]
+            changed[name] = one if not len(others) else others[:1].expand(one.shape).clone()
+    return Case(f"{case.name}, another token", changed)
+
+
+def _smallest(cases: Sequence[Case]) -> list[Case]:
+    """The smallest batch of one token, of one row, and of several rows: a buffer may be kept for either alone."""
+    shapes = {id(case): case.inputs[IDS].shape for case in cases if IDS in case.inputs}
+    wanted: tuple[Callable[[torch.Size], bool], ...] = (
+        lambda shape: shape.numel() == 1,
+        lambda shape: shape[0] == 1 and shape[-1] > 1,
+        lambda shape: shape[0] > 1,
+    )
+    kinds = [[case for case in cases if id(case) in shapes and holds(shapes[id(case)])] for holds in wanted]
+    return [min(kind, key=lambda case: _tokens(case.inputs)) for kind in kinds if kind]
 
 
 def _varied(case: Case) -> Iterator[Case]:

@@ -51,9 +51,16 @@ def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]
     drawn = torch.randint(0, 2, (4, width), generator=generator)
     drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1
     yield "random masks", drawn
-    hidden = torch.ones(3, width, dtype=torch.long)
-    hidden[1] = 0
+    hidden = torch.ones(4, width, dtype=torch.long)
+    hidden[1] = hidden[0, width - width // 3 :] = hidden[2, : width // 3] = 0  # beside rows that are padded themselves
     yield "a row that is all padding", hidden
+
+
+def staircase(width: int) -> Tensor:
+    """As many rows as tokens, each with another number of them: padded on the right, then on the left, by turns."""
+    places, lengths = torch.arange(width), torch.arange(width, 0, -1)[:, None]
+    right = torch.arange(width)[:, None] % 2 == 0
+    return torch.where(right, places < lengths, places >= width - lengths).long()
 
 
 def every_mask(width: int) -> Tensor:

@@ -45,7 +45,7 @@ def impurities(
     judge: Judge,
     short: Side,
     alone: Mapping[int, Callable[[], Side]],
-    large: Side,
+    pairs: Side,
 ) -> list[Impurity]:
     """Run a port in every way and say where it is not pure.
 
@@ -57,7 +57,8 @@ def impurities(
         short: the port with short batches of different shapes, and some of the same token ids, each of which is run
             after each other one.
         alone: gives the port in a fresh copy with one of these batches alone, by its number.
-        large: the port with the largest batch, and with another one of its shape: what is kept for large outputs only.
+        pairs: the port with pairs of batches of one shape, the largest and the smallest of each kind: what is kept for
+            outputs of some sizes only.
     """
     side, other = make(), make()
     last = min(len(side.arguments) - 1, 1)
@@ -78,7 +79,7 @@ def impurities(
                 found.append(Impurity(kind=ImpurityKind.REPEATED, size=repeated))
             return [*found, *_written(side, before)]
         _run(side, last)
-        if (far := apart({name: kept[name] for name in held}, held)) > 0 or (far := _overwritten(large)) > 0:
+        if (far := apart({name: kept[name] for name in held}, held)) > 0 or (far := _overwritten(pairs)) > 0:
             found.append(Impurity(kind=ImpurityKind.HELD, size=far))
         far = _in_any_order(short, alone)
         if far > REPEATED * units:
@@ -140,11 +141,14 @@ def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
 
 
 def _overwritten(side: Side) -> float:
-    """How far the outputs of the first batch change when they are held and the second one is run."""
-    held = _run(side, 0)
-    kept = {name: one.clone().detach() for name, one in held.items()}
-    _run(side, 1)
-    return apart(kept, held)
+    """How far the outputs of a batch change when they are held and the next one, of the same shape, is run."""
+    worst = 0.0
+    for case in range(0, len(side.arguments), 2):
+        held = _run(side, case)
+        kept = {name: one.clone().detach() for name, one in held.items()}
+        _run(side, case + 1)
+        worst = max(worst, apart(kept, held))
+    return worst
 
 
 def _said(way: str, failure: VerifyError) -> str:

@@ -106,6 +106,13 @@ def _as_many(given: dict[str, Any]) -> bool:
     return counts is not None and bool((counts == counts[0]).all() and (mask != mask[:1]).any())
 
 
+def _empty_beside_padded(given: dict[str, Any]) -> bool:
+    """Whether a row is all padding, and what is wrong then can be seen in another one."""
+    mask = given["attention_mask"]
+    counts = None if mask is None else (mask != 0).sum(1)
+    return counts is not None and bool((counts == 0).any() and ((counts > 1) & (counts < mask.shape[1])).any())
+
+
 def _counted(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
     port.calls = getattr(port, "calls", 0) + 1
     return {name: one + 1e-3 * port.calls for name, one in out.items()}
@@ -122,6 +129,11 @@ def _kept(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str,
 def _kept_if_large(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
     """As before, where there are many numbers."""
     return _kept(out, given, port) if out["logits"].numel() > 150 else out  # more than any first batch
+
+
+def _kept_if_one_token(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
+    """As before, where there is one token, as in a step of generation."""
+    return _kept(out, given, port) if given["input_ids"].numel() == 1 else out
 
 
 def _drawn(out: dict[str, Tensor], given: dict[str, Any], port: Any) -> dict[str, Tensor]:
@@ -226,6 +238,22 @@ INPUTS = {
             and bool((given["attention_mask"] == 1).all())
         )
     ),
+    "as many padded rows as tokens": where(
+        lambda given: (
+            given["attention_mask"] is not None
+            and len(given["input_ids"]) == given["input_ids"].shape[1]
+            and bool((given["attention_mask"] == 0).any())
+        )
+    ),
+    "a mask of uint8": where(
+        lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.uint8
+    ),
+    "a row that is all padding beside a padded one": where(_empty_beside_padded),
+    "a long row with little padding in front": where(
+        lambda given: (
+            _left(given) and bool((given["attention_mask"].sum(1) > 16)[given["attention_mask"][:, 0] == 0].any())
+        )
+    ),
     "a mask of bool": where(
         lambda given: given["attention_mask"] is not None and given["attention_mask"].dtype == torch.bool
     ),
@@ -236,6 +264,7 @@ WAYS: dict[str, tuple[Change, Callable[[dict[str, Any], nn.Module], None] | None
     "counts its calls": (_counted, None),
     "keeps its outputs": (_kept, None),
     "keeps its large outputs": (_kept_if_large, None),
+    "keeps its outputs of one token": (_kept_if_one_token, None),
     "draws from the system": (_drawn, None),
     "remembers by token ids": (_remembered, None),
     "remembers all by token ids": (_memory("input_ids"), None),
