@@ -11,7 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import ref as weak_reference
 
+import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._functorch import apis as _apis
@@ -19,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
 from porting.frames import current_lines
+from porting.tracing.activations import StoredTensor, TensorFile
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
 
@@ -120,7 +123,7 @@ class Tape:
     Attributes:
         calls: the calls, in order.
         parts: the calls of modules, in the order in which they returned.
-        values: the tensors, by :attr:`Ref.number`.
+        values: the tensors, by :attr:`Ref.number`; large ones are in a file, and are read by ``tape[ref]``.
         weights: the names of the tensors that are parameters or buffers.
         marks: the tensors that were marked with a name, such as the probes.
     """
@@ -128,7 +131,7 @@ class Tape:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.parts: list[Part] = []
-        self.values: list[Tensor] = []
+        self.values: list[Tensor | StoredTensor] = []
         self.weights: dict[Ref, str] = {}
         self.marks: dict[str, Ref] = {}
         self._makers: dict[Ref, Call] = {}
@@ -136,7 +139,8 @@ class Tape:
         self._learned: set[Ref] = set()
 
     def __getitem__(self, ref: Ref) -> Tensor:
-        return self.values[ref.number]
+        value = self.values[ref.number]
+        return value.read() if isinstance(value, StoredTensor) else value
 
     def maker(self, ref: Ref) -> Call | None:
         """Return the call that made a tensor; None for a weight or an input."""
@@ -206,6 +210,10 @@ class Recorder(FunctionMode):
         self._module = module
         self._lines = lines
         self._known: dict[int, Ref] = {}
+        self._file = TensorFile()
+        self._in_memory: list[Ref] = []
+        self._nbytes = 0
+        self._stored: list[weak_reference[Tensor]] = []
         self._path: list[tuple[str, int, Ref | None]] = []
         self._hooks = ExitStack()
 
@@ -250,17 +258,46 @@ class Recorder(FunctionMode):
         path, first, first_input = self._path.pop()
         output_ref = self._ref(output) if isinstance(output, Tensor) else None
         self.tape.parts.append(Part(module, path, first, len(self.tape.calls), first_input, output_ref))
+        if self._nbytes > HELD:
+            self._store()
 
     def _ref(self, tensor: Tensor) -> Ref:
         known = self._known.get(id(tensor))
         return self._new(tensor) if known is None else known
 
     def _new(self, tensor: Tensor) -> Ref:
-        """Give a tensor the next number; the tape keeps the tensor, so that its id is not reused."""
+        """Give a tensor the next number; until it is stored the tape keeps it, so that its id is not reused."""
         ref = Ref(len(self.tape.values))
         self.tape.values.append(tensor)
         self._known[id(tensor)] = ref
+        if _can_be_stored(tensor):
+            self._in_memory.append(ref)
+            self._nbytes += tensor.nbytes
         return ref
+
+    def _store(self) -> None:
+        """Move the large tensors of the tape to a file; weights stay, since they are in memory anyway."""
+        values = {ref: self.tape.values[ref.number] for ref in self._in_memory if ref not in self.tape.weights}
+        tensors = {ref: value for ref, value in values.items() if isinstance(value, Tensor)}
+        weights = (self.tape.values[ref.number] for ref in self.tape.weights)
+        kept = {value.untyped_storage().data_ptr() for value in weights if isinstance(value, Tensor)}
+        with self.resting():
+            tensors = {ref: one for ref, one in tensors.items() if one.untyped_storage().data_ptr() not in kept}
+            stored = self._file.write_storages(list(tensors.values()))
+        for (ref, tensor), place in zip(tensors.items(), stored, strict=True):
+            if place is not None:
+                self.tape.values[ref.number] = place
+                self._stored.append(weak_reference(tensor, self._forgetting(id(tensor), ref)))
+        self._in_memory, self._nbytes = [], 0
+
+    def _forgetting(self, key: int, ref: Ref) -> Callable[[object], None]:
+        """Return what removes the id of a stored tensor when the model no longer holds the tensor."""
+
+        def forget(gone: object) -> None:
+            if self._known.get(key) == ref:
+                del self._known[key]
+
+        return forget
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`."""
@@ -290,7 +327,27 @@ class Recorder(FunctionMode):
 
     def _keep(self, tensor: Tensor) -> None:
         """Store a copy on the tape of a tensor that is about to be changed in place."""
-        self.tape.values[self._ref(tensor).number] = tensor.detach().clone()
+        number = self._ref(tensor).number
+        if isinstance(self.tape.values[number], Tensor):
+            self.tape.values[number] = tensor.detach().clone()
+
+
+HELD = 32 << 20
+"""Bytes of a tape's tensors that are kept in memory before they are written to a file."""
+
+SMALL = 1 << 14
+"""Tensors of fewer bytes stay in memory."""
+
+
+def _can_be_stored(tensor: Tensor) -> bool:
+    """Return whether a file can hold a tensor as it is."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad or tensor.is_nested or tensor.is_complex() or tensor.is_neg())
+        and tensor.nbytes >= SMALL
+    )
 
 
 _vmapped = apis.vmap_impl

@@ -143,6 +143,8 @@ _MASKS = {
     "masked places that hold ordinary tokens": "over ordinary tokens",
     KEPT: "over no padding token",
     "a mask of bool": "as bool",
+    "a mask of uint8": "as uint8",
+    "a mask of int32": "as int32",
     "a mask of float64": "as float",
 }
 

@@ -1,4 +1,4 @@
-"""The activations of a pass, in memory as far as they are small, else in an unnamed temporary file.
+"""The tensors of a pass, in memory as far as they are small, else in an unnamed temporary file.
 
 In a BERT-base, one row of 512 tokens has 1.3 GB of float64 activations at the probes, more than the model's weights.
 They are needed one at a time, once in each pass that is compared with them.
@@ -6,10 +6,9 @@ They are needed one at a time, once in each pass that is compared with them.
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 from weakref import finalize
@@ -24,16 +23,94 @@ HELD = 16 << 20
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The position of a tensor in the file."""
+class StoredTensor:
+    """A tensor in a file.
 
+    Attributes:
+        file: the file.
+        offset: where its elements begin, in bytes.
+        nbytes: the number of bytes that are read; those of a view's whole storage.
+        shape, stride, start: the tensor in that storage; the last two count elements.
+        dtype: of the elements.
+    """
+
+    file: TensorFile
     offset: int
+    nbytes: int
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
     dtype: torch.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    def read(self) -> Tensor:
+        """Return a copy of the tensor with the strides that it had."""
+        with torch._C.DisableTorchFunction():  # a mode that records a pass must not see this
+            content = torch.empty(self.nbytes, dtype=torch.uint8)
+            self.file.fill(content.numpy().data, self.offset)
+            empty = torch.empty(0, dtype=self.dtype)
+            return empty.set_(content.untyped_storage(), self.start, self.shape, self.stride)
+
+
+class TensorFile:
+    """An unnamed temporary file of tensors, which vanishes with the process."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def write(self, value: Tensor) -> StoredTensor | None:
+        """Append the elements of a tensor; None where the system refuses, or where its memory cannot be read."""
+        with torch._C.DisableTorchFunction():
+            value = value.detach().contiguous()
+            stored = StoredTensor(self, self._end, value.nbytes, tuple(value.shape), value.stride(), 0, value.dtype)
+            return stored if self._append(value.reshape(-1).view(torch.uint8).numpy().data) else None
+
+    def write_storages(self, values: Sequence[Tensor]) -> list[StoredTensor | None]:
+        """Append the memory of tensors, once for all views of it; they are read with the strides that they have."""
+        places: dict[int, int | None] = {}
+        found: list[StoredTensor | None] = []
+        with torch._C.DisableTorchFunction():
+            for value in values:
+                storage = value.untyped_storage()
+                if storage.data_ptr() not in places:
+                    content = torch.empty(0, dtype=torch.uint8).set_(storage)
+                    offset = self._end
+                    places[storage.data_ptr()] = offset if self._append(content.numpy().data) else None
+                place = places[storage.data_ptr()]
+                shape, stride, start = tuple(value.shape), value.stride(), value.storage_offset()
+                found.append(
+                    None
+                    if place is None
+                    else StoredTensor(self, place, storage.nbytes(), shape, stride, int(start), value.dtype)
+                )
+        return found
+
+    def fill(self, memory: memoryview, offset: int) -> None:
+        """Read bytes from an offset on.
+
+        Raises:
+            VerifyError: the file is shorter than what was written.
+        """
+        while memory and self._file is not None:
+            count = os.preadv(self._file.fileno(), [memory], offset)
+            if not count:
+                message = "the temporary file that activations were written to has been cut short"
+                raise VerifyError(Fault(code=Code.FILE_CHANGED, message=message, hint="run it again"))
+            offset, memory = offset + count, memory[count:]
+
+    def _append(self, remaining: memoryview) -> bool:
+        offset = self._end
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="porting-")  # noqa: SIM115  # it lives as long as this does
+                finalize(self, self._file.close)
+            while remaining:
+                count = os.pwrite(self._file.fileno(), remaining, offset)
+                offset, remaining = offset + count, remaining[count:]
+        except OSError:  # a full disk, say
+            return False
+        self._end = offset
+        return True
 
 
 class Activations(MutableMapping[str, Tensor]):
@@ -48,15 +125,14 @@ class Activations(MutableMapping[str, Tensor]):
 
     def __init__(self, most: int | None = None) -> None:
         self._most = HELD if most is None else most
-        self._entries: dict[str, Tensor | _Place] = {}
+        self._entries: dict[str, Tensor | StoredTensor] = {}
         self._nbytes = 0
-        self._end = 0
-        self._file: BinaryIO | None = None
+        self._file = TensorFile()
 
     @property
     def stored(self) -> bool:
         """Whether any tensor is in the file."""
-        return self._file is not None
+        return any(isinstance(value, StoredTensor) for value in self._entries.values())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes, without reading values."""
@@ -65,7 +141,7 @@ class Activations(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, value: Tensor) -> None:
         value = value.detach()
         if self._nbytes + value.nbytes > self._most and value.device.type == "cpu" and value.numel():
-            place = self._write(value)
+            place = self._file.write(value)
             if place is not None:
                 self._entries[name] = place
                 return
@@ -74,7 +150,7 @@ class Activations(MutableMapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._entries[name]
-        return self._read(found) if isinstance(found, _Place) else found
+        return found.read() if isinstance(found, StoredTensor) else found
 
     def __delitem__(self, name: str) -> None:
         found = self._entries.pop(name)
@@ -89,36 +165,3 @@ class Activations(MutableMapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _write(self, value: Tensor) -> _Place | None:
-        """Append a tensor to the file; None where the system refuses."""
-        place = _Place(self._end, tuple(value.shape), value.dtype)
-        remaining = _bytes(value.contiguous())
-        offset = self._end
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="porting-")  # noqa: SIM115  # it lives as long as this does
-                finalize(self, self._file.close)
-            while remaining:
-                count = os.pwrite(self._file.fileno(), remaining, offset)
-                offset, remaining = offset + count, remaining[count:]
-        except OSError:  # a full disk, say
-            return None
-        self._end = offset
-        return place
-
-    def _read(self, place: _Place) -> Tensor:
-        value = torch.empty(place.shape, dtype=place.dtype)
-        remaining, offset = _bytes(value), place.offset
-        while remaining and self._file is not None:
-            count = os.preadv(self._file.fileno(), [remaining], offset)
-            if not count:
-                message = "the temporary file that activations were written to has been cut short"
-                raise VerifyError(Fault(code=Code.FILE_CHANGED, message=message, hint="run it again"))
-            offset, remaining = offset + count, remaining[count:]
-        return value
-
-
-def _bytes(value: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    return value.reshape(-1).view(torch.uint8).numpy().data

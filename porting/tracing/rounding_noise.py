@@ -21,9 +21,7 @@ class RoundingNoise(DispatchMode):
     """Moves the operands and results of every operation in less than float64 by a rounding error.
 
     A value moves by at most one unit in its last place, and a zero not at all. A cast that changes no number is left
-    alone, and so are whole numbers, which are exact as long as the dtype holds them: a count that moved would be
-    another count behind a ``long()``. It is a mode of the dispatcher because each operation rounds, and a function
-    calls several.
+    alone. It is a mode of the dispatcher because each operation rounds, and a function calls several.
 
     Args:
         seed: the seed of the rounding errors.
@@ -59,20 +57,12 @@ class RoundingNoise(DispatchMode):
             return value
         with _disable_current_modes():
             exact = value.detach().double()
-            if not self._exact and _whole(exact, value.dtype):
-                return value
             noise = torch.rand(exact.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1)
             # In place, since this is done for each operand of each operation: exact + noise * |exact| * eps.
             moved = noise.mul_(exact.abs()).mul_(torch.finfo(value.dtype).eps).add_(exact).to(value.dtype)
             if math.isfinite(moved.sum()):  # then each element is
                 return moved
             return torch.where(torch.isfinite(moved), moved, value.detach())
-
-
-def _whole(values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all values are whole numbers that the dtype holds exactly, and so do not come from a rounding."""
-    largest = 1 / torch.finfo(dtype).eps
-    return bool(((values == values.round()) & (values.abs() <= largest)).all())
 
 
 class WithoutRounding(DispatchMode):

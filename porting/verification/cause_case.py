@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,14 +25,15 @@ from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.tracing.activations import Activations
 from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
-from porting.tracing.trace import Point, Trace, is_inner, is_returned, like
+from porting.tracing.trace import Point, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
-from porting.verification.compare import Comparison
+from porting.verification.compare import Anchors, Comparison
 
 T = TypeVar("T")
 
@@ -72,10 +73,12 @@ class CauseCase:
     @classmethod
     def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
         """Of a case that no comparison has seen, in float64."""
-        exact = {point: value for point, value in reference.record(case).items() if finite(value)}
-        pairing = comparison.paired(exact, port.record(case))
+        exact = reference.keep(case)
+        for point in [point for point, value in exact.items() if not finite(value)]:
+            del exact[point]
+        pairing = comparison.paired(exact, port.keep(case))
         given = reference.arguments[case]
-        anchors = {point: one.anchor(exact, given) for point, one in pairing.pairs.items()}
+        anchors = Anchors(pairing.pairs, exact, lambda pair: pair.anchor(exact, given))
         return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
 
     def search(self, causes: Sequence[Cause]) -> Search:
@@ -147,7 +150,7 @@ class CauseCase:
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
         silence = dropout.NoDropout()
-        quiet = self._isolated(silence, _copied)
+        quiet = self._isolated(silence, Tensor.detach, Activations())
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
@@ -229,7 +232,7 @@ class CauseCase:
             found, watch.first = watch.first, None
             return found
 
-        found = self._isolated(watch, first, spelled_out=True)
+        found = self._isolated(watch, first, {}, spelled_out=True)
         return {point: one for point, one in found.items() if one is not None and not finite(self._values[point])}
 
     def _mark(self, probe: Probe) -> Mark:
@@ -237,7 +240,9 @@ class CauseCase:
         bound = probe.bound.isolated or 0.0
         return Mark(name=probe.port, sources=sources, gap=self._distance(probe.port, {}), bound=bound)
 
-    def _distance(self, point: Point, altered: Mapping[str, Tensor], values: Trace | None = None) -> Gap:
+    def _distance(
+        self, point: Point, altered: Mapping[str, Tensor], values: Mapping[Point, Tensor] | None = None
+    ) -> Gap:
         """How far the port's value is from the reference's, some of whose activations are altered.
 
         Where the port has values that are no numbers, the altered reference has to have them in the same places.
@@ -267,18 +272,22 @@ class CauseCase:
         return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
 
     @cached_property
-    def _values(self) -> Trace:
-        return self._isolated(FunctionMode(), _copied)
+    def _values(self) -> MutableMapping[Point, Tensor]:
+        return self._isolated(FunctionMode(), Tensor.detach, Activations())
 
     @cached_property
-    def _ends(self) -> Trace:
-        return self.port.record(self.case)
+    def _ends(self) -> MutableMapping[Point, Tensor]:
+        return self.port.keep(self.case)
 
     def _isolated(
-        self, around: FunctionMode, note: Callable[[Tensor], T], *, spelled_out: bool = False
-    ) -> dict[Point, T]:
-        """What is noted of the port's value at each probe when it is given the exact values at those before."""
-        found: dict[Point, T] = {}
+        self,
+        around: FunctionMode,
+        note: Callable[[Tensor], T],
+        found: MutableMapping[Point, T],
+        *,
+        spelled_out: bool = False,
+    ) -> MutableMapping[Point, T]:
+        """Add to ``found`` what is noted at each probe when the port is given the exact values at those before."""
         pairs, exact = self.pairing.pairs, self.exact
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
@@ -329,10 +338,6 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
         own.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
         expected.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)[torch.isinf(own)].double(),
     )
-
-
-def _copied(value: Tensor) -> Tensor:
-    return value.detach().clone()
 
 
 def _read_for(tape: Tape, ref: Ref) -> Ref:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain, product
 
 import torch
+from torch import Tensor
 
 from porting.causes import non_finite
 from porting.causes.catalogue import CATALOGUE, ROUNDING
@@ -23,6 +24,7 @@ from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.tracing.activations import Activations
 from porting.tracing.running import Side
 from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase
@@ -31,6 +33,9 @@ from porting.verification.compare import Comparison
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
 
+
+LARGE = 256 << 20
+"""A case with more bytes of activations at the probes is large: its whole pass has several times as many."""
 
 HELD_OUT = 3
 """In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
@@ -93,7 +98,9 @@ def name_causes(
     guilty = [probe for probe in probes if probe.guilty]
     if guilty:
         reference, port = both(torch.float64)
-        known = [CauseCase.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
+        known = [
+            CauseCase.known(comparison, reference, port, case) for case in _searched(comparison, reference, guilty)
+        ]
         held_out = _held_out(comparison, drawn)
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
@@ -217,6 +224,19 @@ def _shortest_first(comparison: Comparison, reference: Side) -> list[int]:
         return case >= last, lone, sum(value.numel() for value in given)
 
     return sorted(range(len(reference.arguments)), key=weight)
+
+
+def _searched(comparison: Comparison, reference: Side, guilty: Sequence[Probe]) -> list[int]:
+    """The cases that are searched, shortest first: without the large ones where others show what is wrong as well."""
+    ordered = _shortest_first(comparison, reference)
+    small = [case for case in ordered if _nbytes(comparison.exact[case]) <= LARGE]
+    shown = [comparison.differs_in(probe.port) for probe in guilty]
+    return small if all(not cases.isdisjoint(small) for cases in shown) else ordered
+
+
+def _nbytes(exact: Mapping[Point, Tensor]) -> int:
+    shapes = exact.shapes().values() if isinstance(exact, Activations) else (value.shape for value in exact.values())
+    return sum(math.prod(shape) for shape in shapes) * torch.float64.itemsize
 
 
 class _Trials:

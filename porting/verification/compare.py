@@ -481,6 +481,10 @@ class Comparison:
             return None
         return View(end_to_end=self.leaks[END][point], isolated=self.leaks[ALONE].get(point))
 
+    def differs_in(self, point: Point) -> set[int]:
+        """The cases in which a point differs in isolation."""
+        return {profile.case for profile in self._spreads.get(point, ())}
+
     def differences(self, view: str) -> Mapping[Point, float]:
         """The largest difference in float64 at each of the port's points, in one view."""
         return self._meaning[view]

@@ -45,6 +45,9 @@ GROWN = 16.0
 ROUNDED = 1e-9
 """A difference of outputs in float64 that is larger than this is none of rounding, unless a side computes with less."""
 
+DECIDED = torch.finfo(torch.float32).eps ** 0.5
+"""Rounding that moves outputs by more has changed a decision, and does not explain a difference."""
+
 
 def explore(
     theirs: LiveReference,
@@ -156,10 +159,6 @@ def _with_sdpa(module: nn.Module) -> Iterator[None]:
         turn("eager")
 
 
-LARGEST_LEAK = 1e-3
-"""Relative to scale; what is further off on another batch is no rounding of float32, whatever was measured."""
-
-
 def _tolerance(comparison: Comparison) -> float:
     """What outputs may differ by on other batches; infinite where they differ already."""
     far = max((one for point, one in comparison.differences(END).items() if _root(point)), default=0.0)
@@ -167,7 +166,7 @@ def _tolerance(comparison: Comparison) -> float:
     leak = LEAKED * max((one for point, one in leaks.items() if _root(point)), default=0.0)
     if far > max(ROUNDED, leak):
         return math.inf
-    return max(MEANING, GROWN * far, min(GROWN * leak, LARGEST_LEAK))
+    return max(MEANING, GROWN * far, GROWN * leak if leak <= DECIDED else 0.0)
 
 
 def _root(point: str) -> bool:

@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from porting.causes import tape
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Stage
-from porting.causes.tape import Recorder
+from porting.causes.tape import Recorder, Ref
+from porting.tracing.activations import StoredTensor
 
 
 class Small(nn.Module):
@@ -35,6 +37,10 @@ def recorded() -> tuple[Small, Tensor, Recorder]:
         model.first.register_forward_hook(lambda module, args, output: recorder.mark("first", output))
         recorder.mark("last", model(given))
     return model, given, recorder
+
+
+def tensors(tape_: tape.Tape) -> list[Tensor]:
+    return [tape_[Ref(number)] for number in range(len(tape_.values))]
 
 
 def test_every_call_is_there_with_its_module() -> None:
@@ -63,7 +69,7 @@ def test_a_vmap_is_one_call_that_can_be_made_again() -> None:
         recorder.mark("last", model(given))
     tape = recorder.tape
     assert [call.name for call in tape.calls] == ["linear", "unflatten", "vmap", "expand", "flatten", "linear"]
-    assert not any(is_functorch_wrapped_tensor(value) for value in tape.values)
+    assert not any(is_functorch_wrapped_tensor(value) for value in tensors(tape))
     doubled = {0: lambda values, call: 2 * tape[call.result]}
     played = Stage(tape, {}).play("last", doubled)
     with torch.no_grad():
@@ -105,10 +111,10 @@ def test_a_pinned_value_holds_still_and_shows_what_it_would_be() -> None:
 
 def test_a_replay_leaves_the_tape_as_it_was() -> None:
     _, _, recorder = recorded()
-    before = [value.clone() for value in recorder.tape.values]
+    before = [value.clone() for value in tensors(recorder.tape)]
     with torch.no_grad():
         Stage(recorder.tape, {}).play("last", {0: lambda values, call: values.run(call) * 3})
-    assert all(torch.equal(*pair) for pair in zip(before, recorder.tape.values, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, tensors(recorder.tape), strict=True))
 
 
 @pytest.mark.parametrize(("function", "name"), [(F.gelu, "exact GELU"), (F.silu, "SiLU"), (torch.tanh, "tanh")])
@@ -141,3 +147,21 @@ def test_a_value_that_is_marked_under_two_names_stands_still_for_the_second() ->
     rewrites = {number: lambda values, call: values.run(call) * 2}
     assert stage.play("last", rewrites) is not None
     assert stage.play("root", rewrites) is None
+
+
+def test_a_tape_in_a_file_plays_as_one_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given, usual = recorded()
+    monkeypatch.setattr(tape, "HELD", 0)
+    monkeypatch.setattr(tape, "SMALL", 0)
+    _, _, stored = recorded()
+    assert any(isinstance(value, StoredTensor) for value in stored.tape.values)
+    assert [call.name for call in stored.tape.calls] == [call.name for call in usual.tape.calls]
+    assert [call.reads for call in stored.tape.calls] == [call.reads for call in usual.tape.calls]
+    for number in range(len(usual.tape.values)):
+        assert torch.equal(stored.tape[Ref(number)], usual.tape[Ref(number)])
+    doubled = {1: lambda values, call: 2 * values.run(call)}
+    played = [Stage(one.tape, {}).play("last", doubled) for one in (usual, stored)]
+    assert played[0] is not None
+    assert played[1] is not None
+    assert torch.equal(played[0], played[1])
+    assert not torch.equal(played[0], model(given))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from porting.errors import VerifyError
 from porting.tracing import activations
-from porting.tracing.activations import Activations
+from porting.tracing.activations import Activations, TensorFile
+from porting.tracing.torch_modes import FunctionMode
 from porting.verification import verify
 from tests.small_checkpoint import write_checkpoint
 
@@ -79,3 +81,31 @@ def test_a_verification_is_the_same_from_the_file(tmp_path: Path, monkeypatch: p
     assert after.noise == before.noise
     assert after.shown == before.shown
     assert after.learned == before.learned
+
+
+def test_views_of_one_storage_are_written_once_and_keep_their_strides() -> None:
+    base = torch.randn(40, 50, dtype=torch.float64)
+    views = [base, base.T, base[3:, ::2], base[:1].expand(7, 50), base.long()]
+    file = TensorFile()
+    stored = file.write_storages(views)
+    for view, one in zip(views, stored, strict=True):
+        assert one is not None
+        assert one.read().stride() == view.stride()
+        assert torch.equal(one.read(), view)
+    assert len({one.offset for one in stored if one is not None}) == 2
+
+
+def test_a_mode_does_not_see_the_reading() -> None:
+    seen: list[object] = []
+
+    class Watch(FunctionMode):
+        def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            seen.append(func)
+            return func(*args, **kwargs)
+
+    stored = TensorFile().write(torch.ones(6))
+    with Watch():
+        assert stored is not None
+        value = stored.read()
+    assert not seen
+    assert value.sum() == 6

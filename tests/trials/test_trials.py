@@ -572,3 +572,39 @@ def test_short_rows_of_a_decoder_are_tried_with_every_mask() -> None:
     rows = {tuple(row) for mask in masks for row in mask.tolist()}
     for width in (2, 3, 4):
         assert rows >= {row for row in product((0, 1), repeat=width) if any(row)}
+
+
+class Counting(Encoder):
+    """Positions are counted in float32, from whole numbers or from logarithms: a rounding of them moves them by one."""
+
+    logarithms = False
+    factor = 1.0
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """As the encoder's; off by a thousandth where a row is one token again and again."""
+        ones = torch.ones(input_ids.shape) if attention_mask is None else attention_mask.float()
+        counted = ones.cumsum(1)
+        if self.logarithms:
+            counted = torch.log2(counted.clamp_min(1)) * 4
+        places = counted.long().clamp_max(19)
+        out = super().forward(input_ids, attention_mask, token_type_ids, places)
+        same = (input_ids == input_ids[:, :1]).all(1, keepdim=True) & (input_ids[:, :1] != 0)
+        return {**out, "logits": torch.where(same[..., None], self.factor * out["logits"], out["logits"])}
+
+
+class CountingByLogarithms(Counting):
+    logarithms = True
+
+
+@pytest.mark.parametrize("port", [Counting, CountingByLogarithms])
+def test_a_decision_that_rounding_turns_excuses_no_difference(port: type[Counting]) -> None:
+    wrong_port = port()
+    wrong_port.factor = 1.001
+    found = [verify(reference=port(), into=one, dtypes=(), loaded=True, causes=False) for one in (port(), wrong_port)]
+    assert [report.verdict for report in found] == ["faithful", "different"], "\n".join(map(str, found))
