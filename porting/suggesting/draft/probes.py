@@ -81,7 +81,17 @@ def probes(
         alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
         lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
     split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
-    return [*_fused(split, port, reference), *lines]
+    return _told_apart([*_fused(split, port, reference), *lines])
+
+
+def _told_apart(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines without those of a part that stands in one list with the layers, whose pattern is its name as well.
+
+    >>> _told_apart([("layers.{i}", "{i+1}"), ("norm", "3"), (".", ".")])
+    [('layers.{i}', '{i+1}'), ('.', '.')]
+    """
+    patterns = [(path, "") for _, ours in lines if "{" in (path := ours.partition(" ")[0])]
+    return [line for line in lines if "{" in line[1] or not _named(line[1].partition(" ")[0], patterns)]
 
 
 def _pairs(
@@ -207,13 +217,21 @@ def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[t
     [('h.0', '. -> 1'), ('h.1', '. -> 2'), ('h.2', '. -> 3')]
     >>> at_depth([("h.0", ". -> 0.1"), ("h.1", ". -> 0.2")], 2, 3)
     [('h.0', '. -> 0.1'), ('h.1', '. -> 0.2'), ('h.2', '. -> 0.3')]
+    >>> at_depth([("h.1", "blocks")], 2, 12)
+    [('h.11', 'blocks')]
     """
     stretched = _stretched(lines, twins, depth)
     last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
     return [
-        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT and not every else (theirs, ours)
+        (theirs if every or _of_a_layer(ours) else last.sub(str(depth - 1), theirs), ours)
         for theirs, ours, every in stretched
     ]
+
+
+def _of_a_layer(ours: str) -> bool:
+    """Whether a point of the module is of one layer or of each, and not the module's or a whole stack's output."""
+    path = ours.partition(" ")[0]
+    return path != ROOT and re.search(r"\d|\{", path) is not None
 
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
 from porting.notation.field import held, value_of
+from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.suggesting.draft.layer_patterns import Line, lines, needed, plainer
@@ -19,7 +21,6 @@ from porting.suggesting.draft.probes import at_depth, first_difference, ordered,
 from porting.suggesting.draft.table_writer import TableDraft, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
 from porting.suggesting.search.attention_layouts import Heads, sizes
-from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
@@ -284,15 +285,48 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     }
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
     depths = (config_number(subjects.twin.config, Role.DEPTH), config_number(subjects.config, Role.DEPTH))
+    behind = partial(_behind_layers, _stacks(spelled), *depths)
     return replace(
         again,
+        lines=[replace(line, targets=tuple((behind(name), axes) for name, axes in line.targets)) for line in spelled],
+        makes={behind(name): _content(value, behind) for name, value in made.makes.items()},
+        fresh={behind(name): why for name, why in made.fresh.items()},
+        ties={behind(name): behind(other) for name, other in made.ties.items()},
         drops=drops,
         copies=copies,
         defaults=defaults,
         require=required,
-        probes=at_depth(made.probes, *depths),
+        probes=[(theirs, behind(ours)) for theirs, ours in at_depth(made.probes, *depths)],
         returned=at_depth(made.returned, *depths),
     )
+
+
+_INDEX = re.compile(r"(?P<stem>[^{}]*)\{(?:(?P<factor>\d+)\*)?[ijkl](?:\+(?P<shift>\d+))?\}")
+
+
+def _stacks(made: Iterable[Line]) -> dict[str, tuple[int, int]]:
+    """The lists that layers stand in, by what is in front of the number, with the number's factor and shift."""
+    found = (_INDEX.match(name) for line in made for name, _ in line.targets)
+    return {one["stem"]: (int(one["factor"] or 1), int(one["shift"] or 0)) for one in found if one is not None}
+
+
+def _behind_layers(stacks: Mapping[str, tuple[int, int]], twins: int, depth: int, name: str) -> str:
+    """The name of a part that stands behind the layers in one list with them, where there are more layers.
+
+    >>> _behind_layers({"": (1, 1)}, 2, 12, "3.ln.weight"), _behind_layers({"": (1, 1)}, 2, 12, "0.emb.weight")
+    ('13.ln.weight', '0.emb.weight')
+    """
+    for stem, (factor, shift) in stacks.items():
+        number = re.match(r"\d+(?=[. ]|$)", name.removeprefix(stem)) if name.startswith(stem) else None
+        if number is not None and int(number[0]) > factor * (twins - 1) + shift:
+            moved = int(number[0]) + factor * (depth - twins)
+            return f"{stem}{moved}{name[len(stem) + number.end() :]}"
+    return name
+
+
+def _content(value: str, behind: Callable[[str], str]) -> str:
+    """What [make] fills a tensor with; another tensor's name is of the same depth."""
+    return f"{EQUALS}{behind(value.removeprefix(EQUALS))}" if value.startswith(EQUALS) else value
 
 
 def _older(line: Line, checkpoint: Checkpoint) -> Line:
@@ -320,8 +354,3 @@ def _copy(checkpoint: Checkpoint, one: str, name: str) -> bool:
     mine, other = checkpoint.tensors[one], checkpoint.tensors[name]
     same = tuple(mine.shape) == tuple(other.shape) and mine.dtype == other.dtype and len(mine.shape) > 0
     return same and same_bits(checkpoint.read(one), checkpoint.read(name))
-
-
-def moved(moves: Iterable[CandidateRule]) -> set[str]:
-    """The module's tensors that the moves write."""
-    return {name for move in moves for name in move.writes}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from torch import Tensor, nn
 
@@ -44,8 +44,16 @@ BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
 
+EXCHANGES = 24
+"""So many ways of telling tensors of one shape apart are tried where names decide."""
+
 OFFSET = 0.1
 """With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
+
+
+def _as_they_are(pairs: Mapping[str, str], why: str) -> list[CandidateRule]:
+    """The rules that give each of the module's tensors one of the reference's."""
+    return [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=why) for b, a in pairs.items()]
 
 
 class WeightSearch(ScoreTableSearch):
@@ -109,19 +117,23 @@ class WeightSearch(ScoreTableSearch):
         free = {name: tuple(one.shape) for name, one in theirs.items() if name not in read}
         pairs = same_places(self.port.run(), found.reference, ours, free) if in_order else {}
         ours = {name: shape for name, shape in ours.items() if name not in pairs}
-        named = namesakes(ours, {name: shape for name, shape in free.items() if name not in pairs.values()})
-        for some, why in ((pairs, "its place"), (named, BY_NAME)):
-            moves += [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=why) for b, a in some.items()]
-        values = self._values(moves, theirs)
-        if not values:
-            return None
-        self._put(values)
-        found.trials, found.trace = 1, self.port.run()
-        found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
+        moves += _as_they_are(pairs, "its place")
+        free = {name: shape for name, shape in free.items() if name not in pairs.values()}
         returned = [one for one in found.reference.outputs if one.is_floating_point()]
-        far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
-        if not far <= ROUNDED:
+        for named in islice(namesakes(ours, free), EXCHANGES):
+            guess = [*moves, *_as_they_are(named, BY_NAME)]
+            values = self._values(guess, theirs)
+            if not values:
+                return None
+            self._put(values)
+            found.trials, found.trace = found.trials + 1, self.port.run()
+            found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
+            far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
+            if far <= ROUNDED or time.monotonic() > self._until:
+                break
+        if not (values and far <= ROUNDED):
             return None
+        moves = guess
         if far > SAME:
             last, mate = found.trace.units[-1].names[0], found.reference.units[-1].names[0]
             found.divergences.append(DifferingPlace(what="activation", port=last, reference=mate, size=far))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from porting.suggesting.subjects.building import (
     BuiltModule,
     UnknownSizesError,
     build_for,
+    named_fields,
     with_fields,
 )
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
@@ -42,12 +44,13 @@ from porting.suggesting.subjects.image_audio_inputs import audio_argument_mappin
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import own_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import kept_sizes, own_sizes, solved_sizes
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
     Twin,
     draw_parameters,
+    is_constant,
     is_mask,
     make_twin,
     measures,
@@ -118,11 +121,24 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
         said = " ".join(str(error).split())
         message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
-    found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
+    found: dict[str, object] = {**_properties(made), **made.to_dict()}
     found["attribute_map"] = dict(getattr(made, "attribute_map", {}))  # transformers' own other names for fields
     for name, path in NESTED.items():
         if name not in found and held(found, path):
             found[name] = value_of(found, path)
+    return found
+
+
+def _properties(config: object) -> dict[str, object]:
+    """What a config of transformers computes, as its number of labels: a builder may read it as a field."""
+    kind = type(config)
+    parts = ((name, getattr(kind, name, None)) for name in dir(kind) if name[0] != "_")
+    names = [name for name, one in parts if isinstance(one, property) and one.fset is not None]  # what it can be given
+    found: dict[str, object] = {}
+    for name in names:
+        with suppress(Exception), catch_warnings(action="ignore"):  # one may need what this config does not have
+            value = getattr(config, name)
+            found |= {name: value} if isinstance(value, str | int | float) else {}
     return found
 
 
@@ -361,14 +377,21 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
 
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
     """The module, and its builder, told what it means by names that say nothing where shapes tell."""
+    shapes = [one.shape for _, one in named_tensors(twin.reference)]
     try:
-        return into, build_for(into, config)
+        built = build_for(into, config)
     except UnknownSizesError as error:
-        fields = solved_sizes(into, error.names, config, [one.shape for _, one in named_tensors(twin.reference)])
+        fields = solved_sizes(into, error.names, config, shapes, better=error.read)
         if fields is None:
             raise
-        named = with_fields(into, fields, config)
-        return named, build_for(named, config)
+        into = with_fields(into, fields, config)
+        built = build_for(into, config)
+    kept = kept_sizes(built, shapes)
+    fields = solved_sizes(into, kept, config, shapes, better=True) if kept else None
+    if fields is None:
+        return into, built
+    named = with_fields(into, {**named_fields(into), **fields}, config)
+    return named, build_for(named, config)
 
 
 def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:
@@ -485,7 +508,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
         for name, one in named_tensors(module)
         if one.is_floating_point() and not is_mask(one) and (isinstance(one, nn.Parameter) or one.numel() >= least)
     }
-    loadable = frozenset(leaves)
+    loadable = frozenset(name for name, one in leaves.items() if not is_constant(one, files.values()))
     unsaved = [
         (f"{path}.{name}" if path else name, one)
         for path, part in module.named_modules()

@@ -13,11 +13,21 @@ from torch import nn
 
 from porting.build import Bounds
 from porting.errors import PortingError
-from porting.suggesting.subjects.building import SIZES, Builder, BuiltModule, build_for, shapes_for, with_fields
-from porting.suggesting.subjects.config_fields import WORDS, Role, normal, role_of
+from porting.suggesting.subjects.building import (
+    SIZES,
+    Builder,
+    BuiltModule,
+    build_for,
+    named_fields,
+    shapes_for,
+    with_fields,
+)
+from porting.suggesting.subjects.config_fields import WORDS, Role, normal, numbers_by_stage, role_of
 from porting.target import named_tensors
 
 Shapes = Counter[tuple[int, ...]]
+Size = int | tuple[float, ...]
+"""A whole number, or one for each stage."""
 
 USUAL = (Role.VOCABULARY, Role.HIDDEN, Role.POSITIONS, Role.SEGMENTS, Role.HEADS, Role.GROUPS, Role.DEPTH, Role.INNER)
 """Sizes that shapes do not tell apart, in the order in which builders ask for them."""
@@ -36,8 +46,25 @@ ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
 
 
+def kept_sizes(built: BuiltModule, shapes: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """The sizes that a builder has a default of its own for, and that the reference has nowhere.
+
+    Args:
+        built: the module, with the defaults that its builder kept.
+        shapes: of the reference's tensors.
+    """
+    theirs = {size for shape in shapes for size in shape}
+    ours = {size for _, one in named_tensors(built.module) if not nn.parameter.is_lazy(one) for size in one.shape}
+    return tuple(name for name, size in built.kept.items() if _is_size(size) and size in ours - theirs)
+
+
 def solved_sizes(
-    into: Builder, names: Sequence[str], config: Mapping[str, object], shapes: Iterable[Sequence[int]]
+    into: Builder,
+    names: Sequence[str],
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+    *,
+    better: bool = False,
 ) -> dict[str, str] | None:
     """The fields that a builder means by names that say nothing.
 
@@ -50,11 +77,13 @@ def solved_sizes(
         names: what it asks for.
         config: of a small model, whose sizes are different from one another where they can be.
         shapes: of the reference's tensors, built with this config.
+        better: only sizes that shapes tell: with others, and with the builder's defaults, fewer of the module's tensors
+            have a shape of the reference's.
 
     Returns:
         The field for each name; None where the module cannot be built with any.
     """
-    return _Sizes(into, config, shapes).solved(names)
+    return _Sizes(into, config, shapes).solved(names, better=better)
 
 
 def own_sizes(
@@ -122,23 +151,27 @@ class _Sizes:
     def __init__(self, into: Builder, config: Mapping[str, object], shapes: Iterable[Sequence[int]]) -> None:
         self._into, self._config = into, config
         self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
-        self._known: dict[tuple[tuple[str, int], ...], float] = {}
-        self._fields: dict[int, list[str]] = {}
+        self._known: dict[tuple[tuple[str, Size], ...], float] = {}
+        self._fields: dict[Size, list[str]] = {}
         for name, value in config.items():
-            size = isinstance(value, int) and not isinstance(value, bool) and role_of(name) in SIZES
-            if size and isinstance(value, int) and value > 1:
+            if _is_size(value) and role_of(name) in SIZES:
                 self._fields.setdefault(value, []).append(name)
+            elif isinstance(value, list) and numbers_by_stage(value):
+                self._fields.setdefault(tuple(value), []).append(name)
 
-    def solved(self, names: Sequence[str]) -> dict[str, str] | None:
-        values = self._climbed(names, dict.fromkeys(names, min(self._fields, default=1)))
-        if self._alike(values) == -math.inf:
+    def solved(self, names: Sequence[str], *, better: bool) -> dict[str, str] | None:
+        least: Size = min((size for size in self._fields if isinstance(size, int)), default=1)
+        values = self._climbed(names, dict.fromkeys(names, least))
+        best = self._alike(values)
+        others = [self._alike({**values, name: size}) for name in names for size in self._fields]
+        if best <= (max(self._alike({}), min(others, default=best)) if better else -math.inf):
             return None
         fields: dict[str, str] = {}
         for name in names:
             fields[name] = self._field(name, values, set(fields.values()))
         return fields
 
-    def _climbed(self, names: Sequence[str], values: dict[str, int]) -> dict[str, int]:
+    def _climbed(self, names: Sequence[str], values: dict[str, Size]) -> dict[str, Size]:
         """The best sizes, changing one at a time, and two at once where no single one is better."""
         for _ in range(ROUNDS):
             before = values
@@ -157,24 +190,24 @@ class _Sizes:
                 break
         return values
 
-    def _near(self, name: str, values: Mapping[str, int]) -> list[int]:
+    def _near(self, name: str, values: Mapping[str, Size]) -> list[Size]:
         """The sizes with which the module is nearly as much like the reference: two tables may have to change rows."""
         least = self._alike(values) - NEAR
         return [size for size in self._fields if self._alike({**values, name: size}) >= least]
 
-    def _score(self, values: Mapping[str, int]) -> tuple[float, int, tuple[tuple[bool, int], ...]]:
+    def _score(self, values: Mapping[str, Size]) -> tuple[float, int, tuple[tuple[bool, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
         used = Counter(values.values())
         twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
         return self._alike(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
 
-    def _likely(self, name: str, size: int) -> tuple[bool, int]:
+    def _likely(self, name: str, size: Size) -> tuple[bool, int]:
         """What speaks for a size besides shapes: the name, and how usual it is to come first."""
         roles = {role_of(field) for field in self._fields.get(size, ())}
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
         return hinted(name) in roles, -usual
 
-    def _alike(self, values: Mapping[str, int]) -> float:
+    def _alike(self, values: Mapping[str, Size]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
         key = tuple(values.items())
         if key not in self._known:
@@ -183,7 +216,7 @@ class _Sizes:
             self._known[key] = -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
         return self._known[key]
 
-    def _field(self, name: str, values: Mapping[str, int], taken: set[str]) -> str:
+    def _field(self, name: str, values: Mapping[str, Size], taken: set[str]) -> str:
         """The field with the size that was found; of several the one that the module takes for that."""
         hint = hinted(name)
         fields = self._fields[values[name]]
@@ -193,17 +226,20 @@ class _Sizes:
             ways = deep if self._grows(name, values) else [field for field in ways if field not in deep]
         return ways[0]
 
-    def _grows(self, name: str, values: Mapping[str, int]) -> bool:
+    def _grows(self, name: str, values: Mapping[str, Size]) -> bool:
         """Whether one more makes more tensors, as one more layer does."""
         fields = {**{one: self._fields[size][0] for one, size in values.items()}, name: ALONE}
-        sizes = (values[name], values[name] + 1)
+        size = values[name]
+        sizes = (size, size + 1) if isinstance(size, int) else (size, (*size, 1))
         one, more = (self._shapes(fields, {**self._config, ALONE: size}) for size in sizes)
         return one is not None and more is not None and more.total() > one.total()
 
     def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
         """Of what is built; None where it cannot be."""
         try:
-            built: BuiltModule = build_for(with_fields(self._into, fields, config), config)
+            built: BuiltModule = build_for(
+                with_fields(self._into, {**named_fields(self._into), **fields}, config), config
+            )
         except PortingError:
             return None
         return Counter(tuple(sorted(tensor.shape)) for _, tensor in named_tensors(built.module) if tensor.ndim)

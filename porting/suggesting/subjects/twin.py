@@ -414,6 +414,28 @@ def is_frequencies(tensor: Tensor) -> bool:
     return bool(steps[0] != 1.0) and bool(torch.allclose(steps, steps[0].expand_as(steps), rtol=1e-5))
 
 
+def is_constant(tensor: Tensor, stored: Collection[Tensor]) -> bool:
+    """Whether a buffer is one that a module computes and a checkpoint has no counterpart for, as rotary tables are.
+
+    What a checkpoint may fill has the axes of one of its tensors, the number of rows aside.
+
+    Args:
+        tensor: the buffer.
+        stored: the checkpoint's tensors.
+
+    >>> is_constant(torch.rand(64, 8), [torch.rand(96, 60)]), is_constant(torch.rand(64, 60), [torch.rand(96, 60)])
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter):
+        return False
+
+    def kind(one: Tensor) -> tuple[int, int]:
+        axes = [size for size in one.shape if size != 1]
+        return len(axes), axes[-1] if axes else 1
+
+    return is_mask(tensor) or kind(tensor) not in {kind(one) for one in stored}
+
+
 def draw_parameters(model: nn.Module, seed: int, *, buffers: bool = True) -> None:
     """Draw every parameter at the scale that training leaves behind.
 

@@ -21,6 +21,7 @@ from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.argument_names import Unmasked
+from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.verdict.architecture import differs
@@ -384,10 +385,10 @@ def _later(subjects: ModelPair) -> Iterator[Reason]:
         if module
         else "the module hides the tokens behind a token (a causal mask), and the checkpoint's model uses them"
     )
-    if subjects.way.loose:  # one of these may be the mask, or switch it off
-        listed = ", ".join(map(repr, subjects.way.loose))
-        said += f", as it is called here; it was called without {listed}"
-    yield Reason(kind="mask", said=said, shown=not subjects.way.loose)
+    loose = [name for name in subjects.way.loose if "pad" not in normal(name)]  # padding is not what comes later
+    if loose:  # one of these may be the mask, or switch it off
+        said += f", as it is called here; it was called without {', '.join(map(repr, loose))}"
+    yield Reason(kind="mask", said=said, shown=not loose)
 
 
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:

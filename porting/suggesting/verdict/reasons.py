@@ -43,9 +43,10 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
     for one in _findings(proof):
         if _fine(one) or {*one.probes} <= {*but}:
             continue
-        if one.name:
+        if one.name or _dominated(one):
             sure = not guessed and one.probes[0] in order[:first]
-            found.append(_reason(one) if sure else replace(_reason(one), shown=False))
+            reason = _reason(one) if one.name else _mostly(one)
+            found.append(reason if sure else replace(reason, shown=False))
         elif _near(one):
             found.append(_mostly(one))
     return found
@@ -88,7 +89,7 @@ def _fine(one: Finding) -> bool:
 
 
 def _unnamed(proof: Proof) -> list[Finding]:
-    return [one for one in _findings(proof) if not one.name and not _near(one)]
+    return [one for one in _findings(proof) if not (one.name or _near(one) or _dominated(one))]
 
 
 def _findings(proof: Proof) -> Sequence[Finding]:
@@ -97,6 +98,21 @@ def _findings(proof: Proof) -> Sequence[Finding]:
 
 def _near(one: Finding) -> bool:
     return one.difference <= CLOSE and bool(one.nearest) and one.nearest[0].share >= MOSTLY
+
+
+def _dominated(one: Finding) -> bool:
+    """Whether a large difference is that of one entry and of something small besides, as of another eps.
+
+    Only an entry counts that no weights can take away, and only where it leaves no more than an approximation.
+    """
+    near = one.nearest[0] if one.nearest and not one.name else None
+    return (
+        near is not None
+        and one.difference > CLOSE
+        and near.share >= MOSTLY
+        and near.residual <= CLOSE
+        and near.name in _OTHER_FUNCTION
+    )
 
 
 def _reason(one: Finding) -> Reason:
@@ -112,7 +128,8 @@ def _mostly(one: Finding) -> Reason:
     near = one.nearest[0]
     detail = f" ({near.detail})" if near.detail else ""
     text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
-    return Reason(kind=_THEMES.get(near.name, "several"), said=text, size=one.difference, cause=near.name)
+    kind = _THEMES.get(near.name, "several")
+    return Reason(kind=kind, said=text, size=one.difference, shown=_dominated(one), cause=near.name)
 
 
 def met(before: str) -> Reason:
