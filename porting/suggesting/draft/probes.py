@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from porting.suggesting.draft.layer_patterns import indexed, joined
+from porting.suggesting.draft.layer_patterns import indexed, joined, name_pattern
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
 from porting.suggesting.search.name_similarity import pattern, similarity
@@ -124,7 +123,7 @@ def first_difference(
     if first is None:
         return []
     theirs, ours = (name.rpartition(".")[0] for name in (first.reference, first.port))
-    known = any(_pattern(one.partition(" ")[0]).fullmatch(ours) for _, one in lines) or _named(theirs, lines)
+    known = any(name_pattern(one.partition(" ")[0]).fullmatch(ours) for _, one in lines) or _named(theirs, lines)
     value, other = found.reference.modules.get(theirs), port.get(ours)
     alike = value is not None and other is not None and value.shape == other.shape
     return [(theirs, ours)] if alike and theirs and ours and not known else []
@@ -173,18 +172,7 @@ def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
 
 def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
     """Whether a line speaks of a module of the reference."""
-    return any(_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
-
-
-@cache
-def _pattern(name: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{[^{}]*\})", name)
-    return re.compile("".join(_placeholder(one) if one.startswith("{") else re.escape(one) for one in parts))
-
-
-def _placeholder(text: str) -> str:
-    _, enumerated, spellings = text[1:-1].partition(":")
-    return f"(?:{'|'.join(re.escape(one) for one in re.split('[,/]', spellings))})" if enumerated else r"\d+"
+    return any(name_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
 
 
 def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
@@ -338,11 +326,6 @@ def _fused(
         right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
         found.append((left, right))
     return [(left, right) for left, right in indexed(found)]
-
-
-def whole(values: Sequence[Tensor]) -> bool:
-    """Whether all numbers are finite."""
-    return all(bool(torch.isfinite(one).all()) for one in values)
 
 
 AXES = "b h q k"

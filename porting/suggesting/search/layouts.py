@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,11 @@ class CandidateRule:
             fill=self.fill,
             constants={key: Expression.parse(text) for key, text in self.constants.items()},
         )
+
+
+def single_rule(source: str, target: str, left: str = "", right: str = "", **more: Any) -> CandidateRule:
+    """A rule of one tensor into one, each with its axes; ``more`` are the rule's other attributes."""
+    return CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(target, (target,), right),), **more)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
 from porting.suggesting.search import softmax_invariance
-from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm, Shape, factorings, matrix, order, written
+from porting.suggesting.search.layouts import (
+    CandidateRule,
+    Matrix,
+    RuleTerm,
+    Shape,
+    factorings,
+    matrix,
+    order,
+    single_rule,
+    written,
+)
 from porting.suggesting.search.name_similarity import pattern, similarity
 from porting.suggesting.subjects.operation_trace import Unit
 
@@ -139,17 +149,11 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[t
     as_is = same and (not turned or ours.into_first == theirs.into_first)
     bias = _biases(ours, theirs, "", "")
     if as_is and bias is not None:
-        yield (
-            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
-            *bias,
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     made = list(_laid(ours, theirs, 0, heads))
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
     if same and not as_is and bias is not None:
-        yield (
-            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
-            *bias,
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
         yield from ((move, *bias) for move in _unfolded(ours, theirs))
 
@@ -159,9 +163,7 @@ def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:
     for axes in permutations("abf"):
         joint = f"({' '.join(axes)})"
         right = f"{joint} o" if ours.into_first else f"o {joint}"
-        yield CandidateRule(
-            (RuleTerm(theirs.weights[0], theirs.weights, "o a b f"),), (RuleTerm(ours.weights[0], ours.weights, right),)
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0], "o a b f", right)
 
 
 def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool, int]:
@@ -307,27 +309,16 @@ def padded(
     if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
         return
     sides = [("e o" if theirs.into_first else "o e"), ("e (o|_rest)" if ours.into_first else "(o|_rest) e")]
-    moves = [
-        CandidateRule(
-            (RuleTerm(theirs.weights[0], theirs.weights, sides[0]),),
-            (RuleTerm(ours.weights[0], ours.weights, sides[1]),),
-            fill=0.0,
-        )
-    ]
+    moves = [single_rule(theirs.weights[0], ours.weights[0], *sides, fill=0.0)]
     if ours.biases and theirs.biases:
-        bias = RuleTerm(ours.biases[0], ours.biases, "(o|_rest)")
-        moves.append(CandidateRule((RuleTerm(theirs.biases[0], theirs.biases, "o"),), (bias,), fill=0.0))
+        moves.append(single_rule(theirs.biases[0], ours.biases[0], "o", "(o|_rest)", fill=0.0))
     yield tuple(moves)
-
-
-_PARTS = "abfjlmuwx"
-"""Indices of parts of different sizes; the other letters have sizes of their own."""
 
 
 def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[tuple[CandidateRule, ...]]:
     """Parts of different sizes, one after the other."""
     several, one = (theirs, ours[0]) if len(theirs) > 1 else (ours, theirs[0])
-    letters = _PARTS[: len(several)]
+    letters = softmax_invariance.PARTS[: len(several)]
     if any(len(part.weights) > 1 or len(part.shape) != 2 for part in (*several, one)):
         return
     joint = f"({'|'.join(letters)})"

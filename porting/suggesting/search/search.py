@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer, matrix
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
@@ -49,11 +49,6 @@ EXCHANGES = 24
 
 OFFSET = 0.1
 """With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
-
-
-def _as_they_are(pairs: Mapping[str, str], why: str) -> list[CandidateRule]:
-    """The rules that give each of the module's tensors one of the reference's."""
-    return [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=why) for b, a in pairs.items()]
 
 
 class WeightSearch(ScoreTableSearch):
@@ -117,11 +112,11 @@ class WeightSearch(ScoreTableSearch):
         free = {name: tuple(one.shape) for name, one in theirs.items() if name not in read}
         pairs = same_places(self.port.run(), found.reference, ours, free) if in_order else {}
         ours = {name: shape for name, shape in ours.items() if name not in pairs}
-        moves += _as_they_are(pairs, "its place")
+        moves += [single_rule(b, a, why="its place") for a, b in pairs.items()]
         free = {name: shape for name, shape in free.items() if name not in pairs.values()}
         returned = [one for one in found.reference.outputs if one.is_floating_point()]
         for named in islice(namesakes(ours, free), EXCHANGES):
-            guess = [*moves, *_as_they_are(named, BY_NAME)]
+            guess = [*moves, *(single_rule(b, a, why=BY_NAME) for a, b in named.items())]
             values = self._values(guess, theirs)
             if not values:
                 return None
@@ -241,9 +236,7 @@ class WeightSearch(ScoreTableSearch):
         pieces = []
         for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
             if ours and others:
-                pieces.append(
-                    CandidateRule((RuleTerm(others[0], others[:1]),), (RuleTerm(ours[0], ours[:1]),), why="its place")
-                )
+                pieces.append(single_rule(others[0], ours[0], why="its place"))
         self._uneven(unit, mate)
         if unit.weights and not mate.weights:
             self._make(dict.fromkeys(unit.weights, "ones"))

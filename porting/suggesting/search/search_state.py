@@ -28,7 +28,7 @@ from porting.suggesting.search.activation_matching import (
     whole,
 )
 from porting.suggesting.search.attention_layouts import Heads
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, transformed
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, single_rule, transformed
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
 from porting.suggesting.search.softmax_invariance import is_ignored_by_softmax
@@ -57,7 +57,7 @@ def remaining(
         )
         if same and not isinstance(one, nn.Parameter):
             constants.remove(same)
-            yield _move(same, name, COMPUTED), theirs[same]
+            yield single_rule(same, name, why=COMPUTED), theirs[same]
     still = [name for name in theirs if name not in running]
     for name, one in ours.items():
         if name in running or not isinstance(one, nn.Parameter):
@@ -65,7 +65,7 @@ def remaining(
         near = _nearest(name, [other for other in still if theirs[other].shape == one.shape])
         if near:
             still.remove(near)
-            yield _move(near, name, UNRUN), theirs[near]
+            yield single_rule(near, name, why=UNRUN), theirs[near]
 
 
 def _nearest(name: str, others: Sequence[str]) -> str:
@@ -77,10 +77,6 @@ def _nearest(name: str, others: Sequence[str]) -> str:
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one.double(), other.double(), rtol=1e-6, atol=0.0))
-
-
-def _move(theirs: str, ours: str, why: str) -> CandidateRule:
-    return CandidateRule((RuleTerm(theirs, (theirs,)),), (RuleTerm(ours, (ours,)),), why=why)
 
 
 class SearchState:

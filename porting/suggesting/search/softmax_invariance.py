@@ -45,7 +45,8 @@ def is_ignored_by_softmax(side: TracedModel, biases: Sequence[str], weights: Seq
     return bool(base and biases and weights) and not moves(biases) and moves(weights)
 
 
-_PARTS = "abfjlmuwx"
+PARTS = "abfjlmuwx"
+"""Indices of parts of different sizes; the other letters have sizes of their own."""
 
 UNSEEN = "softmax cannot see a key's bias"
 
@@ -72,7 +73,7 @@ def biases(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> tuple[CandidateR
         pairs = zip(having, one.parts, strict=False) if several is theirs else zip(one.parts, having, strict=False)
         fits = len(one.parts) == len(having)
         return tuple(CandidateRule((_piece(a),), (_piece(b),)) for a, b in pairs) if fits else ()
-    letters = [letter if part.biases else f"_{letter}" for letter, part in zip(_PARTS, several, strict=False)]
+    letters = [letter if part.biases else f"_{letter}" for letter, part in zip(PARTS, several, strict=False)]
     whole = _piece(one.biases[0], f"({'|'.join(letters)})")
     each = tuple(_piece(name, letter) for name, letter in zip(having, [x for x in letters if x[0] != "_"], strict=True))
     return (

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, build
-from porting.builder_config import UnknownFieldError, config_class, own_value, parameters_of, typed
+from porting.builder_config import Named, UnknownFieldError, config_class, own_value, parameters_of, typed
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, Message, PortingError, Wording
 from porting.frames import place_of, users_line
@@ -176,8 +176,9 @@ def _takes_stages(parameter: inspect.Parameter) -> bool | None:
 
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
-    """The field's value; one that is spelled as arithmetic is computed."""
-    return config[field] if field in config else value_of(config, field)
+    """The field's value; one that is spelled as arithmetic is computed, and one that holds fields has attributes."""
+    value = config[field] if field in config else value_of(config, field)
+    return Named(value) if type(value) is dict else value
 
 
 _GIVEN = "_fields_by_name"

@@ -260,29 +260,30 @@ def sample_batch(
     seed: int = 0,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     end: int | None = None,
+    rows: int = BATCH,
 ) -> dict[str, Tensor]:
     """A batch without padding: words that are not the padding's, two segments."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(length: int) -> Tensor:
-        drawn = torch.randint(3, vocabulary - 2, (BATCH, length), generator=generator)
+        drawn = torch.randint(3, vocabulary - 2, (rows, length), generator=generator)
         drawn = torch.where(drawn == padding, drawn + 1, drawn)
         if end is not None:
             drawn[:, -1] = end
         return drawn
 
-    segments = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    segments = torch.zeros(rows, LENGTH, dtype=torch.long)
     segments[:, LENGTH // 2 :] = 1
     made = {
         IDS: words(LENGTH),
-        MASK: torch.ones(BATCH, LENGTH, dtype=torch.long),
+        MASK: torch.ones(rows, LENGTH, dtype=torch.long),
         SEGMENTS: segments,
-        POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
+        POSITIONS: torch.arange(LENGTH).expand(rows, LENGTH).clone(),
         DECODER_IDS: words(OTHERS),
-        DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
+        DECODER_MASK: torch.ones(rows, OTHERS, dtype=torch.long),
     }
     made |= {
-        name: torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)
+        name: torch.randn(rows, *shape, dtype=torch.float64, generator=generator)
         for name, shape in (shapes or {PIXELS: (3, 12, 12)}).items()
     }
     return {name: value for name, value in made.items() if name in available}
@@ -294,8 +295,15 @@ AHEAD = "sees what stands behind"
 
 def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
     inputs = sample_batch(way.named, vocabulary, padding)
-    pairs = zip(outputs_of(module, way, inputs), outputs_of(module, way, inputs), strict=True)
-    return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
+    return same_numbers(outputs_of(module, way, inputs), outputs_of(module, way, inputs))
+
+
+def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two calls gave the same, a number that is none included."""
+    return len(some) == len(others) and all(
+        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+        for one, two in zip(some, others, strict=True)
+    )
 
 
 def _seen(

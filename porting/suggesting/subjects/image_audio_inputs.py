@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from porting.suggesting.subjects.argument_names import ArgumentMapping, argument_mappings, roles
 from porting.suggesting.subjects.config_fields import Role, fields_of
@@ -32,16 +31,6 @@ def shapes_of(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         PIXELS: (int(str(channels)), int(str(high)), int(str(wide))),
         SAMPLES: (LENGTH,),
         FEATURES: (bands if isinstance(bands, int) else 80, FRAMES * (places if isinstance(places, int) else 10)),
-    }
-
-
-def signals(available: Sequence[str], config: Mapping[str, object], rows: int, seed: int) -> dict[str, Tensor]:
-    """Some images or sounds for the proof."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(rows, *shape, dtype=torch.float64, generator=generator).float()
-        for name, shape in shapes_of(config).items()
-        if name in available
     }
 
 

@@ -52,26 +52,18 @@ SINGLE, LESS = 1e-3, 0.1
 than float32: what differs by more is no rounding."""
 
 
-def differs_in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason]:
-    """A module that computes something else in float32 than in float64, by more than rounding."""
+def in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason | str]:
+    """What a module computes otherwise in float32 than in float64, by more than rounding.
+
+    Where it asks for less than float32 by itself, which the proof in float64 takes out, that is a limit, in words.
+    """
     module, inputs = subjects.built.module, _batch(subjects)
-    single = _in_float32(into, subjects, inputs)
-    bound = LESS if _asks_for_less(module, subjects, inputs) else SINGLE
-    if single is None:
-        return
-    far = _apart(_outputs(module, subjects, inputs), single)
-    if far > bound:
+    single, asked = _in_float32(into, subjects, inputs), _asks_for_less(module, subjects, inputs)
+    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
+    if far > (LESS if asked else SINGLE):
         said = "another one of it, built and loaded in float32, computes something else than in float64"
         yield Reason(kind="precision", said=f"{said}: off by {far:.0e}")
-
-
-def lowered(into: Builder, subjects: ModelPair) -> Iterator[str]:
-    """Operations that compute with less than float32, which the proof in float64 takes out."""
-    module, inputs = subjects.built.module, _batch(subjects)
-    asked = _asks_for_less(module, subjects, inputs)
-    single = _in_float32(into, subjects, inputs) if asked else None
-    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
-    if far > SINGLE:
+    if asked and far > SINGLE:
         yield f"what it rounds to less than float32 by itself, at {asked[0]}: off by {far:.0e} in float32"
 
 
@@ -210,8 +202,10 @@ def run_extra_checks(
     wide = proven(None, twin, trials=True)
     reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
     scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
-    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *differs_in_float32(into, subjects)]
-    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scopes[0])]
+    single = [*in_float32(into, subjects)]
+    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports)]
+    reasons += [one for one in single if isinstance(one, Reason)]
+    limits = [*defaults(subjects), *(one for one in single if isinstance(one, str)), *_not_run(scopes[0])]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:

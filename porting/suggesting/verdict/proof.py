@@ -16,7 +16,8 @@ from porting.notation.table import Table
 from porting.reporting.report import Report
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.image_audio_inputs import signals
+from porting.suggesting.subjects.forward_arguments import sample_batch
+from porting.suggesting.subjects.image_audio_inputs import shapes_of
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
@@ -173,7 +174,9 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     """
     way, fields = subjects.way, {**subjects.drawn, **config}
     if IDS not in subjects.available:
-        made = signals(subjects.available, fields, 4, seed)
+        names = [name for name in subjects.available if name != DECODER_IDS]
+        made = sample_batch(names, 97, 0, seed=seed, shapes=shapes_of(fields), rows=4)
+        made = {name: value.float() for name, value in made.items()}
         if DECODER_IDS in subjects.available:
             vocabulary, padding = (config_number(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
             generator = torch.Generator().manual_seed(seed)
