@@ -34,13 +34,12 @@ from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
-from porting.suggesting.subjects.config_fields import Role, stage_field
+from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
     check_deterministic,
     completed_config,
-    config_number,
     prepare,
     traced_models,
 )
@@ -48,10 +47,10 @@ from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import TracedModel, WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
 from porting.suggesting.subjects.twin import DEEP, SMALL
-from porting.suggesting.verdict.evidence import evidence
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
+from porting.suggesting.verdict.reasons import evidence
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
 from porting.tracing.measure import MEANING
@@ -493,7 +492,7 @@ def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: boo
     """The table with what is known of it at its head."""
     head = [
         f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.",
-        _capital(judged.sentence),
+        judged.sentence[:1].upper() + judged.sentence[1:],
     ]
     if lazy:
         head.append("The module has lazy parameters: run it once, and load into it then.")
@@ -508,13 +507,5 @@ def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: boo
     if judged.verdict is Verdict.APPROXIMATE and far > MEANING:
         within = 10.0 ** math.ceil(math.log10(far) + 0.5)  # the checkpoint's own weights may show it more
         approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
-    lines = tuple(line for text in head if text for line in _wrapped(text))
+    lines = tuple(line for text in head if text for line in textwrap.wrap(text, 116))
     return replace(made, head=lines, approximate=approximate)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 116) or [""]

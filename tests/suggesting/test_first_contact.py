@@ -73,13 +73,14 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(dim, heads, groups, lie=lie, rotate="halves", bias=lie == "blocks")
         self.rotary = Rotary(dim // heads, length)
-        self.attention.rotate = lambda x, cos, sin: self.rotary(x)  # type: ignore[assignment]  # tables of its own
+        self.attention.rotate = lambda x, cos, sin: self.rotary(x)
         self.feed, self.first, self.second = Feed(dim, inner, "apart"), Norm(dim, 1e-5), Norm(dim, 1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         seen, none = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(), x
         x = x + self.attention(self.first(x), none, none, seen)
-        return x + self.feed(self.second(x))
+        out: Tensor = x + self.feed(self.second(x))
+        return out
 
 
 def in_one_list(
@@ -156,7 +157,9 @@ def test_a_default_that_no_tensor_of_the_checkpoint_has_is_solved_for(tmp_path: 
 def staged(config: dict[str, Any]) -> nn.Module:
     """Reads a list of sizes by a name that no config has."""
     first = nn.Conv2d(3, config["breadths"][0], 4, 4)
-    convs = (nn.Conv2d(one, other, 2, 2) for one, other in zip(config["breadths"], config["breadths"][1:], strict=False))
+    convs = (
+        nn.Conv2d(one, other, 2, 2) for one, other in zip(config["breadths"], config["breadths"][1:], strict=False)
+    )
     return nn.Sequential(first, *convs)
 
 

@@ -191,9 +191,6 @@ def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------- layers
-
-
 def _counted(single: Sequence[Line]) -> list[Line]:
     groups: dict[object, list[Line]] = {}
     for line in single:
@@ -339,9 +336,6 @@ def _why(some: Sequence[Line]) -> str:
     """What decided lines that become one: a guess is one in any layer, and what is tried is tried in the first."""
     guess = next((line.why for line in some if line.why == GUESS), "")
     return guess or next((line.why for line in some if line.proven), some[0].why)
-
-
-# ------------------------------------------------------------------------------------------------- siblings
 
 
 def _weight_and_bias(one: str, other: str) -> bool:

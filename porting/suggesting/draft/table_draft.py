@@ -16,16 +16,17 @@ from porting.notation.field import held, value_of
 from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
-from porting.suggesting.draft.layer_patterns import Line, lines, needed, plainer
+from porting.plan.matching import Matcher
+from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, plainer
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
 from porting.suggesting.search.attention_layouts import Heads, sizes
+from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
-from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
-from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.config_fields import NESTED, Role, config_number, fields_of, role_of
+from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.twin import Twin
 from porting.target import named_tensors, slots
 
@@ -99,7 +100,7 @@ def draft(
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
-    drops |= dict.fromkeys(_numbered(found.ignored_biases), SOFTMAX_IGNORES)
+    drops |= dict.fromkeys(_told_once(found.ignored_biases), SOFTMAX_IGNORES)
     fresh, ties, rest = _unwritten(module, written | set(found.made))
     tied = {name: other for name, other in found.seconds.items() if name in fresh}
     fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
@@ -154,7 +155,7 @@ def _makes(made: Mapping[str, str]) -> dict[str, str]:
     patterns: dict[str, str] = {}
     for word in dict.fromkeys(made.values()):
         names = [name for name, one in made.items() if one == word]
-        some = _numbered(names)
+        some = _told_once(names)
         patterns |= dict.fromkeys(names if patterns.keys() & set(some) else some, word)
     return patterns
 
@@ -229,7 +230,7 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
             first[slot.same_as] = name  # another name of it is said to be tied to it
     others = [name for name in places if name not in (*buffers, *rest)]
     ties = dict(_generally(ties))
-    fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")
+    fresh |= dict.fromkeys(_told_once(buffers), "a buffer, which the module computes")
     fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), _NONE)
     return fresh, ties, rest
 
@@ -238,14 +239,12 @@ def _generally(ties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names that are another's tensor: those of all layers at once, where that is one tensor."""
     for anchor in dict.fromkeys(ties.values()):
         names = [name for name, other in ties.items() if other == anchor]
-        made = _numbered(names)
+        made = _told_once(names)
         pattern = re.compile("|".join(re.sub(r"\\{\w+\\}", r"\\d+", re.escape(one)) for one in made))
         yield from dict.fromkeys(names if pattern.fullmatch(anchor) else made, anchor).items()
 
 
-def _numbered(names: Iterable[str]) -> list[str]:
-    from porting.suggesting.draft.layer_patterns import indexed  # noqa: PLC0415  # kept beside its one use
-
+def _told_once(names: Iterable[str]) -> list[str]:
     return [one[0] for one in indexed([(name,) for name in names])]
 
 
@@ -257,13 +256,11 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
     ours = {name: tuple(one.shape) for name, one in named_tensors(subjects.built.module)}
     unread = align(table.rules, shapes, ours, prefix=table.prefix).unread
-    from porting.plan.matching import Matcher  # noqa: PLC0415  # kept beside its one use
-
     matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
     left = [name for name in unread if not matcher.read(name)]
     drops, copies = dict(made.drops), dict(made.copies)
     ranges = [name for name in left if _is_range(checkpoint, name)]
-    copies |= dict.fromkeys(_numbered(ranges), "arange")
+    copies |= dict.fromkeys(_told_once(ranges), "arange")
     rest = [name for name in left if name not in ranges]
     for name in list(rest):
         same = next(

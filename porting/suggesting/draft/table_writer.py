@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from porting.suggesting.draft.layer_patterns import Line, name_pattern
+from porting.suggesting.search.matrix_candidates import UNSEEN
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import GUESS
 from porting.suggesting.search.search_state import COMPUTED, UNRUN
-from porting.suggesting.search.softmax_invariance import UNSEEN
 
 
 @dataclass(frozen=True, kw_only=True)

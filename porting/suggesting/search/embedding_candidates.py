@@ -54,7 +54,7 @@ def candidates(
         yield from _folded(moves, left, ours, port_shapes, reference_shapes)
     for scale in scales:
         for moves, left in plain:
-            scaled = tuple(_scaled(move, scale) if _words(move, ours) else move for move in moves)
+            scaled = tuple(replace(move, scale=scale) if _words(move, ours) else move for move in moves)
             yield scaled
             yield from _folded(scaled, left, ours, port_shapes, reference_shapes)
 
@@ -211,10 +211,6 @@ def _folded(
 def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:
     """Whether the move fills a table that is looked up by words, and not by places."""
     return any(unit.kind is WeightUse.LOOKUP for unit in port if unit.names[0] in move.writes)
-
-
-def _scaled(move: CandidateRule, scale: str) -> CandidateRule:
-    return CandidateRule(move.sources, move.targets, fold=move.fold, fill=move.fill, scale=scale)
 
 
 def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Question | None:

@@ -33,7 +33,7 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer, matrix, single_rule
+from porting.suggesting.search.layouts import CandidateRule, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
@@ -198,8 +198,6 @@ class WeightSearch(ScoreTableSearch):
             return
         self._matrices(group, matches, trace)
 
-    # ---------------------------------------------------------------------------------------------- tables
-
     def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""
         group: list[Unit] = []
@@ -230,13 +228,9 @@ class WeightSearch(ScoreTableSearch):
                     if not self._share(one.names[0], other):
                         self._note("second", one, mate, near=((other, 0.0),))
 
-    # ---------------------------------------------------------------------------------------------- norms
-
     def _norm(self, unit: Unit, mate: Unit, trace: OperationTrace) -> None:
-        pieces = []
-        for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
-            if ours and others:
-                pieces.append(single_rule(others[0], ours[0], why="its place"))
+        sides = ((unit.weights, mate.weights), (unit.biases, mate.biases))
+        pieces = [single_rule(other[0], ours[0], why="its place") for ours, other in sides if ours and other]
         self._uneven(unit, mate)
         if unit.weights and not mate.weights:
             self._make(dict.fromkeys(unit.weights, "ones"))
@@ -303,8 +297,6 @@ class WeightSearch(ScoreTableSearch):
         width = next((name for name in fields_of(Role.HIDDEN, self._config) if self._config[name] == size), str(size))
         return f"({width} / ({width} - 1)) ** 0.5"
 
-    # ---------------------------------------------------------------------------------------------- matrices
-
     def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: OperationTrace) -> None:
         heads = {
             name: element_count
@@ -339,19 +331,15 @@ class WeightSearch(ScoreTableSearch):
             self._give_up(unit, matches[0])
             return
         if mate.biases:
-            moves = [
-                CandidateRule(
-                    (RuleTerm(mate.biases[0], mate.biases),), (RuleTerm(unit.biases[0], unit.biases),), why="its place"
-                )
-            ]
-            values = self._values(moves)
+            move = single_rule(mate.biases[0], unit.biases[0], why="its place")
+            values = self._values([move])
             if values is None:
-                moves = [vector(move, self.port.shapes, self.reference.shapes) for move in moves]
-                values = self._values(moves)
+                move = vector(move, self.port.shapes, self.reference.shapes)
+                values = self._values([move])
             if values is None:
                 self._give_up(unit, mate)
                 return
-            self._accept(moves, values, [unit], [mate])
+            self._accept([move], values, [unit], [mate])
         self._uneven(unit, mate)
 
     def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[CandidateRule, ...]]:
@@ -517,8 +505,6 @@ class WeightSearch(ScoreTableSearch):
         known = {habit: number for number, habit in enumerate(self._habits)}
         worst = len(known)
         return iter(sorted(listed, key=lambda moves: known.get(tuple(habit(move) for move in moves), worst)))
-
-    # ---------------------------------------------------------------------------------------------- what differs
 
     def _diverged(self, unit: Unit, trace: OperationTrace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
         """The units of the reference that are due where the activation is none of the reference's own.

@@ -362,16 +362,12 @@ def _called(into: Callable[..., Any], config: Mapping[str, object], given: Mappi
         if own is not None and kind is not None:
             keyword = parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
             made = _guarded(into, **{name: own[0]}) if keyword else _guarded(into, own[0])
-            return made, own[1], _defaults(parameters_of(kind), own[1])
+            return made, own[1], {name: one.default for name, one in parameters_of(kind).items() if name not in own[1]}
         return _tried(into, fields, parameters[name])
     if unknown:
         raise _unknown(into, unknown, config)
     made = _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()})
-    return made, asked, _defaults(parameters, asked)
-
-
-def _defaults(parameters: Mapping[str, inspect.Parameter], asked: Mapping[str, str]) -> dict[str, object]:
-    return {name: one.default for name, one in parameters.items() if name not in asked}
+    return made, asked, {name: one.default for name, one in parameters.items() if name not in asked}
 
 
 def _own_config(

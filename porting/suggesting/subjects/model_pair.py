@@ -28,9 +28,10 @@ from porting.suggesting.subjects.building import (
     named_fields,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
+from porting.suggesting.subjects.config_fields import NESTED, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
+    audio_argument_mapping,
     comparable,
     find_argument_mapping,
     hides_padding,
@@ -39,9 +40,9 @@ from porting.suggesting.subjects.forward_arguments import (
     same_numbers,
     sample_batch,
     sees_later,
+    shapes_of,
     without_ignored_mask,
 )
-from porting.suggesting.subjects.image_audio_inputs import audio_argument_mapping, shapes_of
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
@@ -406,12 +407,6 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
     return lazy or not width or width in sizes
-
-
-def config_number(config: Mapping[str, object], role: Role, default: int = 0) -> int:
-    """The config's number in that role."""
-    value = next((config[name] for name in fields_of(role, config)), default)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.search_result import SAME, SearchResult
-from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.config_fields import Role, config_number
+from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors

@@ -15,10 +15,9 @@ from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.reporting.report import Report
 from porting.suggesting.subjects.building import Builder, build_for
-from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.forward_arguments import sample_batch
-from porting.suggesting.subjects.image_audio_inputs import shapes_of
-from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
+from porting.suggesting.subjects.config_fields import Role, config_number
+from porting.suggesting.subjects.forward_arguments import sample_batch, shapes_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
@@ -44,14 +43,12 @@ class Proof:
     Attributes:
         report: verify's; None when it could not be run.
         refused: why it could not.
-        builder: the user's own builder was used, and took what the table's [config] gives it.
         late: there was no time to end it.
         whole: it is what ``verify`` does by default: its own batches, its trials and float32.
     """
 
     report: Report | None
     refused: str = ""
-    builder: bool = True
     late: bool = False
     whole: bool = False
 
@@ -149,15 +146,13 @@ def prove(
     if module is not None:
         return Proof(report=None, refused=first)
     full = completed_config(config, subjects.twin.architecture)
-    for change in (subjects.readied, fitted):
-        try:
-            with bounded(bounds(checkpoint.tensors, checkpoint.config)):
-                built = build_for(into, full).module
-            report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
-        except PortingError:
-            continue
-        return Proof(report=report, builder=False, whole=whole)
-    return Proof(report=None, refused=first, builder=False)
+    try:
+        with bounded(bounds(checkpoint.tensors, checkpoint.config)):
+            built = build_for(into, full).module
+        report = verify(checkpoint, subjects.readied(built), table, **arguments)  # type: ignore[arg-type]  # as above
+        return Proof(report=report, whole=whole)
+    except PortingError:
+        return Proof(report=None, refused=first)
 
 
 def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
@@ -246,19 +241,3 @@ def _words(
     if end is not None:
         drawn[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
     return drawn
-
-
-def fitted(module: nn.Module) -> nn.Module:
-    """The same module, which takes images in its weights' type from now on, whatever type they have."""
-    kind = type(module)
-
-    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
-        dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float64)
-
-        def fit(one: object) -> object:
-            return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
-
-        return kind.forward(self, *map(fit, args), **{name: fit(one) for name, one in kwargs.items()})
-
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return module
