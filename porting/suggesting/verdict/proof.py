@@ -169,9 +169,7 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     """
     way, fields = subjects.way, {**subjects.drawn, **config}
     if IDS not in subjects.available:
-        names = [name for name in subjects.available if name != DECODER_IDS]
-        made = sample_batch(names, 97, 0, seed=seed, shapes=shapes_of(fields), rows=4)
-        made = {name: value.float() for name, value in made.items()}
+        made = _signals(subjects, fields, 4, seed)
         if DECODER_IDS in subjects.available:
             vocabulary, padding = (config_number(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
             generator = torch.Generator().manual_seed(seed)
@@ -188,6 +186,12 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     return found
 
 
+def _signals(subjects: ModelPair, config: Mapping[str, object], rows: int, seed: int) -> dict[str, Tensor]:
+    """Images or sounds, where the reference takes them."""
+    made = sample_batch(subjects.available, 97, 0, seed=seed, shapes=shapes_of(config), rows=rows)
+    return {name: value.float() for name, value in made.items() if value.is_floating_point()}
+
+
 def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
     way = subjects.way
     vocabulary = config_number(config, Role.VOCABULARY, 97)
@@ -202,7 +206,7 @@ def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int]
             segments[row, kind * length // types : length] = kind
     if way.internal:
         words[mask == 0] = padding
-    made = {IDS: words, SEGMENTS: segments}
+    made = {IDS: words, SEGMENTS: segments, **_signals(subjects, config, len(lengths), seed)}
     if padded or MASK in way.named:
         made[MASK] = mask
     if POSITIONS in way.named:
