@@ -46,7 +46,7 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import kept_sizes, own_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, own_sizes, solved_sizes
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
@@ -375,20 +375,19 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
 
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
     """The module, and its builder, told what it means by names that say nothing where shapes tell."""
-    shapes = [one.shape for _, one in named_tensors(twin.reference)]
+    shapes = [tuple(tensor.shape) for _, tensor in named_tensors(twin.reference)]
     try:
-        built = build_for(into, config)
+        named, built = into, build_for(into, config)
     except UnknownSizesError as error:
         fields = solved_sizes(into, error.names, config, shapes, better=error.read)
         if fields is None:
             raise
-        into = with_fields(into, fields, config)
-        built = build_for(into, config)
-    kept = kept_sizes(built, shapes)
-    fields = solved_sizes(into, kept, config, shapes, better=True) if kept else None
-    if fields is None:
-        return into, built
-    named = with_fields(into, {**named_fields(into), **fields}, config)
+        named = with_fields(into, {**named_fields(into), **fields}, config)
+        built = build_for(named, config)
+    replaced = better_sizes(named, built, config, shapes)
+    if not replaced:
+        return named, built
+    named = with_fields(named, {**named_fields(named), **replaced}, config)
     return named, build_for(named, config)
 
 

@@ -42,20 +42,11 @@ COMPUTED = (Role.INNER, Role.VOCABULARY)
 
 LAYERS = "layer_types"
 
+SHORT = 2
+"""Names of so many letters mean different sizes in different projects."""
+
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
-
-
-def kept_sizes(built: BuiltModule, shapes: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """The sizes that a builder has a default of its own for, and that the reference has nowhere.
-
-    Args:
-        built: the module, with the defaults that its builder kept.
-        shapes: of the reference's tensors.
-    """
-    theirs = {size for shape in shapes for size in shape}
-    ours = {size for _, one in named_tensors(built.module) if not nn.parameter.is_lazy(one) for size in one.shape}
-    return tuple(name for name, size in built.kept.items() if _is_size(size) and size in ours - theirs)
 
 
 def solved_sizes(
@@ -69,21 +60,49 @@ def solved_sizes(
     """The fields that a builder means by names that say nothing.
 
     Each name is given each whole number of the config in turn; the one with which most of the module's tensors have a
-    shape of the reference's is meant.  Of several, as for the number of heads, it is the one that the name is the
-    beginning of a word for, or that nothing else takes: whoever proves the table will see whether it is right.
+    shape of the reference's is meant, and then the one with which it has as many numbers in all, which tells sizes of
+    fused tensors.  Of several, as for the number of heads, it is the one that the name is the beginning of a word for,
+    or that nothing else takes: whoever proves the table will see whether it is right.
 
     Args:
         into: what builds the module.
         names: what it asks for.
         config: of a small model, whose sizes are different from one another where they can be.
         shapes: of the reference's tensors, built with this config.
-        better: only sizes that shapes tell: with others, and with the builder's defaults, fewer of the module's tensors
-            have a shape of the reference's.
+        better: only sizes that shapes tell: with others fewer of the module's tensors have a shape of the reference's.
 
     Returns:
         The field for each name; None where the module cannot be built with any.
     """
     return _Sizes(into, config, shapes).solved(names, better=better)
+
+
+def better_sizes(
+    into: Builder,
+    built: BuiltModule,
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+) -> dict[str, str]:
+    """The fields for names that may have been misunderstood: a letter or two, and a default that no field replaced.
+
+    What they have is replaced only if more of the module's tensors have a shape of the reference's then, or if the
+    module has as many numbers as the reference then and has not without.
+
+    Args:
+        into: what builds the module.
+        built: what it built, with what it asked for and the defaults that it kept.
+        config: of a small model.
+        shapes: of the reference's tensors, built with this config.
+
+    Returns:
+        The better field for each of these names that has one.
+    """
+    asked, told = built.asked, named_fields(into)
+    names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
+    names += [name for name, value in built.kept.items() if type(value) is int and value > 1]
+    names = [name for name in names if name not in told]
+    taken = {field for name, field in asked.items() if name not in names}
+    return _Sizes(into, config, shapes, taken).improved(names, asked) if names else {}
 
 
 def own_sizes(
@@ -148,10 +167,18 @@ def hinted(name: str) -> Role | None:
 
 
 class _Sizes:
-    def __init__(self, into: Builder, config: Mapping[str, object], shapes: Iterable[Sequence[int]]) -> None:
-        self._into, self._config = into, config
+    def __init__(
+        self,
+        into: Builder,
+        config: Mapping[str, object],
+        shapes: Iterable[Sequence[int]],
+        taken: Iterable[str] = (),
+    ) -> None:
+        self._into, self._config, self._taken = into, config, frozenset(taken)
         self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
-        self._known: dict[tuple[tuple[str, Size], ...], float] = {}
+        shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
+        self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
+        self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
         self._fields: dict[Size, list[str]] = {}
         for name, value in config.items():
             if _is_size(value) and role_of(name) in SIZES:
@@ -164,11 +191,26 @@ class _Sizes:
         values = self._climbed(names, dict.fromkeys(names, least))
         best = self._alike(values)
         others = [self._alike({**values, name: size}) for name in names for size in self._fields]
-        if best <= (max(self._alike({}), min(others, default=best)) if better else -math.inf):
+        if best <= (min(others, default=best) if better else -math.inf):
             return None
         fields: dict[str, str] = {}
         for name in names:
             fields[name] = self._field(name, values, set(fields.values()))
+        return fields
+
+    def improved(self, names: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
+        """The fields of the names that fit better than what they have: a field of ``asked``, or their default."""
+        has = {name: size for name in names for size, fields in self._fields.items() if asked.get(name) in fields}
+        values = self._climbed(names, has)
+        for name in names:
+            kept = {other: size for other, size in values.items() if other != name}
+            kept |= {name: has[name]} if name in has else {}
+            if self._score(kept)[:2] >= self._score(values)[:2]:
+                values = kept
+        fields: dict[str, str] = {}
+        for name, size in values.items():
+            if has.get(name) != size:
+                fields[name] = self._field(name, values, {*self._taken, *fields.values()})
         return fields
 
     def _climbed(self, names: Sequence[str], values: dict[str, Size]) -> dict[str, Size]:
@@ -195,11 +237,12 @@ class _Sizes:
         least = self._alike(values) - NEAR
         return [size for size in self._fields if self._alike({**values, name: size}) >= least]
 
-    def _score(self, values: Mapping[str, Size]) -> tuple[float, int, tuple[tuple[bool, int], ...]]:
+    def _score(self, values: Mapping[str, Size]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
         used = Counter(values.values())
+        used.update(size for size, fields in self._fields.items() for field in fields if field in self._taken)
         twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
-        return self._alike(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
+        return self._fit(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
 
     def _likely(self, name: str, size: Size) -> tuple[bool, int]:
         """What speaks for a size besides shapes: the name, and how usual it is to come first."""
@@ -207,13 +250,21 @@ class _Sizes:
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
         return hinted(name) in roles, -usual
 
+    def _fit(self, values: Mapping[str, Size]) -> tuple[float, bool]:
+        """How like the reference the module is, and whether it has as many numbers in all."""
+        found = self._built(values)
+        return self._alike(values), found is not None and _total(found) in self._totals
+
     def _alike(self, values: Mapping[str, Size]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
+        found = self._built(values)
+        return -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
+
+    def _built(self, values: Mapping[str, Size]) -> Shapes | None:
         key = tuple(values.items())
         if key not in self._known:
             fields = {name: self._fields[size][0] for name, size in values.items() if size in self._fields}
-            found = self._shapes(fields, self._config)
-            self._known[key] = -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
+            self._known[key] = self._shapes(fields, self._config)
         return self._known[key]
 
     def _field(self, name: str, values: Mapping[str, Size], taken: set[str]) -> str:
@@ -237,9 +288,13 @@ class _Sizes:
     def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
         """Of what is built; None where it cannot be."""
         try:
-            built: BuiltModule = build_for(
-                with_fields(self._into, {**named_fields(self._into), **fields}, config), config
-            )
+            told = {**named_fields(self._into), **fields}
+            built: BuiltModule = build_for(with_fields(self._into, told, config), config)
         except PortingError:
             return None
         return Counter(tuple(sorted(tensor.shape)) for _, tensor in named_tensors(built.module) if tensor.ndim)
+
+
+def _total(shapes: Shapes) -> int:
+    """How many numbers tensors of these shapes hold."""
+    return sum(math.prod(shape) * count for shape, count in shapes.items())
