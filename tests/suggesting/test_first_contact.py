@@ -224,3 +224,11 @@ def test_a_cause_that_explains_nearly_all_is_a_reason(tmp_path: Path) -> None:
     found = suggest(source, Gpt, limit=300)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     assert any("SiLU" in one.said and one.shown for one in found.reasons)
+
+
+def test_a_config_inside_a_config_has_attributes() -> None:
+    def build(config: Any) -> nn.Module:
+        return nn.Embedding(config.text_config.vocab_size, config.text_config.hidden_size)
+
+    inner = {"vocab_size": 9, "hidden_size": 4, "id2label": {0: "no"}}
+    assert build_for(build, {"text_config": inner, "projection_dim": 3}).module.get_parameter("weight").shape == (9, 4)

@@ -252,10 +252,9 @@ class WeightSearch(ScoreTableSearch):
             return
         if mate.weights and self._offset(unit, mate, pieces[0], far):
             return
-        corrected = [
-            explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in pieces[:1]
-        ]
-        values = self._values(corrected)
+        gains = pieces[:1] if self.reference.shapes[mate.names[0]] else []  # a single number is no norm's gain
+        corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in gains]
+        values = self._values(corrected) if corrected else None
         cause = ""
         if values is not None and activation_matching.is_unbiased(now, mate):
             self._put(values)
