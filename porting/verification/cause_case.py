@@ -25,6 +25,7 @@ from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.target import assign, named_tensors
 from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
@@ -77,6 +78,12 @@ class CauseCase:
         given = reference.arguments[case]
         anchors = {point: one.anchor(exact, given) for point, one in pairing.pairs.items()}
         return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+
+    @property
+    def with_hidden_places(self) -> CauseCase:
+        """The same case, where the places that a mask hides are compared as well."""
+        anchors = {point: replace(anchor, seen=None) for point, anchor in self.anchors.items()}
+        return replace(self, anchors=anchors, _searches={})
 
     def search(self, causes: Sequence[Cause]) -> Search:
         """The search in this case."""
@@ -143,6 +150,19 @@ class CauseCase:
             return math.inf
         compared = [probe.port for probe in probes if probe.port in found and probe.port in self.pairing.pairs]
         return max((self._distance(point, {}, found).largest for point in compared), default=None)
+
+    @torch.no_grad()
+    def left_with(self, values: Mapping[str, Tensor], probes: Sequence[Probe]) -> dict[Point, float]:
+        """How far each probe is off, in isolation, when some of the port's weights have other values."""
+        own = {name: tensor.data for name, tensor in named_tensors(self.port.module) if name in values}
+        assign(self.port.module, {name: value.to(own[name]) for name, value in values.items()})
+        try:
+            found = self._isolated(FunctionMode(), _copied)
+        except VerifyError:
+            return {}
+        finally:
+            assign(self.port.module, own)
+        return {probe.port: self._distance(probe.port, {}, found).largest for probe in probes if probe.port in found}
 
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 
@@ -21,6 +21,7 @@ from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicio
 from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
+from porting.causes.table_layouts import WHAT, Correction
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
@@ -30,6 +31,9 @@ from porting.verification.compare import Comparison
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
+
+Layouts = Callable[[Sequence[str]], Iterator[Correction]]
+"""Yields other lines of the table for those at some places, :func:`porting.causes.table_layouts.corrections`."""
 
 
 HELD_OUT = 3
@@ -65,6 +69,7 @@ def name_causes(
     *,
     drawn: Both | None = None,
     turned: Both | None = None,
+    layouts: Layouts | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
 ) -> tuple[tuple[Finding, ...], Divergence | None]:
@@ -78,6 +83,7 @@ def name_causes(
         drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
+        layouts: other lines of the table; None where the weights were not loaded by it.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
             come to by then stays unknown.
@@ -90,22 +96,25 @@ def name_causes(
         return (), None
     until = time.thread_time() + seconds
     found: list[Finding] = []
-    guilty = [probe for probe in probes if probe.guilty]
-    if guilty:
+    if any(probe.guilty or probe.differs for probe in probes):
         reference, port = both(torch.float64)
         known = [CauseCase.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
+        if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
+            known = [cause_case.with_hidden_places for cause_case in known]
+            probes = _guilty_at_hidden_places(known, probes)
+        guilty = [probe for probe in probes if probe.guilty]
         held_out = _held_out(comparison, drawn)
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
-        repaired = trials.repaired = None if found else trials.repair()
-        drawn_first = (
-            [held_out] if held_out is not None else []
-        )  # the smallest: what fits it is confirmed in the others
-        for cause_case in [*drawn_first, *known] if not found else ():
+        laid_out = [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
+        in_table = {point for _, one in laid_out for point in one.probes}
+        repaired = trials.repaired = None if found or in_table else trials.repair()
+        for cause_case in [*_drawn_first(held_out), *known] if not found else ():
             found += trials.why(cause_case, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
+        found = _with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, guilty)
     imprecise = [probe for probe in probes if probe.imprecise]
@@ -201,6 +210,74 @@ def _inverted(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Findi
                 )
             ]
     return []
+
+
+def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Probe]:
+    """The probes with the largest difference that each makes by itself, also where a mask hides it."""
+    marks = [cause_case.marks(probes) for cause_case in known]
+    off = {probe.port: [of_case[probe.port].difference for of_case in marks if probe.port in of_case] for probe in probes}
+    return [
+        replace(probe, meaning=replace(probe.meaning, isolated=max(off[probe.port], default=None))) for probe in probes
+    ]
+
+
+def _drawn_first(held_out: CauseCase | None) -> list[CauseCase]:
+    """The case that was drawn: it is the smallest, and what fits it is confirmed in the others."""
+    return [] if held_out is None else [held_out]
+
+
+def _laid_out(cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float) -> list[tuple[Correction, Finding]]:
+    """The lines of the table that make guilty probes right when they are written otherwise, in every case."""
+    begun = time.thread_time()
+    until = begun + min(REPAIRING, (until - begun) / 4)
+    open_ = {probe.port: probe for probe in probes if probe.guilty}
+    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
+    before = cases[0].left_with({}, probes)
+    found: list[tuple[Correction, dict[Point, float]]] = []
+    for correction in layouts(tuple(dict.fromkeys(where for probe in open_.values() for where in probe.rules))):
+        if time.thread_time() > until:
+            break
+        left = cases[0].left_with(correction.values, probes)
+        right = [point for point in open_ if left.get(point, math.inf) <= limits[point] < before.get(point, 0.0)]
+        worse = any(left.get(point, math.inf) > limits[point] >= before[point] for point in before)
+        others = cases[1 : HELD_OUT + 1] if right and not worse else ()
+        ways = [case.left_with(correction.values, [open_[point] for point in right]) for case in others]
+        right = [point for point in right if all(way.get(point, 0.0) <= limits[point] for way in ways)]
+        if right and not worse:
+            found.append((correction, {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in right}))
+        if len(right) == len(open_):
+            break
+    findings: list[tuple[Correction, Finding]] = []
+    for correction, right_by in sorted(found, key=lambda one: -len(one[1])):
+        points = [point for point in right_by if point in open_]
+        if points:
+            finding = Finding(
+                name=correction.name,
+                detail=correction.detail,
+                probes=tuple(points),
+                difference=max(before[point] for point in points),
+                residual=max(right_by[point] for point in points),
+                what=WHAT[correction.name],
+                fix=correction.fix,
+            )
+            findings.append((correction, finding))
+            open_ = {point: probe for point, probe in open_.items() if point not in points}
+    return findings
+
+
+def _with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:
+    """The findings, with the lines of the table that would mend them; an entry keeps its name."""
+    names = {cause.name for cause in CATALOGUE}
+    result = list(found)
+    for correction, line in laid_out:
+        same = [one for one in result if {*one.probes} & {*line.probes}]
+        result = [one for one in result if one not in same]
+        named = next((one for one in same if one.name in names and not {*line.probes} - {*one.probes}), None)
+        if named is not None:
+            fix = line.fix if correction.explicit else f"{line.fix}; or, in the module: {named.fix}"
+            line = replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix)
+        result.append(line)
+    return result
 
 
 def _explained(probe: Probe, found: Sequence[Finding]) -> bool:
