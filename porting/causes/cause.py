@@ -46,6 +46,11 @@ class Cause:
         del model_parts
         return iter(())
 
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield the ways to make the mistake in a whole model, where the alterations do not add up to one."""
+        del model_parts
+        return iter(())
+
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Yield each number that is solved for where no alteration fits."""
         del model_parts

@@ -419,6 +419,14 @@ CAUSES: tuple[Cause, ...] = (
         mask=added,
         applies=padded,
     ),
+    OtherMask(
+        name="mask added as 0 and 1",
+        what="1 is added to the scores of the keys that are seen, 0 to those that are hidden, later ones included",
+        looks="every query sees every key",
+        fix="masked_fill(mask == 0, -inf), or a mask of True and False for scaled_dot_product_attention",
+        mask=lambda scores, attention: scores + attention.allowed.to(scores),
+        applies=lambda attention: attention.causal or windowed(attention),
+    ),
     MaskAfterSoftmax(
         name="padding mask after the softmax",
         what="probabilities of padding are set to 0 after the softmax, so that a row no longer sums to 1",

@@ -153,6 +153,24 @@ def _branch_readers(model_parts: ModelParts, block: Block) -> list[Call]:
     return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
 
 
+def in_all_layers(rewrites: dict[int, Rewrite]) -> Iterator[Alteration]:
+    """Yield the alteration of a whole model, if there is anything to alter."""
+    if rewrites:
+        yield Alteration(where="", rewrites=rewrites, detail="in all layers")
+
+
+class NormOfSum(Cause):
+    """``norm(x + f(x))`` for ``x + norm(f(x))``: the norm at the end of a branch moves behind the sum."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each sum whose branch ends with a norm."""
+        for residual in model_parts.residuals:
+            for norm in model_parts.norms:
+                if norm.output in same_values(model_parts, residual.branch):
+                    total = _sum(_current(residual.stream), _current(norm.input))
+                    yield alter(residual.call, _gives(_normed(norm, total)), where=norm.call.module)
+
+
 class NormBeforeSum(Cause):
     """``x + norm(f(x))`` for ``norm(x + f(x))``."""
 
@@ -199,6 +217,16 @@ class PreForPost(Cause):
                 yield Alteration(where=where, rewrites={**rewrites, **reading})
             previous = block
 
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all blocks at once."""
+        rewrites: dict[int, Rewrite] = {}
+        for block in post_norm(model_parts):
+            source, norm = block.sum.stream, block.norm
+            normed = _reads(source, _normed(norm, _current(source)))
+            rewrites |= {reader.number: normed for reader in _branch_readers(model_parts, block)}
+            rewrites[norm.call.number] = replace_with(norm.input)
+        yield from in_all_layers(rewrites)
+
 
 class PostForPre(Cause):
     """``norm(x + f(x))`` for ``x + f(norm(x))``: the norm moves from the branch's input to the sum."""
@@ -220,6 +248,15 @@ class PostForPre(Cause):
             yield alter(total, _gives(_recorded(norm.output)), where=where)
             previous = block
 
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all blocks at once."""
+        rewrites: dict[int, Rewrite] = {}
+        for block in pre_norm(model_parts):
+            rewrites[block.norm.call.number] = replace_with(block.norm.input)
+            total = _sum(_current(block.sum.stream), _current(block.sum.branch))
+            rewrites[block.sum.call.number] = _gives(_normed(block.norm, total))
+        yield from in_all_layers(rewrites)
+
 
 class NormAfterBranch(Cause):
     """``x + norm(f(x))`` for ``x + f(norm(x))`` (Walsh et al. 2024, section 3.2)."""
@@ -235,6 +272,15 @@ class NormAfterBranch(Cause):
             ends = [_normed(norm, branch), _recorded(norm.output)]
             yield from _other_input_and_sum(block, readers, norm.output, streams, streams, ends)
             previous = [_sum(stream, end) for end in ends]
+
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all blocks at once."""
+        rewrites: dict[int, Rewrite] = {}
+        for block in pre_norm(model_parts):
+            rewrites[block.norm.call.number] = replace_with(block.norm.input)
+            branch = _normed(block.norm, _current(block.sum.branch))
+            rewrites[block.sum.call.number] = _gives(_sum(_current(block.sum.stream), branch))
+        yield from in_all_layers(rewrites)
 
 
 class NormBeforeBranch(Cause):
@@ -252,6 +298,16 @@ class NormBeforeBranch(Cause):
             readers = _branch_readers(model_parts, block)
             yield from _other_input_and_sum(block, readers, source, inputs, streams, [branch])
             previous = [_sum(_current(source), branch)]
+
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all blocks at once."""
+        rewrites: dict[int, Rewrite] = {}
+        for block in normed_branch(model_parts):
+            source = block.sum.stream
+            normed = _reads(source, _normed(block.norm, _current(source)))
+            rewrites |= {reader.number: normed for reader in _branch_readers(model_parts, block)}
+            rewrites[block.norm.call.number] = replace_with(block.norm.input)
+        yield from in_all_layers(rewrites)
 
 
 def _other_input_and_sum(
@@ -411,6 +467,12 @@ CAUSES: tuple[Cause, ...] = (
         fix="normalise the branch's input only: GPT-2 and most later models are pre-norm",
         wide=True,
         pinned=True,
+    ),
+    NormOfSum(
+        name="norm of the sum for that of the branch",
+        what="norm(x + f(x)) instead of x + norm(f(x))",
+        looks="the residual stream is normalised in every layer; all shapes and names fit",
+        fix="normalise the branch, and add it to x then: as OLMo 2 and Gemma 2 do",
     ),
     ResidualAfterNorm(
         name="residual taken after the norm",

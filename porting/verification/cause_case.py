@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -152,17 +152,28 @@ class CauseCase:
         return max((self._distance(point, {}, found).largest for point in compared), default=None)
 
     @torch.no_grad()
-    def left_with(self, values: Mapping[str, Tensor], probes: Sequence[Probe]) -> dict[Point, float]:
-        """How far each probe is off, in isolation, when some of the port's weights have other values."""
+    def left_with(self, changed: AbstractContextManager[None], probes: Sequence[Probe]) -> dict[Point, float]:
+        """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run."""
+        with changed:
+            try:
+                found = self._isolated(FunctionMode(), _copied)
+            except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
+                return {}
+        return {
+            probe.port: self._distance(probe.port, {}, found).largest
+            for probe in probes
+            if probe.port in found and found[probe.port].shape == self._values[probe.port].shape
+        }
+
+    @contextmanager
+    def with_weights(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """A context in which some of the port's weights have other values."""
         own = {name: tensor.data for name, tensor in named_tensors(self.port.module) if name in values}
         assign(self.port.module, {name: value.to(own[name]) for name, value in values.items()})
         try:
-            found = self._isolated(FunctionMode(), _copied)
-        except VerifyError:
-            return {}
+            yield
         finally:
             assign(self.port.module, own)
-        return {probe.port: self._distance(probe.port, {}, found).largest for probe in probes if probe.port in found}
 
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""

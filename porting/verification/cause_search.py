@@ -6,9 +6,11 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, product
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +20,7 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
+from porting.causes.line_edits import line_edits
 from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
@@ -31,6 +34,8 @@ from porting.verification.compare import Comparison
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
+
+Attempt = TypeVar("Attempt")
 
 Layouts = Callable[[Sequence[str]], Iterator[Correction]]
 """Yields other lines of the table for those at some places, :func:`porting.causes.table_layouts.corrections`."""
@@ -47,6 +52,9 @@ SECONDS = 20.0
 
 REPAIRING = 20.0
 """So many seconds the steps are looked for that have to be repaired; a small model takes one."""
+
+CHANGING = 8.0
+"""So many seconds changes of the table, and then of the user's lines, are tried."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
@@ -96,6 +104,7 @@ def name_causes(
         return (), None
     until = time.thread_time() + seconds
     found: list[Finding] = []
+    diverges: Divergence | None = None
     if any(probe.guilty or probe.differs for probe in probes):
         reference, port = both(torch.float64)
         known = [CauseCase.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
@@ -117,6 +126,11 @@ def name_causes(
         found = _with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, guilty)
+        diverges = first_divergence(comparison, probes, both)
+        if not laid_out and diverges is not None:
+            lines = [diverges.line, diverges.also, *([diverges.moved.line] if diverges.moved else []), *diverges.callers]
+            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
+            found = _with_edits(found, [*_drawn_first(held_out), *known], probes, lines, until)
     imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -125,7 +139,7 @@ def name_causes(
         loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
         marks = cause_case.marks(loose)
         found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
-    return tuple(found), first_divergence(comparison, probes, both)
+    return tuple(found), diverges
 
 
 def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
@@ -226,43 +240,100 @@ def _drawn_first(held_out: CauseCase | None) -> list[CauseCase]:
     return [] if held_out is None else [held_out]
 
 
-def _laid_out(cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float) -> list[tuple[Correction, Finding]]:
+def _laid_out(
+    cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float
+) -> list[tuple[Correction, Finding]]:
     """The lines of the table that make guilty probes right when they are written otherwise, in every case."""
-    begun = time.thread_time()
-    until = begun + min(REPAIRING, (until - begun) / 4)
-    open_ = {probe.port: probe for probe in probes if probe.guilty}
-    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
-    before = cases[0].left_with({}, probes)
-    found: list[tuple[Correction, dict[Point, float]]] = []
-    for correction in layouts(tuple(dict.fromkeys(where for probe in open_.values() for where in probe.rules))):
-        if time.thread_time() > until:
-            break
-        left = cases[0].left_with(correction.values, probes)
-        right = [point for point in open_ if left.get(point, math.inf) <= limits[point] < before.get(point, 0.0)]
-        worse = any(left.get(point, math.inf) > limits[point] >= before[point] for point in before)
-        others = cases[1 : HELD_OUT + 1] if right and not worse else ()
-        ways = [case.left_with(correction.values, [open_[point] for point in right]) for case in others]
-        right = [point for point in right if all(way.get(point, 0.0) <= limits[point] for way in ways)]
-        if right and not worse:
-            found.append((correction, {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in right}))
-        if len(right) == len(open_):
-            break
-    findings: list[tuple[Correction, Finding]] = []
-    for correction, right_by in sorted(found, key=lambda one: -len(one[1])):
-        points = [point for point in right_by if point in open_]
-        if points:
-            finding = Finding(
+    rules = tuple(dict.fromkeys(where for probe in probes if probe.guilty for where in probe.rules))
+    attempts = ((one, lambda case, one=one: case.with_weights(one.values)) for one in layouts(rules))
+    return [
+        (
+            correction,
+            Finding(
                 name=correction.name,
                 detail=correction.detail,
-                probes=tuple(points),
-                difference=max(before[point] for point in points),
-                residual=max(right_by[point] for point in points),
+                probes=tuple(right),
+                difference=max(before for before, _ in right.values()),
+                residual=max(left for _, left in right.values()),
                 what=WHAT[correction.name],
                 fix=correction.fix,
-            )
-            findings.append((correction, finding))
-            open_ = {point: probe for point, probe in open_.items() if point not in points}
-    return findings
+            ),
+        )
+        for correction, right in _mended(cases, probes, attempts, until)
+    ]
+
+
+def _mended(
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
+    until: float,
+) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
+    """The changes of the port that make guilty probes right in every case, and none wrong.
+
+    Args:
+        cases: the cases; the changes are tried in the first one.
+        probes: all probes.
+        attempts: the changes, each with what makes the context in which it is made.
+        until: the deadline, by ``time.thread_time``.
+
+    Returns:
+        For each change the probes that it alone, of those before it, makes right: how far they were and are off.
+    """
+    begun = time.thread_time()
+    until = begun + min(CHANGING, (until - begun) / 4)
+    open_ = {probe.port: probe for probe in probes if probe.guilty}
+    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
+    before = cases[0].left_with(nullcontext(), probes)
+    wrong = {point for point in open_ if before.get(point, 0.0) > limits[point]}
+    found: list[tuple[Attempt, dict[Point, tuple[float, float]]]] = []
+    for attempt, made in attempts if wrong else ():
+        if time.thread_time() > until:
+            break
+        left = cases[0].left_with(made(cases[0]), probes)
+        right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
+        if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
+            continue
+        ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
+        right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
+        if right:
+            off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
+            found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
+        if len(right) == len(wrong):
+            break
+    result = []
+    for attempt, off in sorted(found, key=lambda one: -len(one[1])):
+        mended = {point: far for point, far in off.items() if point in open_}
+        if mended:
+            result.append((attempt, mended))
+            open_ = {point: probe for point, probe in open_.items() if point not in mended}
+    return result
+
+
+def _with_edits(
+    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
+) -> list[Finding]:
+    """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
+    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
+    result = list(found)
+    for edit, right in _mended(cases, probes, attempts, until):
+        same = [one for one in result if {*one.probes} <= {*right}]
+        named = [replace(one, fix=f"{edit.fix} ({one.fix})") for one in same if one.name]
+        if not named:
+            off = list(right.values())
+            named = [
+                Finding(
+                    name="another expression",
+                    detail=f"`{edit.old}` should be `{edit.new}`",
+                    probes=tuple(right),
+                    difference=max(before for before, _ in off),
+                    residual=max(left for _, left in off),
+                    what="one expression of a line differs from what the reference computes",
+                    fix=edit.fix,
+                )
+            ]
+        result = [*(one for one in result if one not in same), *named]
+    return result
 
 
 def _with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:
@@ -339,7 +410,8 @@ class _Trials:
         search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        whole = None if self.repaired else self._one_for_all(cause_case, explained)
+        several = self.repaired is not None and len({one.kind for one in self.repaired.repairs}) > 1
+        whole = self._one_for_all(cause_case, explained) if self.repaired is None or several else None
         if whole is not None:
             return [*found, whole]
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
