@@ -16,7 +16,7 @@ from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM, factor_of
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.tape import Call, Ref
 
 
 def flat(heads: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
     rest: list[tuple[_Source, ast.FunctionDef, ast.stmt | ast.expr]] = []
     for file, number in dict.fromkeys(places):
         source = _Source.of(file)
-        function = source and source.function_at(number)
+        function = None if source is None else source.function_at(number)
         if source is None or function is None:
             continue
         for each in (function, *source.called_by(function)):
@@ -168,10 +168,10 @@ class _Source:
             return
         for node, texts in _changes(statement, function, self.tree):
             start, end = self._span(node)
-            if self.text[start - 1] == "(" and self.text[end : end + 1] == ")":
-                texts = [text[1:-1] if text.startswith("(") and text.endswith(")") else text for text in texts]
+            inside = self.text[start - 1] == "(" and self.text[end : end + 1] == ")"
             for text in dict.fromkeys(texts):
-                changed = self.text[:start] + text + self.text[end:]
+                bare = text[1:-1] if inside and text.startswith("(") and text.endswith(")") else text
+                changed = self.text[:start] + bare + self.text[end:]
                 code = self._compiled(changed, function)
                 line = self.text.count("\n", 0, start)
                 if code is not None and code.co_freevars == owner.__code__.co_freevars:
@@ -294,7 +294,9 @@ def _numbers(node: ast.AST, variables: Sequence[str], attributes: Sequence[str])
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield ast.Constant(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        yield from (ast.Constant(number) for number in (node.value - 1, node.value + 1, 0, 1, 2, -1) if number != node.value)
+        yield from (
+            ast.Constant(number) for number in (node.value - 1, node.value + 1, 0, 1, 2, -1) if number != node.value
+        )
     if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
         yield from (ast.Constant(number) for number in (0, 1, 1 - node.operand.value, -1 - node.operand.value))
 
@@ -324,7 +326,11 @@ def _calls(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -
         return
     if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
         yield node.func.value  # x.f(...) -> x
-    if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id in variables:
+    if (
+        isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in variables
+    ):
         yield node.func.value
     if node.args and not isinstance(node.args[0], ast.Starred):
         yield node.args[0]  # f(x, ...) -> x
@@ -335,7 +341,7 @@ def _calls(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -
 
 
 def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
-    if isinstance(node, ast.Tuple | ast.List) and 1 < len(node.elts) <= 4:  # noqa: PLR2004  # more has too many orders
+    if isinstance(node, ast.Tuple | ast.List) and 1 < len(node.elts) <= 4:  # more has too many orders
         for order in permutations(node.elts):
             if list(order) != node.elts:
                 yield type(node)(list(order), node.ctx)

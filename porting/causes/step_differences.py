@@ -185,12 +185,15 @@ class StepComparison:
         return self._reference.maker(unmoved(self._reference, ref))
 
     def _other_rows(self, step: Call, call: Call) -> Repair | None:
-        """Return the repair of a step that looks up other rows of a table than the reference, or that reads such rows."""
+        """Return the repair of a step that looks up other rows of a table than the reference, or reads such rows."""
         for lookup in self._lookups(self._port, step):
             for theirs in self._lookups(self._reference, call):
                 tables = (self._values[lookup.weight], self._reference[theirs.weight])
                 if tables[0].shape == tables[1].shape and _close(*tables):
-                    text = _index_text(self._values[lookup.indices], self._reference[theirs.indices])
+                    try:
+                        text = _index_text(self._values[lookup.indices], self._reference[theirs.indices])
+                    except RuntimeError:  # of shapes that cannot be compared
+                        continue
                     if text:
                         line, place = line_of(lookup.call), generic_path(theirs.call.module)
                         return Repair(Kind.ROWS, line, operation_of(lookup.call), f"{place} {text}", theirs.call.module)
@@ -206,11 +209,8 @@ class StepComparison:
                 yield lookup
 
     def _other_input(self, step: Call, call: Call) -> Repair | None:
-        """Return the repair of a module that is given another tensor than the reference's, by the line that calls it."""
-        ours, theirs = (
-            min((part for part in tape.parts if part.first <= one.number < part.last), key=_length, default=None)
-            for tape, one in ((self._port, step), (self._reference, call))
-        )
+        """Return the repair of a module that is given another tensor than the reference's, by the calling line."""
+        ours, theirs = _outermost(self._port, step), _outermost(self._reference, call)
         if ours is None or theirs is None or not ours.path or ours.input is None or theirs.input is None:
             return None
         like = self._index.like(self._values[ours.input])
@@ -221,12 +221,14 @@ class StepComparison:
         return Repair(Kind.TENSOR, from_here(ours.lines[0]), operation_of(step), detail, theirs.path)
 
     def _described_apart(self, first: Ref, second: Ref) -> tuple[str, str]:
-        """Return what two tensors of the reference are, told apart by their layers, or by how often they were computed."""
+        """Return what two tensors of the reference are, told apart by their layers or by the number of the call."""
         texts = [describe(self._reference, ref) for ref in (first, second)]
         if texts[0] == texts[1]:
             texts = [describe(self._reference, ref, str) for ref in (first, second)]
         if texts[0] == texts[1]:
-            texts = [f"{text}{_ordinal(self._reference, ref)}" for text, ref in zip(texts, (first, second), strict=True)]
+            texts = [
+                f"{text}{_ordinal(self._reference, ref)}" for text, ref in zip(texts, (first, second), strict=True)
+            ]
         return texts[0], texts[1]
 
     def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str, str]:
@@ -403,38 +405,43 @@ def lookup_of(tape: Tape, call: Call) -> Lookup | None:
 
 def _index_text(ours: Tensor, theirs: Tensor) -> str:
     """Return how the indices of two lookups differ; empty where they are equal or cannot be compared."""
-    try:
-        ours, theirs = torch.broadcast_tensors(ours, theirs)
-    except RuntimeError:
-        return ""
-    differs = ours != theirs
-    if not bool(differs.any()):
-        return ""
-    offsets = (ours - theirs).unique().tolist()
-    if len(offsets) == 1:
-        return f"is read at index i {offsets[0]:+d} where the reference reads it at i"
+    shape: torch.Size = torch.broadcast_shapes(ours.shape, theirs.shape)  # type: ignore[no-untyped-call]  # as torch has it
+    ours, theirs = ours.long().expand(shape), theirs.long().expand(shape)
+    return "" if torch.equal(ours, theirs) else next(_index_texts(ours, theirs))
+
+
+def _index_texts(ours: Tensor, theirs: Tensor) -> Iterator[str]:
+    """Yield how two tensors of indices differ, the most telling first."""
+    offset = int((ours - theirs).flatten()[0])
+    if bool((ours - theirs == offset).all()):
+        yield f"is read at index i {offset:+d} where the reference reads it at i"
     square = ours.ndim > 1 and ours.shape[-1] == ours.shape[-2]
     if square and torch.equal(ours, theirs.mT):
-        return "is read at the indices of the distances with the other sign: query minus key for key minus query"
+        yield "is read at the indices of the distances with the other sign"
     if square:
         later = torch.ones(ours.shape[-2:], dtype=torch.bool).triu(1)
-        for one, other, actual, expected in (
-            (ours, theirs, "one index for each later key", "the same index for all later keys"),
-            (theirs, ours, "the same index for all later keys", "one index for each later key"),
-        ):
-            if len(other[..., later].unique()) == 1 < len(one[..., later].unique()):
-                kinds = ("both directions, as in an encoder", "earlier keys only, as in a decoder")
-                kinds = kinds if one is ours else kinds[::-1]
-                return f"is read at {actual} ({kinds[0]}), where the reference has {expected} ({kinds[1]})"
-    along = torch.arange(ours.shape[-1])
-    if ours.ndim > 1 and bool((ours - ours[..., :1] == along).all()):
-        return "is read at one position after the other, where the reference skips places, such as padding"
-    if len(ours.unique()) == 1:
-        return f"is read at index {int(ours.flatten()[0])} everywhere, where the reference reads it at {len(theirs.unique())}"
-    place = tuple(differs.nonzero()[0].tolist())
+        alike = [len({*rows[..., later].tolist()}) == 1 for rows in (ours, theirs)]
+        texts = (
+            "one index for each later key (both directions, as in an encoder)",
+            "the same index for all later keys (earlier keys only, as in a decoder)",
+        )
+        if alike[0] != alike[1]:
+            yield f"is read at {texts[alike[0]]}, where the reference has {texts[alike[1]]}"
+    if ours.ndim > 1 and bool((ours - ours[..., :1] == torch.arange(ours.shape[-1])).all()):
+        yield "is read at one position after the other, where the reference skips places, such as padding"
+    if bool((ours == ours.flatten()[0]).all()):
+        yield f"is read at index {int(ours.flatten()[0])} everywhere, unlike in the reference"
+    place = tuple((ours != theirs).nonzero()[0].tolist())
     far = f", for a distance of {place[-1] - place[-2]} between key and query" if square else ""
-    share = f"at {int(differs.sum()):,} of {differs.numel():,} places"
-    return f"is read at other indices {share}: {int(ours[place])} where the reference has {int(theirs[place])}{far}"
+    share = f"at {int((ours != theirs).sum()):,} of {ours.numel():,} places"
+    yield f"is read at other indices {share}: {int(ours[place])} where the reference has {int(theirs[place])}{far}"
+
+
+def _outermost(tape: Tape, step: Call) -> Part | None:
+    """Return the innermost call of a module around a step, or the outermost one that hands its input on to it."""
+    around = sorted((part for part in tape.parts if part.first <= step.number < part.last), key=_length)
+    given = [part for part in around if part.input == around[0].input]
+    return given[-1] if given else None
 
 
 def _length(part: Part) -> int:

@@ -24,13 +24,13 @@ from porting.causes.line_edits import line_edits
 from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
-from porting.causes.table_layouts import WHAT, Correction
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
 from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
+from porting.verification.table_layouts import WHAT, Correction
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
@@ -38,7 +38,7 @@ Both = Callable[[torch.dtype], tuple[Side, Side]]
 Attempt = TypeVar("Attempt")
 
 Layouts = Callable[[Sequence[str]], Iterator[Correction]]
-"""Yields other lines of the table for those at some places, :func:`porting.causes.table_layouts.corrections`."""
+"""Yields other lines of the table for those at some places, :func:`porting.verification.table_layouts.corrections`."""
 
 
 HELD_OUT = 3
@@ -116,7 +116,9 @@ def name_causes(
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
-        laid_out = [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
+        laid_out = (
+            [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
+        )
         in_table = {point for _, one in laid_out for point in one.probes}
         repaired = trials.repaired = None if found or in_table else trials.repair()
         for cause_case in [*_drawn_first(held_out), *known] if not found else ():
@@ -128,7 +130,12 @@ def name_causes(
             found = _with_repairs(found, repaired, guilty)
         diverges = first_divergence(comparison, probes, both)
         if not laid_out and diverges is not None:
-            lines = [diverges.line, diverges.also, *([diverges.moved.line] if diverges.moved else []), *diverges.callers]
+            lines = [
+                diverges.line,
+                diverges.also,
+                *([diverges.moved.line] if diverges.moved else []),
+                *diverges.callers,
+            ]
             lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
             found = _with_edits(found, [*_drawn_first(held_out), *known], probes, lines, until)
     imprecise = [probe for probe in probes if probe.imprecise]
@@ -229,7 +236,9 @@ def _inverted(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Findi
 def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Probe]:
     """The probes with the largest difference that each makes by itself, also where a mask hides it."""
     marks = [cause_case.marks(probes) for cause_case in known]
-    off = {probe.port: [of_case[probe.port].difference for of_case in marks if probe.port in of_case] for probe in probes}
+    off = {
+        probe.port: [of_case[probe.port].difference for of_case in marks if probe.port in of_case] for probe in probes
+    }
     return [
         replace(probe, meaning=replace(probe.meaning, isolated=max(off[probe.port], default=None))) for probe in probes
     ]
@@ -302,8 +311,8 @@ def _mended(
         if len(right) == len(wrong):
             break
     result = []
-    for attempt, off in sorted(found, key=lambda one: -len(one[1])):
-        mended = {point: far for point, far in off.items() if point in open_}
+    for attempt, distances in sorted(found, key=lambda one: -len(one[1])):
+        mended = {point: far for point, far in distances.items() if point in open_}
         if mended:
             result.append((attempt, mended))
             open_ = {point: probe for point, probe in open_.items() if point not in mended}
@@ -346,8 +355,9 @@ def _with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, F
         named = next((one for one in same if one.name in names and not {*line.probes} - {*one.probes}), None)
         if named is not None:
             fix = line.fix if correction.explicit else f"{line.fix}; or, in the module: {named.fix}"
-            line = replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix)
-        result.append(line)
+            result.append(replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix))
+        else:
+            result.append(line)
     return result
 
 

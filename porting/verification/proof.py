@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from porting.causes.table_layouts import corrections
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
@@ -62,6 +61,7 @@ from porting.verification.subject import (
     warned,
     writers,
 )
+from porting.verification.table_layouts import corrections
 from porting.verification.trial_setup import explore
 
 Prove = Callable[..., Report]

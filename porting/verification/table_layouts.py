@@ -146,7 +146,9 @@ def corrections(plan: Plan, read: Callable[[str], Tensor], where: Sequence[str])
         if values:
             yield Correction(name=name, lines=tuple(lines), values=values, sizes=dict(sizes))
 
-    matrices = [group for group in groups.values() if any(axes > 1 for rule in group for _, axes in _by_shape(rule, plan))]
+    matrices = [
+        group for group in groups.values() if any(axes > 1 for rule in group for _, axes in _by_shape(rule, plan))
+    ]
     for edit in {edit: None for group in matrices for rule in group for edit in _edits(rule, plan)}:
         changed = ([line for rule in group if (line := _changed(rule, edit, plan))] for group in matrices)
         parts = [lines for lines in changed if lines]
@@ -193,7 +195,7 @@ def _by_shape(rule: Rule, plan: Plan) -> list[tuple[Rule, int]]:
             )
             extents = {count for target_name, count in axes.items() if name in re.split(r"[._]", target_name)}
             if len(extents) == 1:
-                split.append((make_rule(terms[:1], terms[1:], where=rule.where), *extents))
+                split.append((make_rule(terms[:1], terms[1:], where=rule.where), next(iter(extents))))
         if len(split) == len(ours):
             return split
     return []
@@ -297,7 +299,7 @@ def _values(
     """Return what changed rules write; empty where they do not fit, or write nothing else than before."""
     steps = [step for step in plan.steps if any(step.rule == rule for rule, _ in lines)]
     written = {name for step in steps for name in step.targets}
-    known = {index: int(size.evaluate(plan.config)) for index, size in plan.table.sizes.items()}  # type: ignore[call-overload]
+    known = {index: int(size.evaluate(plan.config)) for index, size in plan.table.sizes.items()}
     alignment = align(
         [rule for _, corrected in lines for rule in corrected],
         {name: tuple(plan.sources[name].shape) for step in steps for name in step.sources},
