@@ -347,4 +347,4 @@ def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) 
                 yield type(node)(list(order), node.ctx)
 
 
-_CHANGES: tuple[Change, ...] = (_numbers, _operators, _names, _orders, _calls)
+_CHANGES: tuple[Change, ...] = (_numbers, _names, _operators, _orders, _calls)

@@ -65,6 +65,9 @@ NOISE = 1e-15
 PRECISE = 100.0
 """An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
 
+SEVERAL = " + "
+"""Between the names of several mistakes that are one finding."""
+
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
 
@@ -326,8 +329,10 @@ def _with_edits(
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
     result = list(found)
     for edit, right in _mended(cases, probes, attempts, until):
-        same = [one for one in result if {*one.probes} <= {*right}]
-        named = [replace(one, fix=f"{edit.fix} ({one.fix})") for one in same if one.name]
+        same = [one for one in result if {*one.probes} & {*right}]
+        if not all({*one.probes} <= {*right} for one in same):
+            continue  # it mends a part of what has one cause: by chance, or in a roundabout way
+        named = [replace(one, fix=f"{edit.fix} ({one.fix})") for one in same if one.name and SEVERAL not in one.name]
         if not named:
             off = list(right.values())
             named = [
@@ -561,7 +566,7 @@ def _repaired(way: RepairSet) -> Finding:
     details = {key: Counter(one.detail for one in repairs if one.key == key) for key in (one.key for one in repairs)}
     said = (f"{many.most_common(1)[0][0]}, at {line}" for (_, line, _), many in details.items())
     return Finding(
-        name=" + ".join(kinds),
+        name=SEVERAL.join(kinds),
         detail="; ".join(said),
         where=tuple(dict.fromkeys(one.where for one in repairs if one.where)),
         probes=(),
