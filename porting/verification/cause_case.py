@@ -29,7 +29,7 @@ from porting.target import assign, named_tensors
 from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
-from porting.tracing.running import Side
+from porting.tracing.running import Clock, Side
 from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import Point, Trace, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
@@ -154,9 +154,10 @@ class CauseCase:
     @torch.no_grad()
     def left_with(self, changed: AbstractContextManager[None], probes: Sequence[Probe]) -> dict[Point, float]:
         """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run."""
+        uncounted = replace(self, port=replace(self.port, clock=Clock()))
         with changed:
             try:
-                found = self._isolated(FunctionMode(), _copied)
+                found = uncounted._isolated(FunctionMode(), _copied)
             except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
                 return {}
         return {

@@ -463,3 +463,177 @@ TABLES = {
         says="{p:up,gate} should be {p:gate,up}",
     ),
 }
+
+TWENTY = {
+    "neox_scale_heads": Plant(
+        "neox",
+        "scores divided by sqrt(number of heads)",
+        (("/ self.size**0.5", "/ self.heads**0.5"),),
+        names=("attention scaled by another factor",),
+        says="/ self.size**0.5`",
+    ),
+    "neox_rope_dim": Plant(
+        "neox",
+        "frequencies over the head size, not over the rotated part",
+        (("device=x.device).float() / self.rot)", "device=x.device).float() / self.size)"),),
+        names=("rotary theta",),
+        says="/ self.rot)`",
+    ),
+    "neox_tied": Plant(
+        "neox",
+        "head tied to the embedding, though the checkpoint has its own",
+        (("return self.head(self.norm(x))", "return self.norm(x) @ self.tok.weight.T"),),
+        names=("another function",),
+        says="@ self.head.weight.T",
+    ),
+    "opt_fc2_bias": Plant(
+        "opt",
+        "fc2 without its bias",
+        (("return x + self.fc2(h)", "return x + F.linear(h, self.fc2.weight)"),),
+        names=("linear layer bias missing",),
+    ),
+    "qwen_k_not_rotated": Plant(
+        "qwen2",
+        "keys are not rotated",
+        (("rotate(q, cos, sin), rotate(k, cos, sin)", "rotate(q, cos, sin), k"),),
+        names=("rotary missing",),
+        says="of the keys alone",
+    ),
+    "qwen_eps_outside": Plant(
+        "qwen2",
+        "eps outside of the root",
+        (
+            (
+                "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight",
+                "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps) * self.weight",
+            ),
+        ),
+        names=("RMSNorm eps outside of the root",),
+    ),
+    "qwen_heads_back": Plant(
+        "qwen2",
+        "heads not transposed back",
+        (('"bhqk,bhkd->bqhd"', '"bhqk,bhkd->bhqd"'),),
+        names=("heads not transposed back",),
+    ),
+    "gemma_table_norms": Plant(
+        "gemma2",
+        "TABLE: post_attention and pre_feedforward norms exchanged",
+        (),
+        (("{n:n1,n2,n3,n4}", "{n:n1,n3,n2,n4}"),),
+        names=("tensors exchanged in the table",),
+        says="{n:input,pre_feedforward,post_attention,post_feedforward}",
+    ),
+    "albert_types": Plant(
+        "albert",
+        "token types ignored",
+        (("self.kind(kinds)", "self.kind(torch.zeros_like(kinds))"),),
+        names=("token types ignored",),
+        says="self.kind(kinds))`",
+    ),
+    "albert_table_square": Plant(
+        "albert",
+        "TABLE: the output projection transposed",
+        (),
+        (
+            (
+                '.attention.dense.{w:weight,bias}" = "layer.out.{w:weight,bias}"',
+                '.attention.dense.weight [e f]" = "layer.out.weight [f e]"\n"albert.encoder.albert_layer_groups.0.albert_layers.0.attention.dense.bias" = "layer.out.bias"',
+            ),
+        ),
+        names=("square weight transposed",),
+        says="[f e] should be [e f]",
+    ),
+    "albert_not_itself2": Plant(
+        "albert",
+        "no token sees itself",
+        (
+            (
+                "probs = scores.softmax(dim=-1)",
+                "scores = scores.masked_fill(torch.eye(s, dtype=torch.bool), -1e9)\n        probs = scores.softmax(dim=-1)",
+            ),
+        ),
+        names=("a step too many",),
+        says="replace `scores = scores.masked_fill",
+    ),
+    "t5_far": Plant(
+        "t5",
+        "max distance of the buckets is 128, not the config's 16",
+        (('c["relative_attention_max_distance"]', "128"),),
+        names=("other rows looked up",),
+        says="6 where the reference has 7, for a distance of 6",
+    ),
+    "t5_cross_mask": Plant(
+        "t5",
+        "cross-attention sees the encoder's padding",
+        (
+            (
+                "x = self.decoder(self.tok(target), future, memory, padding)",
+                "x = self.decoder(self.tok(target), future, memory, 0.0)",
+            ),
+        ),
+        names=("padding mask ignored",),
+    ),
+    "t5_shifted": Plant(
+        "t5",
+        "decoder's input shifted by one once more",
+        (("self.decoder(self.tok(target), future", "self.decoder(self.tok(target.roll(1, dims=1)), future"),),
+        names=(
+            "another expression",
+            "other rows looked up",
+        ),
+        says="self.tok(target)",
+    ),
+    "whisper_conv_gelu": Plant(
+        "whisper",
+        "no GELU after the second convolution",
+        (("x = F.gelu(self.conv2(x))", "x = self.conv2(x)"),),
+        names=("activation missing",),
+    ),
+    "whisper_heads": Plant(
+        "whisper",
+        "heads not transposed back",
+        (("(w @ v).permute(0, 2, 1, 3).flatten(start_dim=2)", "(w @ v).reshape(b, s, e)"),),
+        names=("heads not transposed back",),
+    ),
+    "gpt2_positions": Plant(
+        "gpt2",
+        "positions begin at 1",
+        (("self.pos(torch.arange(s, device=ids.device))", "self.pos(torch.arange(1, s + 1, device=ids.device))"),),
+        names=("position offset",),
+        says="off by +1",
+    ),
+    "gpt2_table_dh": Plant(
+        "gpt2",
+        "TABLE: heads and channels exchanged in qkv",
+        (),
+        (
+            ("[e (p h d)]", "[e (p d h)]"),
+            ("c_attn.bias [(p h d)]", "c_attn.bias [(p d h)]"),
+        ),
+        names=("heads split wrongly",),
+        says="[e (p d h)] should be [e (p h d)]",
+    ),
+    "gpt2_res_norm2": Plant(
+        "gpt2",
+        "second residual taken after the norm",
+        (
+            (
+                'return x + self.proj(F.gelu(self.fc(self.norm2(x)), approximate="tanh"))',
+                'x = self.norm2(x)\n        return x + self.proj(F.gelu(self.fc(x), approximate="tanh"))',
+            ),
+        ),
+        names=("residual taken after the norm",),
+    ),
+    "albert_not_itself3": Plant(
+        "albert",
+        "no token sees itself",
+        (
+            (
+                "scores = scores + (1.0 - keep[:, None, None, :].to(x.dtype)) * -1e9",
+                "scores = scores.masked_fill(~(keep[:, None, None, :].bool() & ~torch.eye(s, dtype=torch.bool)), -1e9)",
+            ),
+        ),
+        names=("tokens do not see themselves",),
+    ),
+}

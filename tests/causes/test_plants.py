@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.causes.carriers import SPECIFICATIONS, Plant, verified
-from tests.causes.plants import FORTY, TABLES
+from tests.causes.plants import FORTY, TABLES, TWENTY
 from tests.verification.conftest import one_thread
 
 pytestmark = pytest.mark.few(1)
 
 __all__ = ["one_thread"]  # a fixture that is used by all
 
-ALL = {**FORTY, **TABLES}
+ALL = {**FORTY, **TABLES, **TWENTY}
 QUICK = ("gemma_table_gate", "gpt2_table_heads", "albert_eye", "qwen_mlp_of_x")
 """One of each new kind: a line of a table, a line of the code, a mask, a module's input."""
 
