@@ -27,7 +27,6 @@ class Cause:
         fix: what to do about it.
         rough: the mistake only changes rounding, so its alterations agree with the port up to the last digits.
         wide: the mistake shows at several probes at once; where only one probe differs, a simpler entry is preferred.
-        pinned: its alterations compute one part from the reference's recorded values, so they do not add up to a model.
         absorbed_by_weights: other weights (moved, scaled or reordered, as by a table) could undo the mistake.
             Where False, no choice of weights makes such a port compute what the reference computes.
     """
@@ -38,7 +37,6 @@ class Cause:
     fix: str
     rough: bool = False
     wide: bool = False
-    pinned: bool = False
     absorbed_by_weights: bool = False
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
