@@ -227,8 +227,8 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
         inner = inner or (isinstance(parent, ast.Subscript) and parent.value is node)
         return f"({ast.unparse(new)})" if inner and isinstance(new, _GROUPED) else ast.unparse(new)
 
-    for node in ast.walk(statement):
-        for change in _CHANGES:
+    for change in _CHANGES:
+        for node in ast.walk(statement):
             texts = [grouped(node, new) for new in change(node, variables, attributes)]
             if texts:
                 yield node, texts
@@ -347,4 +347,5 @@ def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) 
                 yield type(node)(list(order), node.ctx)
 
 
-_CHANGES: tuple[Change, ...] = (_numbers, _names, _operators, _orders, _calls)
+_CHANGES: tuple[Change, ...] = (_names, _operators, _numbers, _orders, _calls)
+"""The likeliest first."""

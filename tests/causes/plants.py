@@ -62,7 +62,7 @@ FORTY = {
         "a token does not see itself (mask diagonal off by one)",
         ((".tril()", ".tril(-1)"),),
         names=("causal mask off by one",),
-        says=".tril()`",
+        says=".tril(",
     ),
     "opt_arange": Plant(
         "opt",
