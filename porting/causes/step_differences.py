@@ -217,7 +217,9 @@ class StepComparison:
         if theirs.input in like or not like or not ours.lines:
             return None
         actual, expected = self._described_apart(like[0], theirs.input)
-        detail = f"{generic_path(ours.path)} is given {actual}, where the reference gives it {expected}"
+        place = generic_path(call.module)
+        subject = f"{operation_of(step)} in {place}" if ours.input in step.reads else place
+        detail = f"{subject} reads {actual}, where the reference's reads {expected}"
         return Repair(Kind.TENSOR, from_here(ours.lines[0]), operation_of(step), detail, theirs.path)
 
     def _described_apart(self, first: Ref, second: Ref) -> tuple[str, str]:
@@ -438,9 +440,9 @@ def _index_texts(ours: Tensor, theirs: Tensor) -> Iterator[str]:
 
 
 def _outermost(tape: Tape, step: Call) -> Part | None:
-    """Return the innermost call of a module around a step, or the outermost one that hands its input on to it."""
+    """Return the innermost call of a module around a step, or the outermost one that begins with it."""
     around = sorted((part for part in tape.parts if part.first <= step.number < part.last), key=_length)
-    given = [part for part in around if part.input == around[0].input]
+    given = [part for part in around if (part.input, part.first) == (around[0].input, around[0].first)]
     return given[-1] if given else None
 
 
