@@ -157,7 +157,13 @@ def unpacked(section: Mapping[str, object]) -> dict[str, tuple[str, Mapping[str,
         texts = group.get("name") if isinstance(group, dict) else None
         given = numbers.split(".") if numbers else []
         digest = raw[DIGEST * place : DIGEST * (place + 1)]
-        if not colon or not isinstance(texts, list) or len(texts) != len(given) + 1 or len(digest) < DIGEST:
+        if (
+            not isinstance(group, dict)
+            or not colon
+            or not isinstance(texts, list)
+            or len(texts) != len(given) + 1
+            or len(digest) < DIGEST
+        ):
             return {}
         if not all(isinstance(text, str) for text in texts):
             return {}
