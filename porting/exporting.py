@@ -17,7 +17,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
-from porting.export_files import chosen_writer, companions, protected, weight_files
+from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
 from porting.loading import PortingWarning, Provenance, cast, expected, provenance, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
@@ -129,6 +129,7 @@ def export(
     True
     """
     chosen_writer(to)
+    check_directory_name(Path(path))
     module = unwrapped(module)
     spread = is_sharded(module)
     values = {} if spread else _values(module)

@@ -21,7 +21,7 @@ from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, Message, Option, Wording
-from porting.export_files import chosen_writer, protected
+from porting.export_files import check_directory_name, chosen_writer, protected
 from porting.limits import spending
 from porting.loading import Into
 from porting.notation.table import Table
@@ -205,6 +205,7 @@ def prepare(
     if shard_size is not None and shard_size < 1:
         raise _wrong(Message(Option("shard_size", shard_size), ", expected a positive number of bytes"))
     writer, _ = chosen_writer(to)
+    check_directory_name(path)
     if shard_size is not None and not writer.promises.shards:
         message = Message(
             Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
