@@ -203,8 +203,9 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def with_another(tensors: dict[str, Any]) -> dict[str, object]:
-    known = [(name, digest, {}) for name, (digest, _) in unpacked(tensors).items()]
-    return packed([*known, ("more", "00" * 16, {})])
+    nothing: dict[str, object] = {}
+    known = [(name, digest, nothing) for name, (digest, _) in unpacked(tensors).items()]
+    return packed([*known, ("more", "00" * 16, nothing)])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from scripts.conversions.trial import TABLES
 
 pytestmark = pytest.mark.slow
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
     "intermediate_size": 40, "vocab_size": 31, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
 }  # fmt: skip
@@ -84,7 +84,8 @@ def test_torchtune(llama: Any, ids: Tensor, tmp_path: Path) -> None:
 def test_timm(tmp_path: Path) -> None:
     """From right to left: transformers' ViT becomes timm's."""
     timm = pytest.importorskip("timm", exc_type=ImportError)
-    config = transformers.ViTConfig(
+    kind: Any = transformers.ViTConfig  # its labels are an argument of a class above it
+    config = kind(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
         layer_norm_eps=1e-6, num_labels=5,
     )  # fmt: skip
@@ -163,7 +164,7 @@ name = "open_clip"
 
 def test_open_clip(tmp_path: Path) -> None:
     open_clip = pytest.importorskip("open_clip", exc_type=ImportError)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_act": "quick_gelu"}
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_act": "quick_gelu"}
     text = {**sizes, "hidden_size": 64, "intermediate_size": 256, "vocab_size": 31, "max_position_embeddings": 9}
     text |= {"eos_token_id": 30, "bos_token_id": 29, "pad_token_id": 0}
     vision = {**sizes, "hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 8}
