@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -153,9 +154,9 @@ def _fill_shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Fille
         return None
     processes = _processes(checkpoint.location)
     with processes.step():
-        wrong, proven = unequal(plan, checkpoint, processes.rank, processes.count)
+        wrong, proven = unequal(plan.left_out, checkpoint, processes.rank, processes.count)
         filled = fill(plan, checkpoint, module)
-    require_equal(plan, (name for names in processes.gather(wrong) for name in names))
+    require_equal(chain.from_iterable(processes.gather(wrong)), plan.sources)
     return replace(filled, nbytes=filled.nbytes + proven)
 
 
@@ -296,10 +297,7 @@ def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     Raises:
         PlanError: some do not.
     """
-    claimed = (left for left in plan.left_out if left.equals)
-    apart = (left for left in claimed if not any({left.name, left.equals} <= names for names in checkpoint.shared))
-    read = checkpoint.read
-    require_equal(plan, (left.name for left in apart if not same_bits(read(left.name), expected(left, plan, read))))
+    require_equal(unequal(plan.left_out, checkpoint)[0], plan.sources)
 
 
 def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor:

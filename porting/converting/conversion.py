@@ -18,7 +18,6 @@ from porting.converting.draft import Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST, required
 from porting.converting.processes import ProcessGroup, all_or_none, current_group, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
-from porting.converting.proving import prove_same
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, Message, Option, Wording
@@ -27,6 +26,7 @@ from porting.limits import spending
 from porting.loading import Into
 from porting.notation.table import Table
 from porting.plan.plan import LeftOut
+from porting.sharding import require_equal, unequal
 from porting.target import TargetError
 
 MEMORY = 64 << 20
@@ -277,7 +277,7 @@ def carry_out(
     with shared_failures(group), explained(path, draft.outline.size), workplace(path, first=first) as place:
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
-            prove_same(draft.recipes.same, draft.checkpoint)
+            require_equal(unequal(draft.recipes.same, draft.checkpoint)[0], draft.checkpoint.tensors)
         written = write_files(
             draft, place, group, threads=threads, memory=memory // threads, sha256=sha256, meter=meter
         )

@@ -92,7 +92,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         raise checkpoint_error(Code.FILE_MISSING, str(root.path), message, hint)
     if record.damage:
         problems.append(f"{RECORD}: {record.damage}")
-    elif not record.section("files") or not record.section("tensors"):
+    elif not record.section("files") or not record.tensors:
         problems.append(f"{RECORD}: it names no {'tensors' if record.section('files') else 'files'}")
     chunks = _Chunks(root, record)
     files = record.section("files")
@@ -107,7 +107,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     found = {name for file in checked for name in file.names}
     if all(file.whole for file in checked):
         empty = of_bytes(b"")  # a distributed checkpoint gives such a tensor no place
-        lost = [name for name, of_it in record.section("tensors").items() if name not in found and of_it != empty]
+        lost = [name for name, of_it in record.tensors.items() if name not in found and of_it != empty]
         charge("objects", OBJECTS_EACH * len(lost), where=str(root.path / RECORD))
         problems += [f"{RECORD}: no file holds its tensor {quote(name)}" for name in lost]
     named = {RECORD, *(file.name for file in checked)}
@@ -164,7 +164,7 @@ class _Chunks:
     def __init__(self, root: Folder, record: Record) -> None:
         self._root = root
         self._to = record.text("options", "to")
-        self._names = record.section("tensors")
+        self._names = record.tensors
         self._found: dict[str, dict[str, tuple[int, int]]] = {}
         self._opened = False
 
@@ -238,7 +238,7 @@ class _CheckedFile:
         self._digests = digests
         self._ranges: Mapping[str, tuple[int, int]] = {}
         self._entry: Mapping[str, object] = entry if isinstance(entry, Mapping) else {}
-        self._tensors = record.section("tensors")
+        self._tensors = record.tensors
         self._problem = ""
         self._front = b""
         self._order: list[str] = []

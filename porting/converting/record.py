@@ -2,14 +2,21 @@
 
 The same conversion gives the same text: it has no time, no path and no name of a machine.  Its last field is the digest
 of the rest, so that damage to the record is detected.
+
+What is said of tensors stands once for all whose names differ in numbers alone and of which the same holds
+(:func:`packed`); for each tensor there are its group, its numbers, and the 16 bytes of its digest.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,11 +27,12 @@ from porting.checkpoint.layout import RECORD, SAFETENSORS_DTYPES
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code
+from porting.limits import charge
 from porting.opening import Folder
 from porting.origin import PlannedTensor
 from porting.plan.recipe import Described
 
-FORMAT = "porting-provenance-1"
+FORMAT = "porting-provenance-2"
 LONGEST = 256 << 20
 """Bytes: a million tensors need less."""
 
@@ -76,16 +84,93 @@ class Record:
         value = self.section(*names[:-1]).get(names[-1])
         return value if isinstance(value, str) else ""
 
+    @cached_property
+    def tensors(self) -> dict[str, str]:
+        """The digest of each tensor that was written."""
+        return {name: digest for name, (digest, _) in unpacked(self.section("tensors")).items()}
+
+    @property
+    def source_digests(self) -> dict[str, str]:
+        """The digest of each tensor of the converted checkpoint."""
+        return {name: digest for name, (digest, _) in unpacked(self.section("source", "tensors")).items()}
+
     @property
     def sources(self) -> dict[str, Described]:
         """The tensors of the converted checkpoint, in their order."""
         found: dict[str, Described] = {}
-        for name, entry in self.section("source", "tensors").items():
-            match entry:
+        for name, (_, group) in unpacked(self.section("source", "tensors")).items():
+            match group:
                 case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
                     sizes = tuple(size for size in shape if isinstance(size, int))
                     found[name] = PlannedTensor(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])
         return found
+
+
+NUMBER = re.compile("([0-9]+)")
+
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+def packed(tensors: Iterable[tuple[str, str, Mapping[str, object]]]) -> dict[str, object]:
+    """What a record says of tensors.
+
+    Args:
+        tensors: the name of each, its digest, and what else is said of it.
+
+    Returns:
+        ``groups``: for each the texts between the numbers of its names, and what is said of its tensors; ``order``: of
+        each tensor the number of its group and the numbers of its name; ``digests``: all of them, in base64.
+
+    >>> packed([("h.0.w", "00" * 16, {"dtype": "F32"}), ("h.1.w", "ff" * 16, {"dtype": "F32"})])["order"]
+    '0:0 0:1'
+    """
+    groups: dict[str, int] = {}
+    order, digests = [], []
+    for name, digest, facts in tensors:
+        parts = NUMBER.split(name)
+        key = json.dumps({"name": parts[::2], **facts})
+        order.append(f"{groups.setdefault(key, len(groups))}:{'.'.join(parts[1::2])}")
+        digests.append(bytes.fromhex(digest))
+    text = base64.b64encode(b"".join(digests)).decode()
+    return {"groups": [json.loads(key) for key in groups], "order": " ".join(order), "digests": text}
+
+
+def unpacked(section: Mapping[str, object]) -> dict[str, tuple[str, Mapping[str, object]]]:
+    """The digest of each tensor of a record, and what is said of its group; what :func:`packed` did not write is none.
+
+    Raises:
+        LimitError: there are more names, or longer ones, than a command may read.
+    """
+    groups, order, digests = (section.get(key) for key in ("groups", "order", "digests"))
+    if not isinstance(groups, list) or not isinstance(order, str) or not isinstance(digests, str):
+        return {}
+    try:
+        raw = base64.b64decode(digests, validate=True)
+    except (binascii.Error, ValueError):
+        return {}
+    charge("objects", order.count(" ") + 1, where=RECORD)
+    found: dict[str, tuple[str, Mapping[str, object]]] = {}
+    for place, one in enumerate(order.split(" ")):
+        which, colon, numbers = one.partition(":")
+        group = groups[int(which)] if NUMBER.fullmatch(which) and len(which) < 10 and int(which) < len(groups) else None
+        texts = group.get("name") if isinstance(group, dict) else None
+        given = numbers.split(".") if numbers else []
+        digest = raw[DIGEST * place : DIGEST * (place + 1)]
+        if (
+            not isinstance(group, dict)
+            or not colon
+            or not isinstance(texts, list)
+            or len(texts) != len(given) + 1
+            or len(digest) < DIGEST
+        ):
+            return {}
+        if not all(isinstance(text, str) for text in texts):
+            return {}
+        name = texts[0] + "".join(map("".join, zip(given, texts[1:], strict=True)))
+        charge("metadata", len(name), where=RECORD)
+        found[name] = digest.hex(), group
+    return found
 
 
 def read_record(folder: Folder) -> Record | None:

@@ -23,7 +23,7 @@ from porting.converting.making import Made, Maker
 from porting.converting.output import Output
 from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
-from porting.converting.record import record_bytes, versions
+from porting.converting.record import packed, record_bytes, versions
 from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.limits import reading
@@ -249,15 +249,14 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         "name": Path(checkpoint.location).name if checkpoint.commit is None else checkpoint.location,
         "commit": checkpoint.commit,
         "files": {file.name: _source_digest(draft, task, file.name) for file in checkpoint.files},
-        "tensors": {
-            name: {
-                "file": info.file,
-                "dtype": DTYPE_NAMES.get(info.dtype, str(info.dtype)),
-                "shape": list(info.shape),
-                "digest": task.sources[name],
-            }
+        "tensors": packed(
+            (
+                name,
+                task.sources[name],
+                {"file": info.file, "dtype": DTYPE_NAMES.get(info.dtype, str(info.dtype)), "shape": list(info.shape)},
+            )
             for name, info in checkpoint.tensors.items()
-        },
+        ),
     }
     files: dict[str, dict[str, object]] = {}
     for shard in draft.outline.shards:
@@ -286,7 +285,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
                 "options": dict(draft.options),
                 "source": source,
                 "files": dict(sorted(files.items())),
-                "tensors": {recipe.name: task.made[recipe.name].digest for recipe in draft.recipes.tensors},
+                "tensors": packed((one.name, task.made[one.name].digest, {}) for one in draft.recipes.tensors),
                 "losses": losses,
             }
         )

@@ -42,7 +42,7 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
 
     Returns:
         In the order of the table's rules, then of their outer indices.  The names carry the table's prefix, except
-        when all of them do: a bare trunk is saved without it.
+        when all of them do though the table has others: then this is a bare trunk, which is saved without it.
 
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.
@@ -63,7 +63,8 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
                 break  # the other layers have the same faults
     if faults:
         raise PlanError(faults)
-    if all(name.startswith(table.prefix) for name in found):
+    others = any(not term.key.spell({}).startswith(table.prefix) for rule in table.rules for term in rule.sources)
+    if others and all(name.startswith(table.prefix) for name in found):
         return {name.removeprefix(table.prefix): shape for name, shape in found.items()}
     return found
 

@@ -7,6 +7,7 @@ module, and nothing goes from one process to another but the news that something
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, alike
 from porting.ops import Content
 from porting.plan.clipping import ENDLESS
 from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
 from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.plan.recipe import Recipe, forward_recipes
+from porting.plan.recipe import Described, Recipe, forward_recipes
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.ranges import PIECE, Ranges
 from porting.target import TargetError, assign, named_tensors
@@ -136,45 +137,50 @@ def _as_shard(value: Tensor, target: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- what was left out
 
 
-def unequal(plan: Plan, checkpoint: Checkpoint, rank: int, count: int) -> tuple[list[str], int]:
-    """The tensors that are dropped because they equal another, and do not, in this process's share.
+def unequal(
+    pairs: Iterable[LeftOut], checkpoint: Checkpoint, rank: int = 0, count: int = 1
+) -> tuple[list[LeftOut], int]:
+    """The tensors that are left out because they equal another, or what the table says, and do not, bit for bit.
 
     Args:
-        plan: the plan.
-        checkpoint: the checkpoint.
-        rank, count: which process this is, and of how many.
+        pairs: tensors that are left out, each with what it equals; those that equal nothing are none.
+        checkpoint: the checkpoint that has them.
+        rank, count: which of how many processes this is; each compares a share of every tensor.
 
     Returns:
-        Their names, and how many bytes were read.
+        Those of which this share differs, and how many bytes were read.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
     """
     reader = Ranges(checkpoint)
-    claimed = [left for left in plan.left_out if left.equals]
-    return [left.name for left in claimed if not _equal(left, plan, reader, rank, count)], reader.nbytes
+    apart = (left for left in pairs if not any({left.name, left.equals} <= names for names in checkpoint.shared))
+    return [left for left in apart if left.equals and not _equal(left, reader, rank, count)], reader.nbytes
 
 
-def require_equal(plan: Plan, names: Iterable[str]) -> None:
-    """Raises: PlanError for tensors that one process or another found to be different from what they should equal."""
-    found = set(names)
-    faults = [differs(left, plan.sources) for left in plan.left_out if left.name in found]
+def require_equal(found: Iterable[LeftOut], tensors: Mapping[str, Described]) -> None:
+    """Raises: PlanError for tensors that were found to be different from what they should equal."""
+    faults = [differs(left, tensors) for left in dict.fromkeys(found)]
     if faults:
-        raise PlanError(faults)
+        raise PlanError(alike(faults))
 
 
-def _equal(left: LeftOut, plan: Plan, reader: Ranges, rank: int, count: int) -> bool:
-    """Whether the ``rank``-th of ``count`` shares of a tensor is what the table says of it, bit for bit."""
-    described = plan.sources[left.name]
-    shape = tuple(described.shape)
-    numel = torch.Size(shape).numel()
-    each = -(-numel // count)
-    content = None if left.equals in plan.sources else Content.parse(left.equals)
-    step = max(PIECE // described.dtype.itemsize, 1)
+def _equal(left: LeftOut, reader: Ranges, rank: int, count: int) -> bool:
+    """Whether the ``rank``-th of ``count`` shares of a tensor is what the table says of it."""
+    tensors = reader.checkpoint.tensors
+    info, other = tensors[left.name], tensors.get(left.equals)
+    if other is not None and (info.shape, info.dtype) != (other.shape, other.dtype):
+        return False
+    content = Content.parse(left.equals) if other is None else None
+    numel = math.prod(info.shape)
+    each, step = -(-numel // count), max(PIECE // info.dtype.itemsize, 1)
     for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
         stop = min(start + step, (rank + 1) * each, numel)
         values = reader.row(left.name, start, stop)
         if content is not None:
-            expected = content.row(shape, start, stop).to(values.dtype)
+            same = content.held_by(values, content.row(info.shape, start, stop), rounded=left.made)
         else:
-            expected = reader.row(left.equals, start, stop)
-        if not torch.equal(values.view(torch.uint8), expected.view(torch.uint8)):
+            same = torch.equal(values.view(torch.uint8), reader.row(left.equals, start, stop).view(torch.uint8))
+        if not same:
             return False
     return True

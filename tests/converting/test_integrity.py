@@ -15,7 +15,8 @@ import xxhash
 
 from porting.checkpoint import CheckpointError
 from porting.converting import convert, verify_files
-from porting.converting.record import read_record, record_bytes
+from porting.converting.digests import of_bytes
+from porting.converting.record import packed, read_record, record_bytes, unpacked
 from porting.opening import Folder
 from tests.small_checkpoint import write_checkpoint
 
@@ -116,7 +117,7 @@ def test_digests_are_those_of_other_tools(ported: Path) -> None:
         with safe_open(file, framework="np") as opened:
             for name in opened.keys():  # noqa: SIM118  # it is no dictionary
                 digest = xxhash.xxh3_128_hexdigest(opened.get_tensor(name).tobytes())
-                assert record.text("tensors", name) == digest
+                assert record.tensors[name] == digest
 
 
 def test_the_record_is_the_same_wherever_it_is_made(ported: Path, tmp_path: Path) -> None:
@@ -201,13 +202,19 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     )
 
 
+def with_another(tensors: dict[str, Any]) -> dict[str, object]:
+    nothing: dict[str, object] = {}
+    known = [(name, digest, nothing) for name, (digest, _) in unpacked(tensors).items()]
+    return packed([*known, ("more", "00" * 16, nothing)])
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (lambda it: it["files"].clear(), "provenance.json: it names no files"),
         (lambda it: it.pop("files"), "provenance.json: it names no files"),
         (lambda it: it["tensors"].clear(), "provenance.json: it names no tensors"),
-        (lambda it: it["tensors"].update(more="00" * 16), "provenance.json: no file holds its tensor 'more'"),
+        (lambda it: it.update(tensors=with_another(it["tensors"])), "provenance.json: no file holds its tensor 'more'"),
         (lambda it: it["files"].pop("model-00001-of-00004.safetensors"), "model-00001-of-00004.safetensors: it is not"),
         (lambda it: it["files"].update({"../x": {}}), "../x: it is no plain file name"),
         (lambda it: it["files"].update({"": 7}), ": it is no plain file name"),
@@ -229,10 +236,10 @@ def test_a_record_that_names_nothing_or_too_much_is_a_difference(
         (b"[]", "it is no record"),
         (b'{"format": "porting-provenance-0"}', "it is no record"),
         (b'{"format": "\xff"}', "not UTF-8 at byte 12"),
-        (b'{"format": "porting-provenance-1", "format": "porting-provenance-1"}', "'format' stands twice"),
+        (b'{"format": "porting-provenance-2", "format": "porting-provenance-2"}', "'format' stands twice"),
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"format": "porting-provenance-1", "x": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply"),
-        (b'{"format": "porting-provenance-1", "x": ' + b"9" * 400 + b"}", "a whole number of 400 digits"),
+        (b'{"format": "porting-provenance-2", "x": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply"),
+        (b'{"format": "porting-provenance-2", "x": ' + b"9" * 400 + b"}", "a whole number of 400 digits"),
     ],
     ids=["empty", "list", "format", "utf-8", "twice", "unclosed", "nested", "digits"],
 )
@@ -315,3 +322,27 @@ def test_differences_without_end_are_grouped_and_counted(copied: Path) -> None:
     assert len(problems) == 51
     assert "shard.0.bin: it is missing, and 99999 more like it" in problems
     assert problems[-1] == "and 51 more, not shown"
+
+
+def test_the_record_of_many_tensors_is_small_and_keeps_their_order(tmp_path: Path) -> None:
+    names = [f"layers.{i}.{part}.{x:03}.weight" for i in (0, 1, 10, 2) for x in range(50) for part in ("up", "down")]
+    entries = [(name, of_bytes(name.encode()), {"shape": [2, 3]}) for name in names]
+    section = packed([*entries, ("12", "00" * 16, {"shape": []}), ("", "ff" * 16, {"shape": []})])
+    assert len(json.dumps(section)) < 45 * len(names)
+    found = unpacked(json.loads(json.dumps(section)))
+    assert list(found) == [*names, "12", ""]
+    assert all(found[name][0] == digest and found[name][1]["shape"] == [2, 3] for name, digest, _ in entries)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"groups": 7}, {"groups": []}, {"groups": [{}]}, {"groups": [{"name": ["a", 7]}]}, {"order": "0"},
+        {"order": "0:1.2"}, {"order": "-1:1"}, {"order": "\u0663:1"}, {"order": "0:1 0:2"}, {"digests": "\u00e4"},
+        {"digests": "AA=="}, {"digests": ["A"]}, {"order": ""},
+    ],
+)  # fmt: skip
+def test_what_is_said_of_tensors_in_another_form_says_nothing(changed: dict[str, object]) -> None:
+    section = packed([("h.0", "00" * 16, {})])
+    assert len(unpacked(section)) == 1
+    assert unpacked({**section, **changed}) == {}

@@ -91,6 +91,11 @@ def test_a_bare_trunk_is_saved_without_the_prefix() -> None:
     assert imagined(FAMILY, {"layers.0.weight": (2, 2)}) == {"layer.0.weight": (2, 2)}
 
 
+def test_a_table_that_knows_no_name_without_the_prefix_keeps_it() -> None:
+    table = FAMILY.partition("[optional]")[0]
+    assert imagined(table, {"layers.0.weight": (2, 2)}) == {"trunk.layer.0.weight": (2, 2)}
+
+
 def test_beside_a_head_the_trunk_keeps_its_prefix() -> None:
     targets = {"body.layers.0.weight": (2, 2), "head.weight": (3, 2)}
     assert imagined(FAMILY, targets) == {"trunk.layer.0.weight": (2, 2), "head.weight": (2, 3)}

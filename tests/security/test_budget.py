@@ -110,7 +110,7 @@ def wide_index(folder: Path) -> Words:
 
 
 def wide_record(folder: Path) -> Words:
-    text = b'{"format":"porting-provenance-1","x":"' + FACE + LONG + b'"}'
+    text = b'{"format":"porting-provenance-2","x":"' + FACE + LONG + b'"}'
     (folder / "provenance.json").write_bytes(text)
     return ["verify-files", "."]
 

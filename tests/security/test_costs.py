@@ -115,7 +115,7 @@ def test_the_files_that_a_record_names_are_charged(tmp_path: Path, monkeypatch: 
 def test_a_record_is_compared_without_writing_it_out_again(tmp_path: Path) -> None:
     """Its indent makes a line of a hundred characters of two that are nested."""
     raw = (
-        b'{"format":"porting-provenance-1","files":' + b"[" * 90 + b"0," * 20_000 + b"0" + b"]" * 90 + b',"digest":"0"}'
+        b'{"format":"porting-provenance-2","files":' + b"[" * 90 + b"0," * 20_000 + b"0" + b"]" * 90 + b',"digest":"0"}'
     )
     (tmp_path / "provenance.json").write_bytes(raw)
     tracemalloc.start()

@@ -1,0 +1,187 @@
+"""What is converted loads with the target's own library, and computes what the source computes there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import porting
+from scripts.conversions.trial import TABLES
+
+pytestmark = pytest.mark.slow
+
+LLAMA: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "intermediate_size": 40, "vocab_size": 31, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def drawn(model: nn.Module) -> Any:
+    """The model with weights, norms and biases that matter."""
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(1 if "norm" in name and name.endswith("weight") else 0, 0.2)
+    return model.eval()
+
+
+def written(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert expected.std() > 0.01
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), (found - expected).abs().max()
+
+
+@pytest.fixture
+def llama() -> Any:
+    return drawn(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, tie_word_embeddings=False)))
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def converted(source: Path, target: Path, table: str, **options: Any) -> dict[str, Tensor]:
+    porting.convert(source, target, TABLES / f"{table}.toml", **options)
+    return load_file(target / "model.safetensors")
+
+
+def test_litgpt(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    litgpt = pytest.importorskip("litgpt", exc_type=ImportError)
+    config = litgpt.Config(
+        n_layer=2, n_head=6, n_query_groups=2, n_embd=24, head_size=4, intermediate_size=40, padded_vocab_size=31,
+        block_size=64, norm_class_name="RMSNorm", norm_eps=1e-5, mlp_class_name="LLaMAMLP", bias=False,
+        rotary_percentage=1.0, parallel_residual=False,
+    )  # fmt: skip
+    model = litgpt.GPT(config)
+    model.load_state_dict(converted(written(llama, tmp_path / "a"), tmp_path / "b", "litgpt_llama", derive=True))
+    with torch.no_grad():
+        close(model.eval()(ids), llama(ids).logits)
+
+
+def test_torchtune(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    models = pytest.importorskip("torchtune.models.llama3", exc_type=ImportError)
+    model = models.llama3(
+        vocab_size=31, num_layers=2, num_heads=6, num_kv_heads=2, embed_dim=24, max_seq_len=64, intermediate_dim=40,
+        norm_eps=1e-5, rope_base=10000,
+    )  # fmt: skip
+    model.load_state_dict(converted(written(llama, tmp_path / "a"), tmp_path / "b", "torchtune_llama", derive=True))
+    with torch.no_grad():
+        close(model.eval()(ids), llama(ids).logits)
+
+
+def test_timm(tmp_path: Path) -> None:
+    """From right to left: transformers' ViT becomes timm's."""
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    kind: Any = transformers.ViTConfig  # its labels are an argument of a class above it
+    config = kind(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
+        layer_norm_eps=1e-6, num_labels=5,
+    )  # fmt: skip
+    theirs = drawn(transformers.ViTForImageClassification(config))
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, num_classes=5
+    )
+    source = written(theirs, tmp_path / "a")
+    model.load_state_dict(converted(source, tmp_path / "b", "transformers_timm_vit", reverse=True))
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        close(model.eval()(images), theirs(images).logits)
+
+
+def test_diffusers(tmp_path: Path) -> None:
+    """FLUX.1 to the layout of its authors and back; diffusers looks for its own file name beside its config."""
+    diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
+    kind = diffusers.FluxTransformer2DModel
+    theirs = drawn(
+        kind(
+            patch_size=1,
+            in_channels=4,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=12,
+            pooled_projection_dim=8,
+            axes_dims_rope=(4, 4, 8),
+            guidance_embeds=True,
+        )
+    )
+    (tmp_path / "a").mkdir()
+    save_file({name: one.contiguous() for name, one in theirs.state_dict().items()}, tmp_path / "a/model.safetensors")
+    config = json.loads(theirs.to_json_string()) | {"hidden_size": 32}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    converted(tmp_path / "a", tmp_path / "b", "diffusers_flux", reverse=True)
+    converted(tmp_path / "b", tmp_path / "c", "diffusers_flux", derive=True)
+    (tmp_path / "c" / "model.safetensors").rename(tmp_path / "c" / "diffusion_pytorch_model.safetensors")
+    loaded, info = kind.from_pretrained(tmp_path / "c", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    generator = torch.Generator().manual_seed(1)
+    inputs = {
+        "hidden_states": torch.randn(1, 6, 4, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 5, 12, generator=generator),
+        "pooled_projections": torch.randn(1, 8, generator=generator),
+        "timestep": torch.tensor([0.5]), "guidance": torch.tensor([3.0]),
+        "img_ids": torch.arange(18.0).view(6, 3), "txt_ids": torch.zeros(5, 3),
+    }  # fmt: skip
+    with torch.no_grad():
+        close(loaded.eval()(**inputs).sample, theirs(**inputs).sample)
+
+
+CLIP = """
+[mapping]
+name = "open_clip"
+
+[tensors]
+"logit_scale" = "logit_scale"
+"vision_model.embeddings.class_embedding" = "visual.class_embedding"
+"vision_model.embeddings.position_embedding.weight" = "visual.positional_embedding"
+"vision_model.embeddings.patch_embedding.weight" = "visual.conv1.weight"
+"vision_model.{n:pre_layrnorm,post_layernorm}.{w:weight,bias}" = "visual.{n:ln_pre,ln_post}.{w:weight,bias}"
+"visual_projection.weight [o e]" = "visual.proj [e o]"
+"text_model.embeddings.{n:token,position}_embedding.weight" = "{n:token_embedding.weight,positional_embedding}"
+"text_model.final_layer_norm.{w:weight,bias}" = "ln_final.{w:weight,bias}"
+"text_projection.weight [o e]" = "text_projection [e o]"
+"{t:vision,text}_model.encoder.layers.{i}.layer_norm{n:1,2}.{w:weight,bias}" = "{t:visual.transformer,transformer}.resblocks.{i}.ln_{n:1,2}.{w:weight,bias}"
+"{t:vision,text}_model.encoder.layers.{i}.self_attn.{p:q,k,v}_proj.weight [o e]" = "{t:visual.transformer,transformer}.resblocks.{i}.attn.in_proj_weight [(p o) e]"
+"{t:vision,text}_model.encoder.layers.{i}.self_attn.{p:q,k,v}_proj.bias [o]" = "{t:visual.transformer,transformer}.resblocks.{i}.attn.in_proj_bias [(p o)]"
+"{t:vision,text}_model.encoder.layers.{i}.self_attn.out_proj.{w:weight,bias}" = "{t:visual.transformer,transformer}.resblocks.{i}.attn.out_proj.{w:weight,bias}"
+"{t:vision,text}_model.encoder.layers.{i}.mlp.{p:fc1,fc2}.{w:weight,bias}" = "{t:visual.transformer,transformer}.resblocks.{i}.mlp.{p:c_fc,c_proj}.{w:weight,bias}"
+"""  # noqa: E501  # a rule is a line
+
+
+def test_open_clip(tmp_path: Path) -> None:
+    open_clip = pytest.importorskip("open_clip", exc_type=ImportError)
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 1, "hidden_act": "quick_gelu"}
+    text = {**sizes, "hidden_size": 64, "intermediate_size": 256, "vocab_size": 31, "max_position_embeddings": 9}
+    text |= {"eos_token_id": 30, "bos_token_id": 29, "pad_token_id": 0}
+    vision = {**sizes, "hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    theirs = drawn(transformers.CLIPModel(config))
+    model = open_clip.CLIP(
+        embed_dim=16, quick_gelu=True,
+        vision_cfg={"layers": 2, "width": 64, "head_width": 64, "patch_size": 8, "image_size": 32},
+        text_cfg={"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 2},
+    )  # fmt: skip
+    (tmp_path / "table.toml").write_text(CLIP)
+    porting.convert(written(theirs, tmp_path / "a"), tmp_path / "b", tmp_path / "table.toml", derive=True)
+    model.load_state_dict(load_file(tmp_path / "b" / "model.safetensors"))
+    generator = torch.Generator().manual_seed(1)
+    images, ids = torch.randn(2, 3, 32, 32, generator=generator), torch.randint(1, 29, (2, 9), generator=generator)
+    ids[:, -1] = 30  # both take the text's features where its end is
+    with torch.no_grad():
+        ours = theirs(input_ids=ids, pixel_values=images)
+        close(nn.functional.normalize(model.eval().encode_image(images), dim=-1), ours.image_embeds)
+        close(nn.functional.normalize(model.encode_text(ids), dim=-1), ours.text_embeds)
