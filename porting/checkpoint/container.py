@@ -6,21 +6,24 @@ Where its files lie, on this machine or on the hub, it does not know: a :class:`
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import ShardIndex
-from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
+from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described, ElementType
 from porting.checkpoint.names import check_names
 from porting.errors import Code, Fault
 from porting.limits import grant
+from porting.printable import dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 ENOUGH = 1000
 """The number of files that cannot be opened after which no other is tried."""
@@ -48,7 +51,7 @@ class Promises:
     """
 
     writes: bool
-    dtypes: frozenset[torch.dtype] = DTYPES
+    dtypes: frozenset[ElementType] = DTYPES
     metadata: bool = False
     shards: bool = False
     deterministic: bool = True
@@ -311,7 +314,7 @@ class Container(ABC):
             name: the tensor.
             dtype: its dtype.
         """
-        if dtype in self.promises.dtypes:
+        if dtype_name(dtype) in map(str, self.promises.dtypes):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
 
@@ -407,7 +410,7 @@ def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[di
 
 def nbytes(tensor: Described) -> int:
     """The bytes of a tensor's elements."""
-    return torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 # ------------------------------------------------------------------------------- CRC-32 of bytes after others

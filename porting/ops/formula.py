@@ -109,6 +109,27 @@ class Formula(Operation):
         calls = (node for node in ast.walk(self.body) if isinstance(node, ast.Call))
         return frozenset(ast.unparse(one.args[1]) for one in calls if ast.unparse(one.func) == "fp4")
 
+    def work(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
+        """The elements of all values that come about while it is computed.
+
+        Args:
+            operands: the indices of each operand.
+            sizes: the size of every index.
+        """
+        computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))
+        return sum(math.prod(sizes[index] for index in _indices(node, operands)) for node in computed)
+
+    def short_blocks(self, sizes: Mapping[str, int]) -> str:
+        """The reason why blocks do not reach over the index that they are given for; empty where they do."""
+        for node in ast.walk(self.body):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "blocks":
+                length = _block_length(node)
+                for old, new in map(_resized, node.keywords):
+                    if sizes[old] * length < sizes[new]:
+                        reach = f"{sizes[old]} blocks of {length} end before the {sizes[new]} elements of {new!r}"
+                        return f"{ast.unparse(node)}: {reach}"
+        return ""
+
     def kept(self, index: str) -> bool:
         """Whether each element along an index is computed of elements at the same place alone."""
         return not any(
@@ -238,15 +259,16 @@ def _indices(node: ast.expr, operands: Mapping[str, Sequence[str]]) -> frozenset
 
 
 def _present(named: Sequence[str], inner: frozenset[str], node: ast.Call) -> frozenset[str]:
-    for index in named:
-        if index not in inner:
-            raise FormulaError(f"{ast.unparse(node)}: {ast.unparse(node.args[0])} has no index {index!r}", node)
+    for place, index in enumerate(named):
+        if index not in inner or index in named[:place]:
+            trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
+            raise FormulaError(f"{ast.unparse(node)}: {ast.unparse(node.args[0])} {trouble}", node)
     return frozenset(named)
 
 
 def _new(named: Sequence[str], inner: frozenset[str], node: ast.Call) -> frozenset[str]:
-    for index in named:
-        if index in inner:
+    for place, index in enumerate(named):
+        if index in inner or index in named[:place]:
             raise FormulaError(
                 f"{ast.unparse(node)}: {ast.unparse(node.args[0])} has the index {index!r} already", node
             )

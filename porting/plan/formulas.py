@@ -41,6 +41,10 @@ class Operand:
         return math.prod(self.sizes)
 
 
+HELD = 1 << 22
+"""Elements of values that a formula holds at a time, if it can be computed a few rows at a time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Applied:
     """A formula and the tensors that it computes one tensor of.
@@ -78,9 +82,12 @@ class Applied:
         extents = [self.sizes[index] for index in self.result]
         row = math.prod(extents[1:])
         low, high = (start // row, -(-stop // row)) if self.row_index and row else (0, extents[0] if extents else 1)
-        operands = {one.name: self._buffer(one, low, high, read) for one in self.operands}
-        sizes = {**self.sizes, self.row_index: high - low} if self.row_index else self.sizes
-        found = self.formula.evaluate(operands, self.numbers, sizes, self.result, {self.row_index: low}).reshape(-1)
+        indices = {operand.name: operand.indices for operand in self.operands}
+        step = high - low
+        if self.row_index:
+            step = max(HELD // max(self.formula.work(indices, {**self.sizes, self.row_index: 1}), 1), 1)
+        parts = [self._rows(first, min(first + step, high), read) for first in range(low, high, max(step, 1))]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0, dtype=torch.float64)])
         if not self.place.contiguous:
             whole = torch.empty(found.numel(), dtype=torch.float64)
             size, strides = self.place.sizes, self.place.source_strides
@@ -90,6 +97,12 @@ class Applied:
             found = whole
         shift = low * row if self.row_index else 0
         return found[start - shift : stop - shift]
+
+    def _rows(self, low: int, high: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]) -> Tensor:
+        """The elements of rows, or all elements where it is not computed in parts."""
+        operands = {operand.name: self._buffer(operand, low, high, read) for operand in self.operands}
+        sizes = {**self.sizes, self.row_index: high - low} if self.row_index else self.sizes
+        return self.formula.evaluate(operands, self.numbers, sizes, self.result, {self.row_index: low}).reshape(-1)
 
     def _buffer(
         self, operand: Operand, low: int, high: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]
