@@ -135,7 +135,8 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
         into: what builds a module.
         parameter: the name of its parameter for the config.
     """
-    maker = into.__init__ if isinstance(into, type) else into  # type: ignore[misc]  # of a class, not of an instance
+    maker = inspect.unwrap(into)
+    maker = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]  # of a class, not of an instance
     try:
         found = get_type_hints(maker).get(parameter)
     except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
+from porting.checkpoint.atomic import refused
 from porting.checkpoint.config import CONFIG_NAME, parse_config
 from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.names import COMPANIONS, split_inner_path
-from porting.checkpoint.registry import ENDINGS, SAFETENSORS, writer_of
+from porting.checkpoint.registry import ENDINGS, SAFETENSORS, container_of, writer_of
 from porting.checkpoint.strict_json import encoded
 from porting.checkpoint.write import Content
-from porting.errors import Code, Fault, Message, Wording
+from porting.errors import Code, Fault, Message, Option, Wording
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
 from porting.printable import dtype_name
@@ -49,6 +50,25 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
         from porting.target import TargetError  # noqa: PLC0415  # files are compared with their record without torch
 
         raise TargetError(error.faults) from error
+
+
+def check_directory_name(path: Path) -> None:
+    """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors.
+
+    Args:
+        path: the destination.
+
+    Raises:
+        CheckpointError: it has such a name, and is no directory so far.
+    """
+    container = container_of(path.name)
+    if path.suffix not in WEIGHTS or path.is_dir():
+        return
+    directory = f"name a directory, such as {path.with_suffix('')}"
+    hint = Message(directory)
+    if container is not None and container.promises.writes and container.name != SAFETENSORS.name:
+        hint = Message(directory, ", and pass ", Option("to", container.name))
+    raise refused(path, f"would be a directory with the name of a {path.suffix} file", hint)
 
 
 def protected(checkpoint: Checkpoint) -> list[Path]:

@@ -17,7 +17,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
-from porting.export_files import chosen_writer, companions, protected, weight_files
+from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
 from porting.loading import PortingWarning, Provenance, cast, expected, provenance, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
@@ -129,6 +129,7 @@ def export(
     True
     """
     chosen_writer(to)
+    check_directory_name(Path(path))
     module = unwrapped(module)
     spread = is_sharded(module)
     values = {} if spread else _values(module)
@@ -264,7 +265,8 @@ def _from_shards(
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype to write each tensor of the checkpoint in: that of the module's tensor, if there is one."""
     tensors = dict(named_tensors(module))
-    dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    moved = [step for step in plan.steps if step.layout is None]  # a formula's sources may be of several
+    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
     equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
     return {name: (dtypes | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 

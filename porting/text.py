@@ -59,8 +59,6 @@ TARGET_TOKEN = Task(endings=("ForConditionalGeneration", "MTModel"))
 CLASSES = Task(endings=("ForSequenceClassification",))
 """Logits [b n] over the classes of a text."""
 
-Source = str | os.PathLike[str] | None
-
 
 class TextError(PortingError):
     """A checkpoint cannot do the task with this text."""
@@ -288,6 +286,10 @@ class TextModel:
         return TextError(Fault(code=code, where=self.where, message=message, hint=hint))
 
 
+Source = str | os.PathLike[str] | TextModel | None
+"""A checkpoint as in :func:`porting.load`, None for the embedded one; or a model that was opened already."""
+
+
 def open_text_model(
     source: Source = None,
     *tasks: Task,
@@ -299,8 +301,11 @@ def open_text_model(
 ) -> TextModel:
     """Load a checkpoint's model and its tokenizer.
 
+    Every function that takes a ``source`` and a text also takes the result, so that several texts load it once.
+
     Args:
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the embedded checkpoint; a model that was opened is returned as it
+            is.
         *tasks: what it has to do, one of them: chooses among the table's architectures, where neither ``into`` nor
             ``architecture`` says what is built.
         table, into, architecture, revision, trust: as in :func:`porting.load`.
@@ -310,6 +315,8 @@ def open_text_model(
         TokenizerError: it has no tokenizer, or one that cannot be used.
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
     """
+    if isinstance(source, TextModel):
+        return source
     checkpoint = open_checkpoint(embedded_checkpoint() if source is None else source, revision=revision)
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)

@@ -139,7 +139,7 @@ def _section(table: Table, module: str) -> Iterator[str]:
         yield from _item(kind.done.capitalize(), entries)
     yield from _item("Cut off", _cut(table))
     yield from _item("Dropped, after proof that nothing is lost", _copies(table))
-    yield from _item("Dropped where the module has no place for it", _dropped(table))
+    yield from _item("Dropped where the module does not have it", _dropped(table))
     yield from _item("New, if the caller allows it", (f"`{one.name}`: {one.reason}" for one in table.fresh))
     yield from _item("Required of the config, or it cannot be loaded", _required(table))
 

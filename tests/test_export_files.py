@@ -75,3 +75,26 @@ def test_a_link_that_leaves_the_checkpoint_is_not_followed(module: own.Own, sour
 def test_files_can_be_read_by_whom_the_umask_lets(module: own.Own, tmp_path: Path) -> None:
     porting.export(module, None, tmp_path / "again")
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "again").iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.safetensors", "out.pt", "out.gguf", "out.ckpt", "out.msgpack"])
+def test_a_directory_is_not_made_with_the_name_of_a_file(
+    source: Path, table: Path, module: own.Own, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    for write in (
+        lambda: porting.export(module, None, path),
+        lambda: porting.convert(source, path, table, into=own.Own),
+    ):
+        with pytest.raises(CheckpointError, match=r"would be a directory with the name of a \.\w+ file") as caught:
+            write()
+        assert ("to='npz'" in str(caught.value)) == (name == "out.npz")
+        assert str(tmp_path / "out") in str(caught.value)
+        assert not path.exists()
+
+
+def test_a_directory_that_has_such_a_name_already_may_be_replaced(module: own.Own, tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    path.mkdir()
+    porting.export(module, None, path, overwrite=True)
+    assert (path / "model.safetensors").is_file()

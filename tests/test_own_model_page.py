@@ -10,13 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from porting.embedded import embedded_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "your-own-model.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-CONSOLES = re.findall(r"^```console\n\$ (.*)\n((?:.*\n)*?)```", PAGE, re.MULTILINE)
+BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CONSOLES = [part for block in BLOCKS for part in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -45,8 +48,9 @@ def test_the_page_has_its_files_and_its_commands() -> None:
         "my_bert.py",
         "my_bert.toml",
         "back.py",
-        "my_words.py",
-        "my_words.toml",
+        "my_heads.py",
+        "my_heads.toml",
+        "my_untied.toml",
         "unusual_bert.py",
     ]
     assert [command.split()[1] for command, _ in CONSOLES] == [
@@ -54,7 +58,9 @@ def test_the_page_has_its_files_and_its_commands() -> None:
         "verify",
         "verify",
         "back.py",
+        "verify",
         "fill-mask",
+        "next-sentence",
         "suggest",
     ]
 
@@ -91,20 +97,40 @@ def test_a_misspelled_target_is_named_with_what_was_meant(folder: Path) -> None:
     assert "did you mean 'blocks.0.up.weight'?" in done.stderr
 
 
-def test_the_model_of_the_page_guesses_words(folder: Path) -> None:
-    command, shown = CONSOLES[-2]
-    done = run(folder, command)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(shown)
-    assert done.stdout.splitlines()[-1] == "next: porting verify --table my_words.toml --into my_words.py:build"
-    shipped = run(folder, 'porting fill-mask "Return the [MASK] of the string."').stdout
-    assert done.stdout.splitlines()[:-1] == shipped.splitlines()[:-1]
+def test_the_heads_of_the_page_guess_words_and_judge_sentences(folder: Path) -> None:
+    """As the bundled model does, with the pooler, both heads and a decoder of its own."""
+    for command, shown in CONSOLES[-3:-1]:
+        done = run(folder, command)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(shown.rstrip())
+        assert done.stdout.splitlines()[-1] == "next: porting verify --table my_heads.toml --into my_heads.py:build"
+        shipped = run(folder, command.partition(" --into")[0]).stdout
+        assert done.stdout.splitlines()[:-1] == shipped.splitlines()[:-1]
 
 
 @pytest.mark.slow
-def test_the_model_with_a_head_is_faithful(folder: Path) -> None:
-    done = run(folder, "porting verify --table my_words.toml --into my_words.py:build")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_model_with_heads_is_faithful_and_goes_back(folder: Path) -> None:
+    command, shown = CONSOLES[-4]
+    done = run(folder, command)
+    assert (done.returncode, shown.strip() in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "proven by activation: 51 of 51 parameters and buffers" in done.stdout
+    assert run(folder, "porting export heads --table my_heads.toml --into my_heads.py:build").returncode == 0
+    exported = (folder / "heads" / "model.safetensors").read_bytes()
+    assert exported == (embedded_checkpoint() / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_not_tied_is_read_into_the_decoder(folder: Path) -> None:
+    config = transformers.BertConfig.from_pretrained(embedded_checkpoint(), tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = transformers.BertForPreTraining(config)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, and the decoder's own
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "untied")
+    done = run(folder, "porting verify untied --table my_untied.toml --into my_heads.py:build")
+    assert done.stdout.startswith("FAITHFUL  my_heads.MyHeads computes what transformers.BertForPreTraining computes")
+    assert "proven by activation: 51 of 51 parameters and buffers" in done.stdout
 
 
 @pytest.mark.slow

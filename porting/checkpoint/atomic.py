@@ -73,7 +73,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         )
 
 
-def refused(path: Path, message: str, hint: str) -> CheckpointError:
+def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
     """The error for a destination that cannot be written."""
     return checkpoint_error(Code.DESTINATION_REFUSED, str(path), f"the destination {message}", hint)
 

@@ -335,7 +335,7 @@ class Checkpoint:
                 elif first is not part:
                     same = (
                         self._same_bytes(first, part, name)
-                        if info == _as_if_in_file(first.tensors[name], info)
+                        if info == replace(first.tensors[name], file=info.file)
                         else False
                     )
                     verdict = "with equal bytes" if same else "with different values"
@@ -379,8 +379,3 @@ class Checkpoint:
             message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
             raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
         return flat.view(ElementType.BOOL.dtype)
-
-
-def _as_if_in_file(info: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """The tensor as if it were in the other's file, to compare everything but the file."""
-    return replace(info, file=other.file)

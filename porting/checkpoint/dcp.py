@@ -27,6 +27,7 @@ from porting.checkpoint.container import (
     UnrecognisedError,
     WriteOptions,
     divided,
+    foreign,
     open_all,
 )
 from porting.checkpoint.dcp_archive import frame
@@ -44,7 +45,6 @@ from porting.checkpoint.layout import (
     WeightFile,
 )
 from porting.checkpoint.names import DCP_METADATA
-from porting.checkpoint.sniff import foreign
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge

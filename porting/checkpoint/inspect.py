@@ -218,6 +218,20 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     return tuple(groups)
 
 
+def group_names(names: Iterable[str]) -> dict[str, int]:
+    """Group names that differ only in numbers: each pattern, with how many names it stands for.
+
+    >>> group_names(["model-1-of-3.pt", "config.json", "model-2-of-3.pt", "model-3-of-3.pt"])
+    {'model-{1..3}-of-3.pt': 3, 'config.json': 1}
+    """
+    families: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for name in names:
+        parts = DIGITS.split(name)
+        families.setdefault(tuple(parts[::2]), []).append(tuple(parts[1::2]))
+    boxes = [(literals, box) for literals, numbers in families.items() for box in _boxes(numbers)]
+    return {_pattern(literals, box): math.prod(map(len, box)) for literals, box in boxes}
+
+
 Box = tuple[tuple[str, ...], ...]
 """For each number in a name the values that it takes; the box has all their combinations."""
 

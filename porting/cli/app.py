@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from porting.cli import options
 from porting.cli.attention import attention
 from porting.cli.check import check
 from porting.cli.classify import classify
@@ -88,7 +89,7 @@ GROUPS = (START, LOOK, MOVE, MORE)
 
 
 def _add(group: str, name: str, function: Callable[..., None], short_help: str) -> None:
-    app.command(name, cls=Command, short_help=short_help, rich_help_panel=group)(function)
+    app.command(name, cls=Command, short_help=short_help, rich_help_panel=group)(options.spread(function))
 
 
 _add(START, "suggest", suggest, "Write the table for a module of yours, and prove it.")

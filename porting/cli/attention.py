@@ -37,19 +37,14 @@ MOST_LAYERS = 6
 
 def attention(
     text: Text,
-    source: options.SourceOption = None,
     pair: options.PairText = None,
     pieces: Pieces = False,
     layer: LayerNumber = None,
     head: HeadNumber = None,
     token: FromToken = "0",  # noqa: S107  # a word piece, no password
-    html: options.HtmlFile = None,
     png: PngFile = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
-    trust: options.Trust = False,
-    as_json: options.Json = False,
+    *,
+    model: options.TextOptions,
 ) -> None:
     """See what each head attends to in a text.
 
@@ -64,25 +59,17 @@ def attention(
       porting attention "Return the name of the file." --layer 1 --head 2 --png head.png
       porting attention "He sat on the river bank." --source google-bert/bert-base-uncased --png grid.png
     """
-    with Screen("attention", as_json=as_json) as screen:
+    with Screen("attention", as_json=model.as_json) as screen:
         from porting.checkpoint.atomic import write_file
         from porting.seeing import attention as see
 
-        seen = see(
-            text.split() if pieces else text,
-            options.checkpoint_source(source),
-            pair=pair,
-            table=table,
-            into=options.builder(into, trust=trust),
-            architecture=architecture,
-            trust=trust,
-        )
+        seen = see(text.split() if pieces else text, model.open(), pair=pair)
         number = token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
         place = seen.place(int(token) if number else token)
         shares = _shares(seen, layer, head, place)
         files: dict[Path, bytes] = {}
-        if html is not None:
-            files[html] = seen.to_html(layer=layer or 0, head=head or 0, token=place).encode()
+        if model.html is not None:
+            files[model.html] = seen.to_html(layer=layer or 0, head=head or 0, token=place).encode()
         if png is not None:
             files[png] = seen.to_png(layer=layer, head=head, token=place)
         for path, content in files.items():
@@ -99,15 +86,11 @@ def attention(
         _show(screen, seen, shares, place)
         for path in files:
             screen.line(f"written: {path}")
-        same = options.flags(pair=pair, pieces=pieces, source=source, table=table, into=into, architecture=architecture)
-        if html is None:
-            screen.next("attention", text, *same, *options.flags(trust=trust), "--html", "attention.html")
+        if model.html is None:
+            same = options.flags(pair=pair, pieces=pieces, source=model.source)
+            screen.next("attention", text, *same, *model.flags, "--html", "attention.html")
         else:
-            screen.next(
-                "verify",
-                *options.source_argument(source),
-                *options.flags(table=table, into=into, architecture=architecture, trust=trust),
-            )
+            screen.next(*model.to_verify)
 
 
 def _shares(seen: Attention, layer: int | None, head: int | None, place: int) -> dict[tuple[int, int], list[float]]:

@@ -29,16 +29,13 @@ MOST_ROWS = 4
 
 def check(
     source: options.Source = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
     dtype: options.CastDType = None,
-    fresh: options.Fresh = False,
-    trust: options.Trust = False,
     headers_only: HeadersOnly = False,
     verbose: Verbose = False,
     every: All = False,
     as_json: options.Json = False,
+    *,
+    model: options.WeightOptions,
 ) -> None:
     """Check that a table, a checkpoint and a module fit together, before anything is loaded.
 
@@ -62,15 +59,15 @@ def check(
         from porting.plan.scan import scan
         from porting.tables import chosen_for, find_table
 
-        make = options.builder(into, trust=trust)
+        make = model.builder()
         checkpoint = open_checkpoint(options.checkpoint_source(source), weights=not headers_only)
-        chosen = find_table(table, checkpoint.config, checkpoint.tensors)
+        chosen = find_table(model.table, checkpoint.config, checkpoint.tensors)
         with screen.working("checking") as tell:
             tell("the plan", 0, 0)
-            with chosen_for(table, make, chosen):
-                construct, kind = maker(chosen, checkpoint, make, architecture, trust=trust)
+            with chosen_for(model.table, make, chosen):
+                construct, kind = maker(chosen, checkpoint, make, model.architecture, trust=model.trust)
                 module = build(construct, bounds(checkpoint.tensors, checkpoint.config))
-                plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=fresh)
+                plan = hold(chosen, checkpoint, module, dtype=options.dtype_of(dtype), fresh=model.fresh)
             doubts = [*plan.warnings, *doubtful(chosen, checkpoint.tensors, module)]
             warnings = [fault.line for fault in (*checkpoint.warnings, *doubts)]
             if not headers_only:
@@ -80,7 +77,7 @@ def check(
                     fault.line for fault in scan(plan, checkpoint.read, lambda done, total: tell("values", done, total))
                 ]
                 checkpoint.require_in_place()
-        built = into or (kind.target if kind else "")
+        built = model.into or (kind.target if kind else "")
         screen.document(lambda: _document(plan, built, warnings, proven=not headers_only))
         screen.facts({"checkpoint": checkpoint.location, "table": chosen.where, "module": built})
         if verbose or every:
@@ -95,8 +92,7 @@ def check(
         for warning in warnings:
             screen.warn(warning)
         screen.line(("fits", "bold green"), f": {plan.summary}")
-        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify" if chosen.probes else "load", *options.source_argument(source), *same)
+        screen.next("verify" if chosen.probes else "load", *options.source_argument(source), *model.flags)
 
 
 def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:

@@ -16,15 +16,10 @@ Top = Annotated[int, typer.Option("--top", min=1, help="How many labels, the lik
 
 def classify(
     text: Text,
-    source: options.SourceOption = None,
     pair: options.PairText = None,
     top: Top = 5,
-    html: options.HtmlFile = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
-    trust: options.Trust = False,
-    as_json: options.Json = False,
+    *,
+    model: options.TextOptions,
 ) -> None:
     """Classify a text: the labels of the checkpoint's config with their probabilities.
 
@@ -37,26 +32,17 @@ def classify(
       porting classify "It rains." --pair "The street is wet." --source ./my-classifier --top 3
       porting classify "A wonderful film." --source ./my-classifier --table my_bert.toml --into my_bert.py:build
     """
-    with Screen("classify", as_json=as_json) as screen:
+    with Screen("classify", as_json=model.as_json) as screen:
         from porting.seeing import classify as judge
+        from porting.text import CLASSES
 
-        made = options.builder(into, trust=trust)
-        found = judge(
-            text,
-            options.checkpoint_source(source),
-            pair=pair,
-            table=table,
-            into=made,
-            architecture=architecture,
-            trust=trust,
-        )
+        found = judge(text, model.open(CLASSES), pair=pair)
         shown = found.guesses[:top]
         screen.document({"label": found.label, "labels": [asdict(one) for one in shown], "logits": found.logits})
         screen.rows(["", ""], [(f"{one.probability:7.2%}", one.token) for one in shown])
-        screen.page(found, html)
-        same = options.flags(table=table, into=into, architecture=architecture, trust=trust)
-        if html is None:
-            words = options.flags(pair=pair, source=source)
-            screen.next("classify", text, *words, *same, "--html", "class.html")
+        screen.page(found, model.html)
+        if model.html is None:
+            words = options.flags(pair=pair, source=model.source)
+            screen.next("classify", text, *words, *model.flags, "--html", "class.html")
         else:
-            screen.next("verify", *options.source_argument(source), *same)
+            screen.next(*model.to_verify)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, counted, file_list, size
 from porting.cli.progress import conversion_progress
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _say_plan(screen: Screen, draft: Draft, plan: dict[str, object], seconds: fl
             "table": draft.table.name + (", read backwards" if draft.reverse else ""),
             "would write": f"{counted(len(draft.recipes.tensors), 'tensor')}, {size(draft.outline.size)}",
             "in": ", ".join(f"{shard.name} ({size(shard.size)})" for shard in draft.outline.shards),
-            "and": ", ".join(draft.files),
+            "and": file_list(draft.files),
             **_left(draft),
             "time": f"about {seconds:.2g} s, as fast as this disk is now" if seconds is not None else "",
         }
@@ -214,7 +214,7 @@ def _say_done(screen: Screen, draft: Draft, done: Converted) -> None:
             "table": done.table + (", read backwards" if done.reverse else ""),
             "tensors": f"{done.tensors:,}, {size(draft.recipes.nbytes)} in {done.progress.seconds:.3g} s{speed}",
             "resumed": f"{size(done.resumed)} were there already" if done.resumed else "",
-            "files": f"{', '.join(done.files)}: {size(nbytes)}",
+            "files": f"{file_list(done.files)}: {size(nbytes)}",
             "lost in the cast": "; ".join(lost[:4]) + (f"; and in {len(lost) - 4} more" if len(lost) > 4 else ""),
             **_left(draft),
         }

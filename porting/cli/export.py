@@ -10,7 +10,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.load import _plan
-from porting.cli.output import Screen, size
+from porting.cli.output import Screen, file_list, size
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
@@ -21,15 +21,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the direct
 def export(
     source: options.Source = None,
     destination: options.Destination = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
     dtype: options.CastDType = None,
-    fresh: options.Fresh = False,
-    trust: options.Trust = False,
     to: options.To = None,
     overwrite: Overwrite = False,
     as_json: options.Json = False,
+    *,
+    model: options.WeightOptions,
 ) -> None:
     """Load a checkpoint through a table, and export it back through the same table.
 
@@ -52,14 +49,21 @@ def export(
 
         origin, path = options.source_and_destination(source, destination)
         container, part = writer_of(to)
-        make = options.builder(into, trust=trust)
+        make = model.builder()
         checkpoint = open_checkpoint(origin)
         with screen.working("exporting") as tell:
             tell("loading", 0, 0)
-            module = fill(checkpoint, make, table, architecture=architecture, fresh=fresh, trust=trust)
+            module = fill(
+                checkpoint,
+                make,
+                model.table,
+                architecture=model.architecture,
+                fresh=model.fresh,
+                trust=model.trust,
+            )
             tell("writing", 0, 0)
             cast = options.dtype_of(dtype)
-            written = save(module, table, path, dtype=cast, fresh=fresh, to=to, overwrite=overwrite)
+            written = save(module, model.table, path, dtype=cast, fresh=model.fresh, to=to, overwrite=overwrite)
             tell("comparing", 0, 0)
             differing = _differing(checkpoint, path)
         nbytes = sum((path / name).stat().st_size for name in written.files)
@@ -74,16 +78,15 @@ def export(
                 "checkpoint": checkpoint.location,
                 "exported to": str(path),
                 "architecture": written.architecture,
-                "files": f"{', '.join(written.files)}: {size(nbytes)}",
+                "files": f"{file_list(written.files)}: {size(nbytes)}",
                 "weights": verdict,
                 "new": ", ".join(written.new),
                 "not written": ", ".join(left.name for left in written.not_written),
-                "not copied": ", ".join(written.not_copied),
+                "not copied": file_list(written.not_copied),
                 "left out": ", ".join(written.unnamed),
             }
         )
-        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify" if _plan(module).table.probes else "check", str(path / part), *same)
+        screen.next("verify" if _plan(module).table.probes else "check", str(path / part), *model.flags)
 
 
 def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:

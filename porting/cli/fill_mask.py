@@ -26,15 +26,10 @@ LINES = 9
 
 def fill_mask(
     text: Text,
-    source: options.SourceOption = None,
     pair: options.PairText = None,
     top: Top = None,
-    html: options.HtmlFile = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
-    trust: options.Trust = False,
-    as_json: options.Json = False,
+    *,
+    model: options.TextOptions,
 ) -> None:
     """Guess masked words, with the handwritten model or your own, and the checkpoint's own tokenizer.
 
@@ -46,20 +41,11 @@ def fill_mask(
       porting fill-mask "Paris is the [MASK] of [MASK]." --top 3 --source google-bert/bert-base-uncased
       porting fill-mask "I accessed the bank account." --pair "We play soccer at the [MASK] of the river."
     """
-    with Screen("fill-mask", as_json=as_json) as screen:
+    with Screen("fill-mask", as_json=model.as_json) as screen:
+        from porting.text import MASKED_WORDS
         from porting.text import fill_mask as guess
 
-        made = options.builder(into, trust=trust)
-        blanks = guess(
-            text,
-            options.checkpoint_source(source),
-            pair=pair,
-            top=top or 5,
-            table=table,
-            into=made,
-            architecture=architecture,
-            trust=trust,
-        )
+        blanks = guess(text, model.open(MASKED_WORDS), pair=pair, top=top or 5)
         screen.document([asdict(blank) for blank in blanks])
         many = top is None and 2 * len(blanks) > LINES
         most = top or min(5, LINES // len(blanks) - 1)
@@ -71,9 +57,8 @@ def fill_mask(
         for blank in () if many else blanks:
             screen.line(f"word piece {blank.position}:")
             screen.rows(["", ""], [(f"  {one.probability:7.2%}", one.token) for one in blank.guesses[:most]])
-        screen.page(blanks, html)
-        same = options.flags(table=table, into=into, architecture=architecture, trust=trust)
-        screen.next("verify", *options.source_argument(source), *same)
+        screen.page(blanks, model.html)
+        screen.next(*model.to_verify)
 
 
 def _shown(one: Guess) -> str:

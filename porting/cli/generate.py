@@ -28,7 +28,6 @@ NextOnly = Annotated[bool, typer.Option("--next", help="Only list the likeliest 
 
 def generate(
     text: Text,
-    source: options.SourceOption = None,
     only_next: NextOnly = False,
     max_length: options.MaxLength = None,
     temperature: Temperature = None,
@@ -37,12 +36,8 @@ def generate(
     seed: Seed = 0,
     num_beams: options.NumBeams = 1,
     top: options.TopOfEach = None,
-    html: options.HtmlFile = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
-    trust: options.Trust = False,
-    as_json: options.Json = False,
+    *,
+    model: options.TextOptions,
 ) -> None:
     """Continue a text: the likeliest token each time, or sampled, or with a beam search.
 
@@ -55,25 +50,22 @@ def generate(
       porting generate "Once upon a time" --source ./gpt --temperature 0.8 --top-p 0.9 --seed 1
       porting generate "Once upon a time" --source ./gpt --num-beams 4 --max-length 60 --html text.html
     """
-    with Screen("generate", as_json=as_json) as screen:
+    with Screen("generate", as_json=model.as_json) as screen:
         from porting.generating import generate as write
         from porting.generating import next_tokens
+        from porting.text import NEXT_TOKEN, TARGET_TOKEN
 
-        made = options.builder(into, trust=trust)
-        place = options.checkpoint_source(source)
-        same = options.flags(table=table, into=into, architecture=architecture, trust=trust)
+        opened = model.open(NEXT_TOKEN, TARGET_TOKEN)
         if only_next:
-            found = next_tokens(
-                text, place, top=top or 5, table=table, into=made, architecture=architecture, trust=trust
-            )
+            found = next_tokens(text, opened, top=top or 5)
             screen.document({"next": [asdict(one) for one in found.guesses]})
             screen.rows(["", ""], [(f"{one.probability:7.2%}", one.token) for one in found.guesses])
-            screen.page(found, html)
-            screen.next("generate", text, *options.flags(source=source), *same)
+            screen.page(found, model.html)
+            screen.next("generate", text, *options.flags(source=model.source), *model.flags)
             return
         written = write(
             text,
-            place,
+            opened,
             max_length=max_length,
             temperature=temperature,
             top_k=top_k,
@@ -81,14 +73,10 @@ def generate(
             seed=seed,
             num_beams=num_beams,
             top=top or 5,
-            table=table,
-            into=made,
-            architecture=architecture,
-            trust=trust,
         )
         show(screen, written, top)
-        screen.page(written, html)
-        screen.next("verify", *options.source_argument(source), *same)
+        screen.page(written, model.html)
+        screen.next(*model.to_verify)
 
 
 def show(screen: Screen, written: Generated, top: int | None) -> None:

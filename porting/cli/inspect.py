@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, counted, file_list, size
 
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
@@ -75,12 +75,18 @@ def _has_table(found: Inspection) -> bool:
     return True
 
 
+def _files(found: Inspection) -> str:
+    """The files with their containers and their size."""
+    kinds = ", ".join(dict.fromkeys(file.format for file in found.files))
+    return f"{file_list(file.name for file in found.files)}: {kinds}, {size(sum(file.size for file in found.files))}"
+
+
 def _show_inner_paths(screen: Screen, found: Inspection) -> None:
     """The state dicts of a file that holds more than one; the next command opens the largest."""
     screen.facts(
         {
             "checkpoint": found.location,
-            "files": ", ".join(f"{file.name} ({file.format}, {size(file.size)})" for file in found.files),
+            "files": _files(found),
         }
     )
     screen.line()
@@ -102,7 +108,7 @@ def _show(screen: Screen, found: Inspection) -> None:
             "checkpoint": found.location + commit,
             "model_type": found.model_type or "config.json names none",
             "architectures": ", ".join(found.architectures),
-            "files": ", ".join(f"{file.name} ({file.format}, {size(file.size)})" for file in found.files),
+            "files": _files(found),
             "tensors": f"{found.count:,}, {counted(found.parameters, 'element')}, {size(found.nbytes)}",
         }
     )

@@ -43,14 +43,11 @@ class LoadedModule:
 
 def load(
     source: options.Source = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
     dtype: options.CastDType = None,
-    fresh: options.Fresh = False,
-    trust: options.Trust = False,
     own: Own = False,
     as_json: options.Json = False,
+    *,
+    model: options.WeightOptions,
 ) -> None:
     """Load a checkpoint into a module, and say what was built.
 
@@ -67,19 +64,19 @@ def load(
         from porting.checkpoint import open_checkpoint
         from porting.loading import load as fill
 
-        make = options.builder(into, trust=trust)
+        make = model.builder()
         checkpoint = open_checkpoint(options.checkpoint_source(source))
         with screen.working("loading"):
             begun = time.perf_counter()
             module = fill(
                 checkpoint,
                 make,
-                table,
-                architecture=architecture,
+                model.table,
+                architecture=model.architecture,
                 dtype=options.dtype_of(dtype),
-                fresh=fresh,
+                fresh=model.fresh,
                 own=own,
-                trust=trust,
+                trust=model.trust,
             )
             seconds = time.perf_counter() - begun
         plan = _plan(module)
@@ -102,8 +99,7 @@ def load(
                 "seconds": f"{seconds:.3f}",
             }
         )
-        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
-        screen.next("verify" if plan.table.probes else "check", *options.source_argument(source), *same)
+        screen.next("verify" if plan.table.probes else "check", *options.source_argument(source), *model.flags)
 
 
 def _plan(module: nn.Module) -> Plan:

@@ -16,13 +16,8 @@ Second = Annotated[str, typer.Argument(metavar="SECOND", help="Another, which ma
 def next_sentence(
     first: First,
     second: Second,
-    source: options.SourceOption = None,
-    html: options.HtmlFile = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
-    trust: options.Trust = False,
-    as_json: options.Json = False,
+    *,
+    model: options.TextOptions,
 ) -> None:
     """Judge whether one sentence follows another, with the handwritten model or your own.
 
@@ -33,25 +28,16 @@ def next_sentence(
       porting next-sentence "Open the file." "Read it." --table my_bert.toml --into my_bert.py:build
       porting next-sentence "He opened the door." "Penguins cannot fly." --source google-bert/bert-base-uncased
     """
-    with Screen("next-sentence", as_json=as_json) as screen:
+    with Screen("next-sentence", as_json=model.as_json) as screen:
+        from porting.text import NEXT_SENTENCE
         from porting.text import next_sentence as judge
 
-        made = options.builder(into, trust=trust)
-        verdict = judge(
-            first,
-            second,
-            options.checkpoint_source(source),
-            table=table,
-            into=made,
-            architecture=architecture,
-            trust=trust,
-        )
+        verdict = judge(first, second, model.open(NEXT_SENTENCE))
         follows = verdict.follows >= 0.5
         word = "follows" if follows else "does not follow"
         screen.document({"follows": verdict.follows, "logits": verdict.logits, "verdict": word})
         share = verdict.follows if follows else 1 - verdict.follows
         logits = ", ".join(f"{one:.3f}" for one in verdict.logits)
         screen.line((word, "bold"), f"  {share:.2%}  (logits {logits})")
-        screen.page(verdict, html)
-        same = options.flags(table=table, into=into, architecture=architecture, trust=trust)
-        screen.next("verify", *options.source_argument(source), *same)
+        screen.page(verdict, model.html)
+        screen.next(*model.to_verify)

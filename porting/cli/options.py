@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need
     import torch
     from torch import nn
 
+    from porting.text import Task, TextModel
     from porting.verification import Case
 
 
@@ -168,6 +171,95 @@ def flags(**options: object) -> list[str]:
         elif value is not None and value is not False:
             words += [flag, str(value)]
     return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options that say through which table a checkpoint is loaded, and into which module; see :func:`spread`."""
+
+    table: TableName = None
+    into: IntoName = None
+    architecture: ArchitectureName = None
+    trust: Trust = False
+
+    @property
+    def flags(self) -> list[str]:
+        """The options that were given, to be repeated in a command."""
+        fresh = getattr(self, "fresh", False)
+        return flags(table=self.table, into=self.into, architecture=self.architecture, fresh=fresh, trust=self.trust)
+
+    def builder(self) -> Callable[..., nn.Module] | None:
+        """What ``--into`` names; see :func:`builder`."""
+        return builder(self.into, trust=self.trust)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions(ModelOptions):
+    """The same for a command that may leave parameters of the module as they are."""
+
+    fresh: Fresh = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(ModelOptions):
+    """The options of a command that runs a model on a text."""
+
+    source: SourceOption = None
+    html: HtmlFile = None
+    as_json: Json = False
+
+    def open(self, *tasks: Task) -> TextModel:
+        """The model with its tokenizer.
+
+        Raises:
+            PortingError: it cannot be loaded, or has no head for any of the tasks.
+        """
+        from porting.text import open_text_model
+
+        return open_text_model(
+            self.source,
+            *tasks,
+            table=self.table,
+            into=self.builder(),
+            architecture=self.architecture,
+            trust=self.trust,
+        )
+
+    @property
+    def to_verify(self) -> list[str]:
+        """The words of the command that verifies this model."""
+        return ["verify", *source_argument(self.source), *self.flags]
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each field of its parameters that are dataclasses of options.
+
+    Args:
+        function: the command, whose other parameters stay as they are.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    if not groups:
+        return function
+    parameters: list[Parameter] = []
+    for name, parameter in signature(function).parameters.items():
+        if name in groups:
+            within = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=within[one.name])
+                for one in fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    def command(**given: Any) -> None:  # whatever the fields hold
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        function(**given, **made)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    vars(command)["__signature__"] = Signature(parameters)
+    return command
 
 
 def checkpoint_source(source: str | None) -> str | Path:

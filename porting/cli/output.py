@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
@@ -356,6 +356,23 @@ def counted(number: int, noun: str) -> str:
     ('1 tensor', '1,200 tensors')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+MOST_FILES = 8
+"""So many names of files stand on a line; then comes how many more there are."""
+
+
+def file_list(names: Iterable[str]) -> str:
+    """Names of files on one line; those that differ only in numbers as one pattern.
+
+    >>> file_list([f"model-{number:05}-of-00158.safetensors" for number in range(1, 159)])
+    'model-{00001..00158}-of-00158.safetensors (158 files)'
+    """
+    from porting.checkpoint.inspect import group_names
+
+    groups = [f"{name} ({count:,} files)" if count > 1 else name for name, count in group_names(names).items()]
+    more = [f"{len(groups) - MOST_FILES:,} more names"] if len(groups) > MOST_FILES else []
+    return ", ".join([*groups[:MOST_FILES], *more])
 
 
 MOST_CODES = 3

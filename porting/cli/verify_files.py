@@ -10,7 +10,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.convert import Threads
-from porting.cli.output import DIFFERENT, Screen, counted, size
+from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
 
 Folder = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")]
 CheckSha256 = Annotated[bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")]
@@ -42,7 +42,7 @@ def verify_files(
             {
                 "files": f"{report.files}, {counted(report.tensors, 'tensor')}, {size(report.bytes)}",
                 "made by": report.command,
-                "not in the record": ", ".join(report.strangers),
+                "not in the record": file_list(report.strangers),
             }
         )
         if report.same:

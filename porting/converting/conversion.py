@@ -15,14 +15,14 @@ from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import Draft, draft_back, draft_into_port
-from porting.converting.making import LEAST
+from porting.converting.making import LEAST, required
 from porting.converting.processes import ProcessGroup, all_or_none, current_group, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.proving import prove_same
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import Written, write_files
 from porting.errors import Code, Fault, Message, Option, Wording
-from porting.export_files import chosen_writer, protected
+from porting.export_files import check_directory_name, chosen_writer, protected
 from porting.limits import spending
 from porting.loading import Into
 from porting.notation.table import Table
@@ -128,7 +128,8 @@ def convert(
             directory that ``torch.distributed.checkpoint`` loads, ``"dcp/model"`` for one in which the tensors are
             nested under ``"model"``.
         threads: how many threads work; at least 1.
-        memory: bytes for buffers, of all threads together; at least 1 MiB for each.
+        memory: bytes for buffers, of all threads together; at least 1 MiB for each, or what a formula
+            needs that cannot be computed in parts.
         sha256: record the SHA-256 of every file as well.
         overwrite: replace an existing checkpoint at ``destination``.
         tell: called with the progress from time to time.
@@ -204,6 +205,7 @@ def prepare(
     if shard_size is not None and shard_size < 1:
         raise _wrong(Message(Option("shard_size", shard_size), ", expected a positive number of bytes"))
     writer, _ = chosen_writer(to)
+    check_directory_name(path)
     if shard_size is not None and not writer.promises.shards:
         message = Message(
             Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
@@ -267,7 +269,7 @@ def carry_out(
     Raises:
         CheckpointError, PlanError, TargetError: as in :func:`convert`.
     """
-    _require_resources(threads, memory)
+    _require_resources(draft, threads, memory)
     path, group = Path(destination), group or current_group()
     draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
@@ -290,12 +292,16 @@ def carry_out(
     return _converted(draft, path, written, meter.now)
 
 
-def _require_resources(threads: int, memory: int) -> None:
+def _require_resources(draft: Draft, threads: int, memory: int) -> None:
     if threads < 1:
         raise _wrong(Message(Option("threads", threads), ", expected at least 1"))
-    if memory < threads * LEAST:
-        enough = threads * LEAST
-        message = Message(Option("memory", memory), f": each of {threads} threads needs {LEAST} bytes")
+    least, names = LEAST, ""
+    for recipe in draft.recipes.tensors:
+        if required(recipe) > least:
+            least, names = required(recipe), f" for {recipe.name!r}, of whose formula no less can be computed at once"
+    if memory < threads * least:
+        enough = -(-threads * least >> 20) << 20
+        message = Message(Option("memory", memory), f": each of {threads} threads needs {least} bytes{names}")
         pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
         raise _wrong(message, Message(pass_memory, ", or fewer threads"))
 

@@ -215,7 +215,14 @@ class Maker:
         """The tensor from its first element to its last; each block is overwritten by the next.
 
         Blocks end where writes do: ``room`` is the first element that lies at a multiple of :data:`BLOCK` in the file.
+        Those of a formula are its own, and what it computes with takes the place of the block.
         """
+        if recipe.applied is not None:
+            memory, self._block = self._block.numel(), torch.empty(0, dtype=torch.uint8)
+            for start, stop in recipe.applied.parts(memory, 2 * per_element(recipe)):  # this one, and that before
+                yield self._filled(recipe, start, stop)
+            self._block = torch.empty(memory, dtype=torch.uint8)
+            return
         length = self._length(recipe)
         step = BLOCK // recipe.dtype.itemsize
         start = 0
@@ -229,8 +236,7 @@ class Maker:
     def _length(self, recipe: Recipe) -> int:
         """The number of elements of a block: enough to read the source in long runs, if the memory allows."""
         width = recipe.work.itemsize
-        cost = width + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0) + recipe.arithmetic.nbytes
-        most = max(1, (self._block.numel() - 256) // cost)
+        most = max(1, (self._block.numel() - 256) // (per_element(recipe) + recipe.arithmetic.nbytes))
         moves = tuple((copy.sizes, copy.source_strides, copy.target_strides) for copy in recipe.copies)
         key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic.nbytes)
         if key not in self._lengths:
@@ -275,7 +281,7 @@ class Maker:
             Window.of_row(start, stop),
             partial(self._read, start=start, stop=stop, to=recipe.work),
             base=partial(self._read, start=start, stop=stop, to=recipe.work, like=True),
-            take=_BufferParts(self._block),
+            take=None if recipe.applied is not None else _BufferParts(self._block),
             casts=casts,
             ranges=partial(self._read, to=torch.float64),
         )
@@ -290,6 +296,19 @@ class Maker:
             cast = dtype != to and part.copy.source_strides in ((), (1,))
             on_read = None if like else partial(self._update_digest, part)
             yield from self._staging.read(part, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
+
+
+def required(recipe: Recipe) -> int:
+    """Bytes of memory that a thread needs for a tensor: a formula may have parts that cannot be divided."""
+    if recipe.applied is None:
+        return LEAST
+    computed = recipe.applied.least(2 * per_element(recipe))
+    return max(LEAST, computed + min(STAGED, -(-computed // 3)) + 64)
+
+
+def per_element(recipe: Recipe) -> int:
+    """Bytes that an element of a block takes: in the dtype in which it is gathered, and in its own."""
+    return recipe.work.itemsize + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0)
 
 
 class _BufferParts:

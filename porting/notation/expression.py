@@ -8,14 +8,14 @@ so a table never runs code.  Results are bounded, so that ``9 ** 9 ** 9`` is a f
 from __future__ import annotations
 
 import ast
-import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from reprlib import repr as short
 
 from porting.errors import Code, nearest
 from porting.notation.faults import NotationError
+from porting.ops.syntax import OPERATORS, ArithmeticSyntaxError, described, is_plain, parse, walk
 
 LONGEST = 200
 LARGEST = 2**62
@@ -51,35 +51,27 @@ class Expression:
         Raises:
             NotationError: it is not such an expression.
         """
-        if len(text) > LONGEST:
-            raise NotationError(
-                Code.BAD_EXPRESSION, f"expression of {len(text)} characters, at most {LONGEST} are read"
-            )
         body = _parse(text)
-        names = set()
         chosen = [node.slice for node in ast.walk(body) if isinstance(node, ast.Subscript)]
-        inside = {id(node) for one in chosen for node in ast.walk(one) if isinstance(node, ast.Name)}
-        indices = frozenset(node.id for node in ast.walk(body) if isinstance(node, ast.Name) and id(node) in inside)
+        inside = {id(node) for one in chosen for node in ast.walk(one)}
         for node in ast.walk(body):
             match node:
-                case ast.Name(id=name):
-                    names |= {name} if id(node) not in inside else set()
-                case ast.Attribute(value=ast.Name() | ast.Attribute() | ast.Subscript()):
+                case ast.Constant(value=int() | float() as value) if is_plain(node) and abs(value) > LARGEST:
                     pass
+                case ast.Attribute(value=ast.Name() | ast.Attribute() | ast.Subscript()) | ast.FloorDiv():
+                    continue
                 case ast.Subscript(value=ast.Name() | ast.Attribute() | ast.Subscript()):
-                    pass
-                case ast.Constant(value=int() | float() as value) if _is_number(value) and abs(value) <= LARGEST:
-                    pass
-                case ast.BinOp() | ast.UnaryOp(op=ast.USub()) | ast.USub() | ast.Load():
-                    pass
-                case ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.FloorDiv() | ast.Pow():
-                    pass
-                case _:
-                    raise NotationError(
-                        Code.BAD_EXPRESSION,
-                        f"{text!r}: {_described(node)} is not allowed; names, numbers and + - * / // ** are",
-                        getattr(node, "col_offset", 0) + len(text) - len(text.lstrip()),
-                    )
+                    continue
+                case _ if is_plain(node):
+                    continue
+            raise NotationError(
+                Code.BAD_EXPRESSION,
+                f"{text!r}: {described(node)} is not allowed; names, numbers and + - * / // ** are",
+                getattr(node, "col_offset", 0) + len(text) - len(text.lstrip()),
+            )
+        named = [node for node in ast.walk(body) if isinstance(node, ast.Name)]
+        names = {node.id for node in named if id(node) not in inside}
+        indices = frozenset(node.id for node in named if id(node) in inside)
         return cls(text, frozenset(names), indices)
 
     def evaluate(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> Number:
@@ -93,7 +85,7 @@ class Expression:
             NotationError: a name is missing or not a number, a division by zero, a list has no such element, or a
                 result too large.
         """
-        return _evaluate(_parse(self.text), values, bindings or {})
+        return walk(_parse(self.text), partial(_field_number, values, bindings or {}), _apply)
 
     def size(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> int:
         """The value as the size of an axis: a positive integer.
@@ -110,38 +102,22 @@ class Expression:
 
 def _parse(text: str) -> ast.expr:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python thinks of "1if x else 2" is said better below
-            return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise NotationError(Code.BAD_EXPRESSION, f"{text!r} is not an expression") from error
+        return parse(text, "expression", LONGEST)
+    except ArithmeticSyntaxError as fault:
+        raise NotationError(Code.BAD_EXPRESSION, str(fault)) from fault
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_plain(ast.Constant(value))  # type: ignore[arg-type]  # of anything that a config may hold
 
 
-def _described(node: ast.AST) -> str:
-    if isinstance(node, ast.Constant):
-        return f"the constant {node.value!r}"
-    return type(node.op if isinstance(node, ast.UnaryOp) else node).__name__
-
-
-def _evaluate(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, object]) -> Number:
-    match node:
-        case ast.Constant(value=int() | float() as value):
-            return value
-        case ast.Name() | ast.Attribute() | ast.Subscript():
-            found = _field(node, values, bindings)
-            if not isinstance(found, int | float) or not _is_number(found):
-                message = f"the config's {ast.unparse(node)!r} is {short(found)}, expected a number"
-                raise NotationError(Code.BAD_EXPRESSION, message)
-            return found
-        case ast.UnaryOp(operand=operand):
-            return -_evaluate(operand, values, bindings)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _apply(op, _evaluate(left, values, bindings), _evaluate(right, values, bindings))
-    raise NotationError(Code.BAD_EXPRESSION, f"unexpected {type(node).__name__}")  # parse() lets nothing else through
+def _field_number(values: Mapping[str, object], bindings: Mapping[str, object], node: ast.expr) -> Number:
+    """The number that a leaf is, or that the config has for it."""
+    found = node.value if isinstance(node, ast.Constant) else _field(node, values, bindings)
+    if not isinstance(found, int | float) or not _is_number(found):
+        message = f"the config's {ast.unparse(node)!r} is {short(found)}, expected a number"
+        raise NotationError(Code.BAD_EXPRESSION, message)
+    return found
 
 
 def _field(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, object]) -> object:
@@ -166,7 +142,7 @@ def _field(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, 
                     f"{ast.unparse(node)!r} needs the index {lacking[0]!r}, which is not in every name of the rule"
                 )
                 raise NotationError(Code.BAD_EXPRESSION, message)
-            number = _evaluate(place, bindings, bindings)
+            number = walk(place, partial(_field_number, bindings, bindings), _apply)
             if not isinstance(elements, list | tuple):
                 message = f"the config's {ast.unparse(outer)!r} is {short(elements)}, expected a list"
                 raise NotationError(Code.BAD_EXPRESSION, message)
@@ -181,23 +157,9 @@ def _field(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, 
 
 def _apply(op: ast.operator, left: Number, right: Number) -> Number:
     try:
-        match op:
-            case ast.Add():
-                value = left + right
-            case ast.Sub():
-                value = left - right
-            case ast.Mult():
-                value = left * right
-            case ast.Div():
-                value = left / right
-            case ast.FloorDiv():
-                value = left // right
-            case _:
-                if abs(right) > LARGEST_EXPONENT:
-                    raise NotationError(
-                        Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed"
-                    )
-                value = left**right
+        if isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT:
+            raise NotationError(Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed")
+        value = OPERATORS[type(op)](left, right)
     except (ZeroDivisionError, OverflowError) as error:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:

@@ -399,7 +399,8 @@ def _placeholder(text: str, offset: int) -> Placeholder:
         if strange:
             raise NotationError(Code.BAD_NAME, f"{strange!r} cannot stand in a name", offset)
         if len(set(flat)) < len(flat):
-            raise NotationError(Code.BAD_NAME, f"{{{text}}} has the same spelling twice", offset)
+            hint = "a stroke separates spellings of one word, so no word has one" if "/" in listed else ""
+            raise NotationError(Code.BAD_NAME, f"{{{text}}} has the same spelling twice", offset, hint)
         return Enumerated(index, spellings)
     return _decimal(text, text, offset)
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import ast
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from porting.ops.operations import Operation
+from porting.ops.syntax import OPERATORS, ArithmeticSyntaxError, described, is_plain, parse, walk
 
 if TYPE_CHECKING:  # a table is read without torch, which takes longer to import than all tables to read
     from torch import Tensor
+
+    _Value = tuple[Tensor, tuple[str, ...]] | float
 
 LONGEST = 300
 """Characters of a formula."""
@@ -45,12 +47,11 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 KNOWN = (*ELEMENTWISE, "sum", "fp4", "blocks", *RESIZED)
 
 
-class FormulaError(ValueError):
+class FormulaError(ArithmeticSyntaxError):
     """A text that is no formula, or one whose indices do not fit; ``offset`` is a place in the text."""
 
     def __init__(self, message: str, node: ast.AST | None = None) -> None:
-        super().__init__(message)
-        self.offset = None if node is None else getattr(node, "col_offset", None)
+        super().__init__(message, getattr(node, "col_offset", None))
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,23 @@ class Formula(Operation):
         Raises:
             FormulaError: it is no formula.
         """
-        if len(text) > LONGEST:
-            raise FormulaError(f"a formula of {len(text)} characters, at most {LONGEST} are read")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                body = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise FormulaError(f"{text!r} is not a formula") from error
+            body = parse(text, "formula", LONGEST)
+        except ArithmeticSyntaxError as fault:
+            raise FormulaError(str(fault)) from fault
         _require_known(body, text)
         return cls(text.strip(), body)
 
     @cached_property
     def names(self) -> frozenset[str]:
         """The operands and the fields of the config that it reads."""
-        return frozenset(_names(self.body))
+        found: frozenset[str] = walk(
+            self.body,
+            lambda leaf: frozenset((leaf.id,) if isinstance(leaf, ast.Name) else ()),
+            lambda _, left, right: left | right,
+            lambda _, inner: inner,
+        )
+        return found
 
     def indices(self, operands: Mapping[str, Sequence[str]]) -> frozenset[str]:
         """The indices of its value.
@@ -101,7 +104,37 @@ class Formula(Operation):
         Raises:
             FormulaError: an index is summed or resized that is not there, or given that is there already.
         """
-        return _indices(self.body, operands)
+        return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, _call_indices)
+
+    def most_held(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
+        """The most values of float64 that are held at once while it is evaluated, beside its operands.
+
+        Args:
+            operands: the indices of each operand.
+            sizes: the size of every index.
+        """
+
+        def count(indices: frozenset[str]) -> int:
+            return math.prod(sizes[index] for index in indices)
+
+        def leaf(node: ast.expr) -> _Held:
+            return _Held(0, 0, _leaf_indices(operands, node))
+
+        def combine(_: ast.operator, left: _Held, right: _Held) -> _Held:
+            indices = left.indices | right.indices
+            most = max(left.most, left.kept + right.most, left.kept + right.kept + count(indices))
+            return _Held(most, count(indices), indices)
+
+        def call(node: ast.Call, inner: _Held) -> _Held:
+            indices = _call_indices(node, inner.indices)
+            # unpacking holds bits and what they are looked up as; resizing brings what it is given into another order
+            beside = {"fp4": 5}.get(ast.unparse(node.func), int(ast.unparse(node.func) in RESIZED)) * count(
+                inner.indices
+            )
+            return _Held(max(inner.most, inner.kept + beside + 2 * count(indices)), count(indices), indices)
+
+        found = walk(self.body, leaf, combine, call)
+        return found.most + found.kept  # it is brought into the order of the result
 
     @property
     def pair_indices(self) -> frozenset[str]:
@@ -117,7 +150,7 @@ class Formula(Operation):
             sizes: the size of every index.
         """
         computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))
-        return sum(math.prod(sizes[index] for index in _indices(node, operands)) for node in computed)
+        return sum(math.prod(sizes[index] for index in replace(self, body=node).indices(operands)) for node in computed)
 
     def short_blocks(self, sizes: Mapping[str, int]) -> str:
         """The reason why blocks do not reach over the index that they are given for; empty where they do."""
@@ -161,7 +194,13 @@ class Formula(Operation):
         """
         import torch  # noqa: PLC0415  # tables are read without it
 
-        value = _evaluate(self.body, _Values(operands, numbers, sizes, offsets or {}))
+        def leaf(node: ast.expr) -> _Value:
+            if isinstance(node, ast.Constant):
+                return float(node.value)  # type: ignore[arg-type]  # a number: parse() lets nothing else through
+            name = ast.unparse(node)
+            return operands[name] if name in operands else numbers[name]
+
+        value: _Value = walk(self.body, leaf, _combined, partial(_called, sizes, offsets or {}))
         if isinstance(value, float):
             return torch.full([sizes[index] for index in result], value, dtype=torch.float64)
         tensor, indices = value
@@ -175,22 +214,26 @@ class Formula(Operation):
         return isinstance(other, Formula) and other.text == self.text
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What evaluating a part holds: at most, in the end, and the indices of its value."""
+
+    most: int
+    kept: int
+    indices: frozenset[str]
+
+
 def _require_known(body: ast.expr, text: str) -> None:
     for node in ast.walk(body):
         match node:
-            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and abs(value) < math.inf:
-                pass
-            case ast.Name() | ast.Load() | ast.BinOp() | ast.UnaryOp(op=ast.USub()) | ast.USub():
-                pass
-            case ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Pow() | ast.keyword(value=ast.Name()):
+            case ast.keyword(value=ast.Name()):
                 pass
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)
             case ast.Call(func=ast.Name(id=name)):
                 raise FormulaError(f"{name} is no function of formulas; known: {', '.join(KNOWN)}", node)
-            case _:
-                what = type(node.op if isinstance(node, ast.UnaryOp) else node).__name__
-                raise FormulaError(f"{text!r}: {what} is not allowed in a formula", node)
+            case _ if not is_plain(node):
+                raise FormulaError(f"{text!r}: {described(node)} is not allowed in a formula", node)
 
 
 def _require_arguments(node: ast.Call, name: str) -> None:
@@ -221,88 +264,38 @@ def _block_length(node: ast.Call) -> int:
     return 0
 
 
-def _names(node: ast.expr) -> set[str]:
-    match node:
-        case ast.Name(id=name):
-            return {name}
-        case ast.UnaryOp(operand=operand):
-            return _names(operand)
-        case ast.BinOp(left=left, right=right):
-            return _names(left) | _names(right)
-        case ast.Call(args=[first, *_]):
-            return _names(first)
-    return set()
-
-
 def _resized(keyword: ast.keyword) -> tuple[str, str]:
     """The index that is resized and the one that it becomes, of ``h=H``."""
     return str(keyword.arg), keyword.value.id if isinstance(keyword.value, ast.Name) else ""
 
 
-def _indices(node: ast.expr, operands: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    match node:
-        case ast.Name(id=name):
-            return frozenset(operands.get(name, ()))
-        case ast.UnaryOp(operand=operand):
-            return _indices(operand, operands)
-        case ast.BinOp(left=left, right=right):
-            return _indices(left, operands) | _indices(right, operands)
-        case ast.Call(func=ast.Name(id=function), args=[first, *others]):
-            inner = _indices(first, operands)
-            named = [one.id for one in others if isinstance(one, ast.Name)]
-            pairs = [_resized(one) for one in node.keywords]
-            taken = named if function == "sum" else [old for old, _ in pairs]
-            given = named if function == "fp4" else [new for _, new in pairs]
-            inner = inner - _present(taken, inner, node)
-            return inner | _new(given, inner, node)
-    return frozenset()
+def _leaf_indices(operands: Mapping[str, Sequence[str]], node: ast.expr) -> frozenset[str]:
+    return frozenset(operands.get(node.id, ()) if isinstance(node, ast.Name) else ())
 
 
-def _present(named: Sequence[str], inner: frozenset[str], node: ast.Call) -> frozenset[str]:
-    for place, index in enumerate(named):
-        if index not in inner or index in named[:place]:
+def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
+    """The indices of a call's value, of those of what it is given.
+
+    Raises:
+        FormulaError: an index is summed or resized that is not there, or given that is there already.
+    """
+    function, first = ast.unparse(node.func), ast.unparse(node.args[0])
+    named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
+    pairs = [_resized(one) for one in node.keywords]
+    taken = named if function == "sum" else [old for old, _ in pairs]
+    given = named if function == "fp4" else [new for _, new in pairs]
+    for place, index in enumerate(taken):
+        if index not in inner or index in taken[:place]:
             trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
-            raise FormulaError(f"{ast.unparse(node)}: {ast.unparse(node.args[0])} {trouble}", node)
-    return frozenset(named)
+            raise FormulaError(f"{ast.unparse(node)}: {first} {trouble}", node)
+    left = inner - {*taken}
+    for place, index in enumerate(given):
+        if index in left or index in given[:place]:
+            raise FormulaError(f"{ast.unparse(node)}: {first} has the index {index!r} already", node)
+    return left | {*given}
 
 
-def _new(named: Sequence[str], inner: frozenset[str], node: ast.Call) -> frozenset[str]:
-    for place, index in enumerate(named):
-        if index in inner or index in named[:place]:
-            raise FormulaError(
-                f"{ast.unparse(node)}: {ast.unparse(node.args[0])} has the index {index!r} already", node
-            )
-    return frozenset(named)
-
-
-@dataclass(frozen=True)
-class _Values:
-    operands: Mapping[str, tuple[Tensor, tuple[str, ...]]]
-    numbers: Mapping[str, float]
-    sizes: Mapping[str, int]
-    offsets: Mapping[str, int]
-
-
-def _evaluate(node: ast.expr, values: _Values) -> tuple[Tensor, tuple[str, ...]] | float:
-    match node:
-        case ast.Constant(value=int() | float() as value):
-            return float(value)
-        case ast.Name(id=name):
-            return values.operands[name] if name in values.operands else values.numbers[name]
-        case ast.UnaryOp(operand=operand):
-            inner = _evaluate(operand, values)
-            return -inner if isinstance(inner, float) else (-inner[0], inner[1])
-        case ast.BinOp(left=left, op=op, right=right):
-            return _combined(op, _evaluate(left, values), _evaluate(right, values))
-        case ast.Call(func=ast.Name(id=function), args=[first, *others]):
-            named = [one.id for one in others if isinstance(one, ast.Name)]
-            return _called(function, _evaluate(first, values), named, node, values)
-    raise TypeError(f"unexpected {type(node).__name__}")  # parse() lets nothing else through
-
-
-def _combined(
-    op: ast.operator, left: tuple[Tensor, tuple[str, ...]] | float, right: tuple[Tensor, tuple[str, ...]] | float
-) -> tuple[Tensor, tuple[str, ...]] | float:
+def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
     import torch  # noqa: PLC0415  # tables are read without it
 
     indices = tuple(dict.fromkeys(index for one in (left, right) if not isinstance(one, float) for index in one[1]))
@@ -310,17 +303,7 @@ def _combined(
         torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else _aligned(*one, indices)
         for one in (left, right)
     )
-    match op:
-        case ast.Add():
-            found = a + b
-        case ast.Sub():
-            found = a - b
-        case ast.Mult():
-            found = a * b
-        case ast.Div():
-            found = a / b
-        case _:
-            found = a**b
+    found = OPERATORS[type(op)](a, b)
     return float(found) if isinstance(left, float) and isinstance(right, float) else (found, indices)
 
 
@@ -334,15 +317,10 @@ def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> T
     return ordered
 
 
-def _called(
-    function: str,
-    inner: tuple[Tensor, tuple[str, ...]] | float,
-    named: Sequence[str],
-    node: ast.Call,
-    values: _Values,
-) -> tuple[Tensor, tuple[str, ...]] | float:
+def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call, inner: _Value) -> _Value:
     import torch  # noqa: PLC0415  # tables are read without it
 
+    function, named = ast.unparse(node.func), [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     if isinstance(inner, float):  # only a function of one value takes a number: an index has to be there
         return float(getattr(torch, function)(torch.tensor(inner, dtype=torch.float64)))
     tensor, indices = inner
@@ -357,8 +335,8 @@ def _called(
     if function == "blocks":
         length = _block_length(node)
         for old, new in map(_resized, node.keywords):
-            first = values.offsets.get(new, 0)
-            numbers = torch.arange(first, first + values.sizes[new]) // length
+            first = offsets.get(new, 0)
+            numbers = torch.arange(first, first + sizes[new]) // length
             tensor = tensor.index_select(indices.index(old), numbers)
             indices = tuple(new if index == old else index for index in indices)
         return tensor, indices
@@ -370,6 +348,6 @@ def _called(
     rows = moved.reshape(-1, 1, *moved.shape[len(others) :])
     options = {"align_corners": False} if mode != "nearest-exact" else {}
     options |= {"antialias": True} if antialias else {}
-    sized = [values.sizes[index] for index in news]
+    sized = [sizes[index] for index in news]
     found = torch.nn.functional.interpolate(rows, size=sized, mode=mode, **options)
     return found.reshape(*moved.shape[: len(others)], *sized), (*others, *news)

@@ -1,15 +1,18 @@
 """Formulas of rules, applied to tensors: what is read for which elements, and how they come about.
 
-The elements of an operand are brought into a buffer that has an axis for each of its indices, the target's slowest
-index first, by the same moves as everywhere.  So rows of the target need rows of the operands, and a tensor is computed
-a few rows at a time; an operand without that index is read as a whole.
+The elements of an operand are brought into a buffer that has an axis for each of its indices, those of the target first
+and in its order, by the same moves as everywhere.  So rows of the target need rows of the operands, and a tensor is
+computed a few rows at a time: along its slowest index, or along the next where one row is too much.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -17,6 +20,7 @@ from torch import Tensor
 from porting.errors import Code, Fault
 from porting.notation.rule import RESULT, Rule
 from porting.ops import Formula
+from porting.ops.operations import FLOAT64_BYTES
 from porting.plan.copies import Copy, make_copy
 
 
@@ -34,15 +38,6 @@ class Operand:
     indices: tuple[str, ...]
     sizes: tuple[int, ...]
     copies: tuple[Copy, ...]
-
-    @property
-    def numel(self) -> int:
-        """Elements of the buffer."""
-        return math.prod(self.sizes)
-
-
-HELD = 1 << 22
-"""Elements of values that a formula holds at a time, if it can be computed a few rows at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +60,51 @@ class Applied:
     result: tuple[str, ...]
     place: Copy
 
-    @property
-    def row_index(self) -> str:
-        """The index along which it can be computed in parts; empty when it cannot."""
-        first = self.result[0] if self.result else ""
-        held = any(first in operand.indices for operand in self.operands)
-        return first if held and self.formula.kept(first) and self.place.contiguous else ""
+    @cached_property
+    def divisible(self) -> tuple[str, ...]:
+        """The slowest indices of the tensor, along which it can be computed in parts."""
+        kept = takewhile(self.formula.kept, self.result if self.place.contiguous else ())
+        return tuple(kept)
+
+    def nbytes(self, extents: Mapping[str, int]) -> int:
+        """Bytes that are held while a part is computed, beside its place: buffers, and values on the way.
+
+        Args:
+            extents: how much of each index the part takes; all of those that are not in it.
+        """
+        sizes = {**self.sizes, **extents}
+        operands = {one.name: one.indices for one in self.operands}
+        buffers = sum(math.prod(sizes[index] for index in one.indices) for one in self.operands)
+        return FLOAT64_BYTES * (buffers + self.formula.most_held(operands, sizes))
+
+    def least(self, each: int) -> int:
+        """Bytes that are held while the smallest part is computed; ``each`` of its elements takes so many beside."""
+        row = math.prod(self.sizes[index] for index in self.result if index not in self.divisible)
+        return self.nbytes(dict.fromkeys(self.divisible, 1)) + row * each
+
+    def parts(self, most: int, each: int = 0) -> Iterator[tuple[int, int]]:
+        """Divide the tensor into parts, each from one element to another in row-major order.
+
+        Args:
+            most: bytes that may be held for a part; where :meth:`least` is more, that is.
+            each: bytes that each of its elements takes in its place.
+        """
+        numel = row = math.prod(self.sizes[index] for index in self.result)
+        length, within, single = numel, numel, dict[str, int]()
+        for index in self.divisible:
+            extent, within = self.sizes[index], row
+            row //= max(extent, 1)
+
+            def fits(count: int, index: str = index, row: int = row) -> bool:
+                return self.nbytes({**single, index: count}) + count * row * each <= most
+
+            length = row * (bisect_left(range(2, extent + 1), True, key=lambda count: not fits(count)) + 1)
+            single[index] = 1
+            if length > row or fits(1):
+                break
+        for begin in range(0, numel, max(within, 1)):
+            for start in range(begin, begin + within, max(length, 1)):
+                yield start, min(start + length, begin + within)
 
     def compute(self, start: int, stop: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]) -> Tensor:
         """The elements from ``start`` to ``stop`` of the tensor in row-major order, in float64.
@@ -79,15 +113,17 @@ class Applied:
             start, stop: the elements.
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
         """
-        extents = [self.sizes[index] for index in self.result]
-        row = math.prod(extents[1:])
-        low, high = (start // row, -(-stop // row)) if self.row_index and row else (0, extents[0] if extents else 1)
-        indices = {operand.name: operand.indices for operand in self.operands}
-        step = high - low
-        if self.row_index:
-            step = max(HELD // max(self.formula.work(indices, {**self.sizes, self.row_index: 1}), 1), 1)
-        parts = [self._rows(first, min(first + step, high), read) for first in range(low, high, max(step, 1))]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0, dtype=torch.float64)])
+        first, row = 0, math.prod(self.sizes[index] for index in self.result)
+        offsets: dict[str, int] = {}
+        sizes = dict(self.sizes)
+        for index in self.divisible if start < stop else ():
+            row //= sizes[index]
+            low, high = (start - first) // row, -((first - stop) // row)
+            offsets[index], sizes[index], first = low, high - low, first + low * row
+            if high > low + 1:
+                break
+        operands = {one.name: (self._buffer(one, offsets, sizes, read), one.indices) for one in self.operands}
+        found = self.formula.evaluate(operands, self.numbers, sizes, self.result, offsets).reshape(-1)
         if not self.place.contiguous:
             whole = torch.empty(found.numel(), dtype=torch.float64)
             size, strides = self.place.sizes, self.place.source_strides
@@ -95,27 +131,24 @@ class Applied:
                 _at(found.contiguous(), size, strides, self.place.source_offset)
             )
             found = whole
-        shift = low * row if self.row_index else 0
-        return found[start - shift : stop - shift]
-
-    def _rows(self, low: int, high: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]) -> Tensor:
-        """The elements of rows, or all elements where it is not computed in parts."""
-        operands = {operand.name: self._buffer(operand, low, high, read) for operand in self.operands}
-        sizes = {**self.sizes, self.row_index: high - low} if self.row_index else self.sizes
-        return self.formula.evaluate(operands, self.numbers, sizes, self.result, {self.row_index: low}).reshape(-1)
+        return found[start - first : stop - first]
 
     def _buffer(
-        self, operand: Operand, low: int, high: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]
-    ) -> tuple[Tensor, tuple[str, ...]]:
-        sizes, first, last = list(operand.sizes), 0, operand.numel
-        if self.row_index and self.row_index in operand.indices:
-            row = math.prod(sizes[1:])
-            first, last, sizes[0] = low * row, high * row, high - low
-        buffer = torch.empty(last - first, dtype=torch.float64)
+        self,
+        operand: Operand,
+        offsets: Mapping[str, int],
+        sizes: Mapping[str, int],
+        read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]],
+    ) -> Tensor:
+        """What a part needs of an operand: one run of its buffer, for the target's slowest indices are its own."""
+        extents = [sizes[index] for index in operand.indices]
+        steps = zip(operand.indices, strides_of(operand.sizes), strict=True)
+        first = sum(step * offsets.get(index, 0) for index, step in steps)
+        buffer = torch.empty(math.prod(extents), dtype=torch.float64)
         for copy in operand.copies:
-            for values, part in read(copy, first, last):
+            for values, part in read(copy, first, first + buffer.numel()):
                 _at(buffer, part.sizes, part.target_strides, part.target_offset).copy_(values)
-        return buffer.view(sizes), operand.indices
+        return buffer.view(extents)
 
 
 def _at(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:

@@ -162,10 +162,22 @@ def _by_formula(applied: Applied, where: Window, ranges: ReadRange) -> Tensor:
 
     if where.shape == (ENDLESS,):
         return applied.compute(where.starts[0], where.starts[0] + where.sizes[0], read)
-    strides = strides_of(where.shape)
+    if not where.numel or not where.shape:
+        return applied.compute(0, where.numel, read)
+    strides, sizes = strides_of(where.shape), where.sizes
     first = sum(step * start for step, start in zip(strides, where.starts, strict=True))
-    last = first + sum(step * (size - 1) for step, size in zip(strides, where.sizes, strict=True))
-    return applied.compute(first, last + 1, read).contiguous().as_strided(where.sizes, strides).reshape(-1)
+    # what lies between the rows of a box is computed with them: a few at a time
+    each, found = max(BETWEEN // strides[0], 1), []
+    for start in range(0, sizes[0], each):
+        part = (min(each, sizes[0] - start), *sizes[1:])
+        begin = first + start * strides[0]
+        end = begin + sum(step * (size - 1) for step, size in zip(strides, part, strict=True)) + 1
+        found.append(applied.compute(begin, end, read).contiguous().as_strided(part, strides).reshape(-1))
+    return torch.cat(found)
+
+
+BETWEEN = 1 << 20
+"""Elements of a formula's target that are computed at a time, of a box."""
 
 
 def _allocate(count: int, dtype: torch.dtype) -> Tensor:

@@ -44,7 +44,7 @@ class Loading:
     Attributes:
         architecture: the class of transformers.
         conversions: what becomes of the tensors.
-        unread: tensors of the file that the model has no place for; transformers leaves them out.
+        unread: tensors of the file that the model does not have; transformers leaves them out.
         ties: names of the model that share the storage of another one, which is written.
         untrained: names of the model that the file has nothing for; transformers draws them.
     """

@@ -105,7 +105,7 @@ def as_weights_mapper(table: Table) -> str:
 
 
 def _is_read(table: Table, name: Name) -> bool:
-    """Whether a rule reads a name that is dropped: it is dropped only where the module has no place for it."""
+    """Whether a rule reads a name that is dropped: it is dropped only where the module does not have it."""
     sizes = {index: COUNTED for rule in table.rules for index in rule.sources[0].name.indices}
     return any(name.read(one) is not None for rule in table.rules for one in spelled(rule, rule.sources[0], sizes))
 

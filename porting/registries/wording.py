@@ -81,7 +81,7 @@ def written(found: Loading, name: str) -> str:
     lines += [f"{_quoted(one[0])} = {_quoted(other[0])}" for one, other in made if len(one) == len(other) == 1]
     lines += [""]
     for title, names, reason in (
-        ("drop", found.unread, "the model has no place for it"),
+        ("drop", found.unread, "the model does not have it"),
         ("fresh", found.untrained, "the checkpoint does not have it"),
     ):
         if names:

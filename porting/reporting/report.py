@@ -29,7 +29,7 @@ class Report(Outcome):
     """
 
     def summary(self, *, width: int = 100_000) -> str:
-        """The verdict, the scope and what to mend, as ``porting verify`` prints them; ``str(report)`` has every detail.
+        """The verdict, the scope and what to fix, as ``porting verify`` prints them; ``print(report)`` prints this.
 
         Args:
             width: of a line, in characters; longer ones are wrapped.  By default none is.
@@ -37,6 +37,17 @@ class Report(Outcome):
         from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
 
         return as_text(self, width=width, verbose=False).rstrip("\n")
+
+    def details(self, *, width: int = 120, every_probe: bool = False) -> str:
+        """Everything that was found, as ``porting verify --verbose`` prints it.
+
+        Args:
+            width: of a line, in characters; longer ones are wrapped.
+            every_probe: a row for each probe in place of one for each layer, as ``--all`` does.
+        """
+        from porting.reporting.terminal import as_text  # noqa: PLC0415  # as above
+
+        return as_text(self, width=width, every_probe=every_probe)
 
     def to_html(self) -> str:
         """The report as a page: one HTML file that needs nothing beside itself, for any browser."""
@@ -68,9 +79,7 @@ class Report(Outcome):
         printer.text(str(self).rstrip())
 
     def __str__(self) -> str:
-        from porting.reporting.terminal import as_text  # noqa: PLC0415  # rich is for those who look at a report
-
-        return as_text(self)
+        return self.summary()
 
 
 def spelled_call(name: str, function: Callable[..., object], given: Mapping[str, object]) -> str:

@@ -38,6 +38,9 @@ ITSELF = "the model itself"
 MOST_NAMED = 8
 """Names are listed up to this many; then comes how many more there are."""
 
+NOTICEABLE = 100 * MEANING
+"""Without ``verbose`` a tolerance that was raised to more than this is said."""
+
 MOST_STEPS = 3
 """So many steps of the reference are named, and so many callers of a step of the port."""
 
@@ -57,7 +60,8 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     Args:
         report: the report.
         every_probe: a row for each probe in place of one for each layer.
-        verbose: everything that is known; without it a row for each layer that differs, and no details of what ran.
+        verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
+            what that comes to, and no details of what ran.
     """
     first, *rest = verdict_lines(report, verbose=verbose)
     above = (first, *summary_lines(report), *rest)
@@ -167,7 +171,10 @@ def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
         rows = [ReportRow(label=probe.port, columns=(probe.port,), probes=(probe,)) for probe in report.probes]
     else:
         rows = rows_of(report.probes)
-    for row in rows if verbose else [row for row in rows if mark(row).plain != SAME]:
+    if not verbose:  # what differs by its own doing, and the last row for what that comes to
+        own, differing = [row for row in rows if _own_doing(row)], [row for row in rows if mark(row).plain != SAME]
+        rows = [*own, *(row for row in differing[-1:] if row not in own)] if own else differing
+    for row in rows:
         probes = row.probes
         end = max(probe.meaning.end_to_end for probe in probes)
         alone = max(probe.meaning.isolated or 0.0 for probe in probes)
@@ -199,6 +206,10 @@ def mark(row: ReportRow) -> Text:
     if any(probe.drifts for probe in row.probes):
         return Text("innocent: the rounding comes from before", "dim")
     return Text(SAME, "green")
+
+
+def _own_doing(row: ReportRow) -> bool:
+    return any(probe.guilty or probe.imprecise for probe in row.probes)
 
 
 SAME = "same"
@@ -328,10 +339,22 @@ def listed_steps(steps: Sequence[Step]) -> str:
 def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
     """What remains in less than float64, what a rounding of it comes to, and what bounds follow.
 
-    Without ``verbose``, where a difference is larger than float64 explains.
+    Without ``verbose`` it is one line, where a difference is larger than float64 explains.
     """
     felt = [probe for probe in report.probes if ((probe.leak if verbose else None) or probe.meaning).worst > MEANING]
-    for probe in [probe for probe in felt if probe.lowered or probe.leak][:MOST_NAMED]:
+    felt = [probe for probe in felt if probe.lowered or probe.leak]
+    if not verbose:
+        raised = [(probe.port, probe.bound.isolated or 0.0) for probe in felt if probe.leak is not None]
+        raised = [(port, bound) for port, bound in raised if bound > NOTICEABLE]
+        unbounded = [probe.port for probe in felt if probe.leak is None]
+        if raised:
+            most = max(bound for _, bound in raised)
+            names = listed([port for port, _ in raised])
+            yield Text(f"computed in less than float64: {names}; tolerance there {most:.0e} at most", "yellow")
+        if unbounded:
+            yield Text(f"shown to the working dtype's rounding only, not to float64's: {listed(unbounded)}", "yellow")
+        return
+    for probe in felt[:MOST_NAMED]:
         operations = ", ".join(probe.lowered) or "in the reference"
         yield Text(f"{probe.port} computes in less than float64 ({operations}):", "yellow")
         if probe.leak is None:

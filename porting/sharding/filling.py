@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
 from porting.ops import Content
-from porting.plan.align import Step
+from porting.plan.clipping import ENDLESS
 from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
 from porting.plan.move import Window, compute
@@ -79,9 +79,6 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     values: dict[str, Tensor] = {}
     faults: list[Fault] = []
     for step in plan.steps:
-        if step.layout is not None:
-            faults.append(whole_only(step))
-            continue
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), plan.dtype):
             target, dtype = tensors[recipe.name], recipe.dtype
             if is_dtensor(target) and not target.is_meta and target.dtype != dtype:
@@ -94,13 +91,6 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     if faults:
         raise TargetError(faults)
     return Filled(values=values, nbytes=reader.nbytes)
-
-
-def whole_only(step: Step) -> Fault:
-    """The fault of a formula where a tensor is spread over processes."""
-    message = f"'{step.rule}' computes whole tensors, and the module is spread over processes"
-    hint = "convert the checkpoint first (porting convert), and load what comes out"
-    return Fault(code=Code.BAD_TARGET, where=step.rule.where, message=message, hint=hint)
 
 
 def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
@@ -125,7 +115,10 @@ def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
     def read(copy: Copy) -> Iterator[tuple[Tensor, Copy]]:
         return ((values, part) for part, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes))
 
-    return compute(recipe, Window(recipe.shape, box.starts, box.sizes), read).view(box.sizes)
+    def read_range(copy: Copy, *, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
+        return ((values, part) for part, values in reader.clipped(copy, (ENDLESS,), (start,), (stop - start,)))
+
+    return compute(recipe, Window(recipe.shape, box.starts, box.sizes), read, ranges=read_range).view(box.sizes)
 
 
 def _as_shard(value: Tensor, target: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from porting.plan.leftovers import differs
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
-from porting.sharding.filling import compute_box, whole_only
+from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
 from porting.sharding.places import PIECE, Layout, Places, layout
 from porting.sharding.processes import Processes
@@ -87,6 +87,8 @@ def write_shards(
         with processes.step():
             changed = _changed_steps(module, plan, checkpoint)
         changed = set().union(*processes.gather(changed))
+        with processes.step():
+            _require_kept(step for number, step in enumerate(plan.steps) if number in changed)
         steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
         copies = {left.equals: left.name for left in left_out if left.equals}
         with processes.step(), Places(placed, temporary) as places:
@@ -111,8 +113,6 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
     tensors = dict(named_tensors(module))
     faults = []
     for step in plan.steps:
-        if step.layout is not None:
-            faults.append(whole_only(step))
         for name in step.targets:
             if tensors[name].is_meta:
                 message, hint = "it is on the meta device and has no values", "load or initialise the module first"
@@ -124,6 +124,18 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
             faults.append(Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint))
     if faults:
         raise TargetError(faults)
+
+
+def _require_kept(changed: Iterable[Step]) -> None:
+    """Raises: TargetError for formulas whose values were changed, for what undoes them takes whole tensors."""
+    faults = []
+    for step in changed:
+        if step.layout is not None:
+            message = f"{step.targets[0]!r} was changed, and undoing '{step.rule}' takes whole tensors"
+            hint = "gather the module into a whole one, and export that"
+            faults.append(Fault(code=Code.BAD_TARGET, where=step.rule.where, message=message, hint=hint))
+    if faults:
+        raise TargetError(alike(faults))
 
 
 def require_made(module: nn.Module, plan: Plan) -> None:
@@ -158,8 +170,9 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
 def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
     """Whether the module has the checkpoint's dtypes, so that loading rounded nothing."""
     tensors = dict(named_tensors(module))
+    moved = [step for step in plan.steps if step.layout is None]
     return all(
-        plan.sources[source].dtype == tensors[step.targets[0]].dtype for step in plan.steps for source in step.sources
+        plan.sources[source].dtype == tensors[step.targets[0]].dtype for step in moved for source in step.sources
     )
 
 
@@ -211,7 +224,8 @@ def _copy_unreplaced(
 ) -> None:
     """Copy this process's share of the checkpoint's elements that no value of the module replaces."""
     tensors = dict(named_tensors(module))
-    dtypes = {name: tensors[step.targets[0]].dtype for step in plan.steps for name in step.sources}
+    moved = [step for step in plan.steps if step.layout is None]
+    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
     written: dict[str, list[Copy]] = {}
     for step in steps:
         for copy in step.copies:

@@ -511,7 +511,7 @@ def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: boo
     head += [f"- {one.said}" for one in judged.reasons]
     head += [f"- Not shown: {one}." for one in judged.limits]
     if judged.missing:
-        head.append(f"The module has no place for {', '.join(judged.missing)}.")
+        head.append(f"The module has no {', '.join(judged.missing)}.")
     if any(line.proven and line.why != GUESS for line in made.lines):
         head.append("Lines with a comment were decided by what they compute; the others by where they stand.")
     approximate = None

@@ -35,7 +35,7 @@ class Coverage:
 
     Attributes:
         name: the class.
-        lacks: the checkpoint's tensors that it has no place for.
+        lacks: the checkpoint's tensors that it does not have.
         random: its parameters that the checkpoint has nothing for: transformers draws them.
     """
 
@@ -55,7 +55,7 @@ class ReferenceClass:
 
     Attributes:
         name: the class.
-        lacks: the checkpoint's tensors that it has no place for.
+        lacks: the checkpoint's tensors that it does not have.
         fuller: a class that has a place for all tensors, where this one has not.
         said: why it is not the one that config.json names; empty where it is.
     """
@@ -74,9 +74,7 @@ class ReferenceClass:
         lost = [name for name in self.lacks if name in read]
         found = [self.said] if self.said else []
         if lost:
-            lacking = (
-                f"transformers.{self.name} has no place for {parts(lost)}: what the port makes of them is not compared"
-            )
+            lacking = f"transformers.{self.name} has no {parts(lost)}: what the port makes of them is not compared"
             fuller = Message(" (", Option("architecture", self.fuller), " has one)") if self.fuller else ""
             found.append(Message(lacking, fuller))
         return found
@@ -126,7 +124,7 @@ def _why(theirs: Coverage | None) -> str:
     """Why a class that config.json names is not the one, in words."""
     if theirs is None:
         return "which transformers does not have"
-    kind, names = ("has no place for", theirs.lacks) if theirs.lacks else ("needs", theirs.random)
+    kind, names = ("has no", theirs.lacks) if theirs.lacks else ("needs", theirs.random)
     return f"which {kind} {parts(names)}{'' if theirs.lacks else ', which the checkpoint does not have'}"
 
 

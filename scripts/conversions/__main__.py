@@ -6,7 +6,7 @@ python -m scripts.conversions SOURCES litgpt_falcon   # some, by the names of th
 python -m scripts.conversions SOURCES --write         # and write docs/conversions.md
 
 SOURCES is a folder of yours.  The packages of ``scripts/conversions/requirements.txt`` are installed there without what
-they depend on; only the functions that convert are run.
+they depend on, and files that no package has are taken from GitHub; only the functions that convert are run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import sys
 import zipfile
 from pathlib import Path
 from typing import Annotated
+from urllib.request import urlopen
 
 import torch
 import typer
 
-from scripts.conversions.case import SCRIPTS, Sources
+from scripts.conversions.case import PINNED, SCRIPTS, Sources
 from scripts.conversions.gallery import MAKERS, PAGE, REQUIREMENTS, Row, render
 from scripts.conversions.trial import EXACT, try_case
+
+RAW = "https://raw.githubusercontent.com"
 
 
 def main(
@@ -31,10 +34,12 @@ def main(
     *,
     fetch: Annotated[bool, typer.Option(help="install the code first")] = False,
     write: Annotated[bool, typer.Option(help="write docs/conversions.md")] = False,
+    github: Annotated[str, typer.Option(help="the URL of repositories' files")] = RAW,
 ) -> None:
     """Try conversions."""
     if fetch:
         install(folder)
+        take_files(folder, github)
     rows = []
     for maker in MAKERS:
         torch.manual_seed(0)
@@ -64,6 +69,21 @@ def install(folder: Path) -> None:
     (wheel,) = folder.glob(f"{SCRIPTS}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / SCRIPTS)
+
+
+def take_files(folder: Path, github: str) -> None:
+    """Take the files of :data:`PINNED` from their repositories.
+
+    Args:
+        folder: where they go.
+        github: the URL under which files lie, by repository, commit and path.
+    """
+    for name, pinned in PINNED.items():
+        for path, target in pinned.files.items():
+            place = folder / name / target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with urlopen(f"{github}/{pinned.repository}/{pinned.commit}/{path}") as found:  # noqa: S310  # as asked for
+                place.write_bytes(found.read())
 
 
 def _version(folder: Path, project: str) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 import __future__
 
 import ast
+import logging
 import math
+import os
 import re
+import typing
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,55 @@ SCRIPTS = "transformers-4.44.2"
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """Files of a repository, at one commit, that no package has.
+
+    Attributes:
+        repository: its owner and name.
+        commit: the commit.
+        files: where each file goes, below the folder of its name in :data:`PINNED`, by its path in the repository.
+        version: what the page says.
+    """
+
+    repository: str
+    commit: str
+    files: Mapping[str, str]
+    version: str
+
+
+MAXTEXT = "src/maxtext/checkpoint_conversion"
+
+PINNED: Mapping[str, Pinned] = {
+    "nanogpt": Pinned(
+        "karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", {"model.py": "model.py"}, "3adf61e"
+    ),
+    "gpt_fast": Pinned(
+        "pytorch-labs/gpt-fast",
+        "32971d3129541c5bfb4f715abc33d1c5f408d204",
+        {path: path for path in ("scripts/convert_hf_checkpoint.py", "mixtral-moe/scripts/convert_hf_checkpoint.py")},
+        "32971d3",
+    ),
+    "maxtext": Pinned(
+        "AI-Hypercomputer/maxtext",
+        "e591f30cbbf217ed67ef71263ec0538239f9c3b8",
+        {
+            f"{MAXTEXT}/utils/param_mapping.py": "param_mapping.py",
+            f"{MAXTEXT}/utils/utils.py": "utils.py",
+            f"{MAXTEXT}/to_maxtext.py": "to_maxtext.py",
+        },
+        "e591f30",
+    ),
+    "llama_cpp": Pinned(  # a repository that carries the script: llama.cpp's own is gigabytes large
+        "1694439208/GOT-OCR-Inference",
+        "6579ad35381beee2854c225aef9531c8d618f962",
+        {"convert_hf_to_gguf.py": "convert_hf_to_gguf.py"},
+        "of October 2024",
+    ),
+}
+"""Code that is on GitHub alone, by the folder that it is put into."""
+
+
+@dataclass(frozen=True)
 class Sources:
     """Where the projects' code is.
 
@@ -33,9 +85,14 @@ class Sources:
 
     folder: Path
 
-    def script(self, *paths: str) -> Script:
-        """Files of packages, ``litgpt/scripts/convert_hf_checkpoint.py``, whose functions may call each other."""
-        return Script([self.folder / path for path in paths])
+    def script(self, *paths: str, **given: Any) -> Script:
+        """Files of packages, ``litgpt/scripts/convert_hf_checkpoint.py``, whose functions may call each other.
+
+        Args:
+            paths: the files.
+            given: what stands for names that the files import.
+        """
+        return Script([self.folder / path for path in paths], given)
 
     def transformers(self, path: str) -> Script:
         """A conversion script of transformers, ``vit/convert_dino_to_pytorch.py``."""
@@ -43,26 +100,31 @@ class Sources:
 
 
 class Script:
-    """The functions and tables of some files; what these import, and do beside, is left out.
+    """The functions, classes and tables of some files; what these import, and do beside, is left out.
 
     So a script's functions run as they are, without the libraries that it imports for something else.
 
     Args:
         files: the files.
+        given: what stands for names that the files import.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], given: Mapping[str, Any] | None = None) -> None:
         self.names: dict[str, Any] = {"torch": torch, "re": re, "OrderedDict": OrderedDict, "defaultdict": defaultdict}
+        self.names |= {name: getattr(typing, name) for name in typing.__all__}
         self.names |= {"print": lambda *_: None, "math": math, "np": np, "__name__": "conversion"}
+        self.names |= {"logger": logging.getLogger("conversion"), "os": os, **(given or {})}
         self._nodes: dict[str, ast.stmt] = {}
         for file in files:
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node
                 name = getattr(target, "name", getattr(target, "id", ""))
-                if isinstance(node, ast.FunctionDef):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     node.decorator_list = []
-                if isinstance(node, ast.FunctionDef | ast.Assign) and name and self._runs(node, file):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign) and name and self._runs(node, file):
                     self._nodes[name] = node
+                    methods = node.body if isinstance(node, ast.ClassDef) else []
+                    self._nodes |= {f"{name}.{one.name}": one for one in methods if isinstance(one, ast.FunctionDef)}
 
     def _runs(self, node: ast.stmt, file: Path) -> bool:
         code = compile(ast.Module([node], []), file, "exec", flags=__future__.annotations.compiler_flag)
@@ -73,11 +135,11 @@ class Script:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """A function or a table of the files."""
+        """A function, a class or a table of the files."""
         return self.names[name]
 
     def lines(self, *names: str) -> int:
-        """How many lines the functions and tables of these names have together."""
+        """How many lines the functions, methods (``Class.method``) and tables of these names have together."""
         nodes = [self._nodes[name] for name in names]
         return sum((node.end_lineno or 0) - node.lineno + 1 for node in nodes)
 
@@ -130,6 +192,34 @@ def both(*patterns: str, shape: Sequence[int]) -> dict[str, Sequence[int]]:
     return {
         f"{one}.{kind}": shape if kind == "weight" else shape[:1] for one in patterns for kind in ("weight", "bias")
     }
+
+
+DECODER = {"hidden_size": 16, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "num_hidden_layers": 2}
+"""The sizes of :func:`decoder`, in the words of transformers: no two of its matrices' extents are equal."""
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def decoder(*, norms: Sequence[str] = NORMS, experts: str = "", head: bool = True) -> dict[str, Sequence[int]]:
+    """The shapes of a decoder of transformers of the sizes of :data:`DECODER`: ``{i}`` is the layer, ``{x}`` an expert.
+
+    Args:
+        norms: the norms of a layer, each with a weight.
+        experts: what holds the experts, ``"mlp"``, with a ``gate`` beside them; empty for an MLP.
+        head: with an ``lm_head``.
+    """
+    layer, hidden, inner = "model.layers.{i}", 16, 12
+    rows = {"q": 24, "k": 8, "v": 8}
+    shapes: dict[str, Sequence[int]] = {"model.embed_tokens.weight": (11, hidden), "model.norm.weight": (hidden,)}
+    shapes |= {"lm_head.weight": (11, hidden)} if head else {}
+    shapes |= {f"{layer}.self_attn.{part}_proj.weight": (count, hidden) for part, count in rows.items()}
+    shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, rows["q"])
+    shapes |= {f"{layer}.{norm}.weight": (4 if norm.endswith(("q_norm", "k_norm")) else hidden,) for norm in norms}
+    parts = ("w1", "w3", "w2") if experts == "block_sparse_moe" else ("gate_proj", "up_proj", "down_proj")
+    place = f"{layer}.{experts}.experts.{{x}}" if experts else f"{layer}.mlp"
+    shapes |= {f"{place}.{part}.weight": (inner, hidden) for part in parts[:2]}
+    shapes |= {f"{layer}.{experts}.gate.weight": (3, hidden)} if experts else {}
+    return shapes | {f"{place}.{parts[2]}.weight": (hidden, inner)}
 
 
 def convnext_downsampling(width: int) -> dict[str, Sequence[int]]:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from scripts.conversions import (
     diffusers_cases,
+    inference_cases,
     litgpt_cases,
     quantised_cases,
+    tensorflow_cases,
     timm_cases,
     torchtune_cases,
+    training_cases,
     transformers_cases,
 )
 from scripts.conversions.case import Case, Maker
@@ -23,7 +26,10 @@ MAKERS: tuple[Maker, ...] = (
     *timm_cases.CASES,
     *diffusers_cases.CASES,
     *transformers_cases.CASES,
+    *tensorflow_cases.CASES,
     *quantised_cases.CASES,
+    *training_cases.CASES,
+    *inference_cases.CASES,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +47,8 @@ the same names, shapes, dtypes and values. *Back*: `porting convert --reverse` o
 record of where it came from, equals the checkpoint. *Their back*: the same equals what the project's own way back
 makes, where it has one. Lines are those of the functions that convert, in both directions where a project has both, and
 those of the table, without empty ones and comments. A function that serves several conversions counts in each.
+Functions are run without the libraries that their projects import for something else; a remark names what stands for
+something that they compute with.
 
 The checkpoints are made up: names and layouts are the project's, sizes are small, values are random. They hold what the
 functions read; a converted model was not run. The tables were written with the project's code at hand.

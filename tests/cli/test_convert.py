@@ -29,7 +29,7 @@ def test_convert_says_what_it_wrote(run: Run, checkpoint: Path) -> None:
     found = facts(result.stdout)
     assert found["converted to"] == "out"
     assert found["tensors"].startswith("40, 60.1 kB in ")
-    assert "model-00001-of-00004.safetensors" in found["files"]
+    assert "model-{00001..00004}-of-00004.safetensors (4 files), " in found["files"]
     assert found["left out"].endswith("and 7 more")
     assert result.stdout.splitlines()[-1] == "next: porting verify-files out"
     assert result.stderr == ""

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from porting.embedded import embedded_checkpoint
 from tests.cli.conftest import Run
@@ -59,3 +61,19 @@ def test_without_a_source_the_embedded_checkpoint_is_meant(run: Run, command: st
     assert result.exit_code == 0, result.stderr
     assert str(embedded_checkpoint()) in result.stdout
     assert result.stdout.splitlines()[-1] in ("next: porting check", "next: porting verify")
+
+
+def test_inspect_groups_the_files_of_a_sharded_checkpoint(run: Run, tmp_path: Path) -> None:
+    names = [f"model-{number:05}-of-00158.safetensors" for number in range(1, 159)]
+    weight_map = {}
+    for number, name in enumerate(names):
+        save_file({f"layer.{number}.weight": torch.randn(2, 3)}, tmp_path / name)
+        weight_map[f"layer.{number}.weight"] = name
+    index = {"metadata": {"total_size": 158 * 24}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    result = run("inspect", tmp_path)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("files")]
+    nbytes = sum((tmp_path / name).stat().st_size for name in names)
+    expected = f"model-{{00001..00158}}-of-00158.safetensors (158 files): safetensors, {nbytes / 1000:.3g} kB"
+    assert line.split(maxsplit=1)[1] == expected

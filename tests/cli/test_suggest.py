@@ -35,7 +35,7 @@ def test_a_table_that_was_found_is_written_and_advised(run: Run, checkpoint: Pat
     assert result.stdout.startswith("trunk only: Proven in float64")
     meaning = "The table loads what both sides have, and that part computes what the checkpoint's model computes."
     assert result.stdout.splitlines()[1] == meaning
-    assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
+    assert "  your module has no bert.pooler" in result.stdout.splitlines()
     assert "    Tried: nothing else." in result.stdout
     assert result.stdout.splitlines()[-1] == "next: porting verify c --table mine.toml --into own_model.py:build"
     assert Path("mine.toml").read_text() == suggested.text
@@ -66,7 +66,7 @@ def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint
     result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "qkv")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("trunk only: Proven in float64 on the checkpoint itself and a small random twin")
-    assert "  the module has no place for bert.pooler" in result.stdout.splitlines()
+    assert "  your module has no bert.pooler" in result.stdout.splitlines()
     assert "    Tried: nothing else; with it, what meets " in result.stdout
     last = result.stdout.splitlines()[-1]
     assert last == "next: porting verify c --table mine.toml --into own_model.py:build"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from porting.checkpoint import open_checkpoint
 from porting.comparing import diff, digest
 from porting.converting import convert, making, verify_files
 from porting.errors import PortingError
 from porting.exporting import export
 from porting.loading import load
 from porting.notation.table import parse_table
-from porting.ops import Formula
-from porting.plan import formulas
 from porting.plan.plan import PlanError
 from tests.converting.drawing import bits, write
 
@@ -204,26 +200,3 @@ def test_a_formula_that_makes_far_more_than_it_reads_is_refused_in_a_line(
         convert(tmp_path / "model.safetensors", tmp_path / "out", parse_table(text))
     assert len(str(caught.value)) < 1000
     assert not (tmp_path / "out").exists()
-
-
-def test_a_formula_is_computed_a_few_rows_at_a_time_whatever_it_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensors = {"a": torch.randn(16, 40), "b": torch.randn(300, 16)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    text = '[mapping]\nname = "t"\n[[rule]]\nsource = { a = "a [r i]", b = "b [o r]" }\ntarget = "y [o i]"\n'
-    text += 'formula = "sum(b * a, r)"\n'
-    monkeypatch.setattr(formulas, "HELD", 7 * 16 * 40 * 2)
-    rows: list[int] = []
-    evaluate = Formula.evaluate
-
-    def watched(self: Formula, operands: Any, numbers: Any, sizes: Any, *rest: Any) -> torch.Tensor:  # Any: passed on
-        rows.append(sizes["o"])
-        return evaluate(self, operands, numbers, sizes, *rest)
-
-    monkeypatch.setattr(Formula, "evaluate", watched)
-    made = convert(tmp_path / "model.safetensors", tmp_path / "out", parse_table(text))
-    expected = (tensors["b"].double() @ tensors["a"].double()).float()
-    torch.testing.assert_close(open_checkpoint(made.path).read("y"), expected)
-    assert max(rows) <= 14
-    assert sum(rows) == 300

@@ -121,6 +121,16 @@ def test_the_hint_shows_what_placeholders_look_like() -> None:
     )
 
 
+def test_a_stroke_in_a_word_is_what_the_hint_of_a_repeated_spelling_names() -> None:
+    for text, expected in {
+        "h{i}/{m:attn/c_attn,attn/c_proj}/w": "a stroke separates spellings of one word, so no word has one",
+        "{p:q,k,q}": "",
+    }.items():
+        with pytest.raises(NotationError, match="same spelling twice") as caught:
+            Name.parse(text)
+        assert caught.value.hint == expected
+
+
 def test_a_value_outside_of_the_spellings_leaves_the_placeholder() -> None:
     assert Name.parse("a.{p:q,k}").spell({"p": 7}) == "a.{p:q,k}"
     assert Name.parse("a.{i}.b").spell({}) == "a.{i}.b"

@@ -178,6 +178,7 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
         results=(Result(kind=Kind.LENGTH, what="1 token", batch="", status=Status.SAME),),
     )
     report = small(branches=branches, unseen=unseen, scope=scope)
+    assert str(report) == report.summary()
     assert report.summary().splitlines() == [
         "FAITHFUL  mine.M computes what transformers.M computes from weights",
         (
@@ -192,7 +193,7 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
         "proven by activation: 1 of 1 parameters and buffers",
         "7 forward passes; 4.0 s, 2.5 GB",
     ]
-    full = " ".join(str(report).split())
+    full = " ".join(report.details().split())
     assert all(str(one) in full for one in unseen)
     assert "masks: none, right" in full
 
@@ -211,14 +212,15 @@ def test_a_named_cause_stands_above_and_not_again_below() -> None:
 def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
     hostile = "a\x1b[2J\u202eb"
     probes = (Probe(reference=hostile, port=hostile, meaning=View(end_to_end=1.0, isolated=1.0), span=(hostile, "c")),)
-    text = str(small(source=hostile, probes=probes, noise={}, warnings=(hostile,), environment={"torch": hostile}))
+    report = small(source=hostile, probes=probes, noise={}, warnings=(hostile,), environment={"torch": hostile})
+    text = report.details()
     assert text.count("a\\x1b[2J\\u202eb") == 8
     assert text.replace("\n", "").isprintable()
 
 
 def test_what_was_not_shown_is_said_and_changes_the_verdicts_words() -> None:
     shown = Shown(activation={"a": 0.25}, copy=("layers.0.b", "layers.1.b", "layers.2.b"), nothing=("d",))
-    text = str(small(shown=shown, unseen=(Unseen("the token types", "one segment only"),), skipped=("x -> 1",)))
+    text = small(shown=shown, unseen=(Unseen("the token types", "one segment only"),), skipped=("x -> 1",)).details()
     said = "the token types; 3 parameters (compared by value only); d; the probe x -> 1 float64:"
     assert said in " ".join(text.split())
     assert "proven by activation: 1 of 5 parameters and buffers\n" in text
@@ -237,14 +239,14 @@ def test_a_difference_between_the_probes_is_said() -> None:
     report = small(probes=probes, noise={})
     assert report.verdict == "different"
     assert report.guilty == ()
-    text = str(report)
+    text = report.details()
     assert "the first difference shows at b, and no probed module makes it by itself:\n" in text
     assert "look at what happens between the probes, or add some to [probes]" in text
 
 
 @pytest.mark.slow
 def test_the_guilty_module_is_named(checkpoint: Path) -> None:
-    text = str(with_bug(checkpoint, BUGS[1]))
+    text = with_bug(checkpoint, BUGS[1]).details()
     lines = text.splitlines()
     assert lines[0].startswith("DIFFERENT  porting.models.bert_heads.BertForPreTraining does not compute what")
     (row,) = [line for line in lines if line.startswith("layer 1 ")]
@@ -260,13 +262,13 @@ def test_the_key_bias_is_shown_to_be_invisible_end_to_end(checkpoint: Path) -> N
     """Softmax does not see it: nothing but its own projection differs, and the layer after it is the same again."""
     report = with_bug(checkpoint, BUGS[1])
     assert {probe.port for probe in report.probes if probe.differs} == {"bert.layers.1.attention.key"}
-    rows = [line for line in str(report).splitlines() if line.startswith("layer 2")]
+    rows = [line for line in report.details().splitlines() if line.startswith("layer 2")]
     assert rows[0].endswith("same")
 
 
 def test_innocent_layers_are_called_so(checkpoint: Path) -> None:
     bug = next(bug for bug in BUGS if bug.name == "tanh GELU")
-    rows = [line for line in str(with_bug(checkpoint, bug)).splitlines() if line.startswith("layer 2")]
+    rows = [line for line in with_bug(checkpoint, bug).details().splitlines() if line.startswith("layer 2")]
     assert rows[0].endswith("innocent: the difference comes from before")
 
 
@@ -288,7 +290,7 @@ def test_colour_where_there_is_a_terminal(checkpoint: Path, faithful: Report) ->
     text = coloured(with_bug(checkpoint, BUGS[1]))
     assert "\x1b[1;31mDIFFERENT\x1b[0m" in text
     assert "\x1b[1;31m<- attention.key\x1b[0m" in text
-    assert "\x1b" not in str(faithful)
+    assert "\x1b" not in faithful.details()
 
 
 def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
@@ -318,7 +320,7 @@ def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
     assert set(report.shown.copy) == set(unused)
     assert set(report.skipped) == {"bert.pooler", "cls.seq_relationship"}
     assert report.idle == ("bert.pooler", "nsp")
-    assert "bert.pooler, nsp, which never ran; " in " ".join(str(report).split())
+    assert "bert.pooler, nsp, which never ran; " in " ".join(report.details().split())
 
 
 def test_names_are_listed_with_their_outputs_and_the_model_by_a_word() -> None:

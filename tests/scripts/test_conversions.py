@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from porting import read_table
+from scripts.conversions import __main__ as conversions
 from scripts.conversions import trial
-from scripts.conversions.case import Case, Script, drawn
+from scripts.conversions.case import Case, Pinned, Script, drawn
 from scripts.conversions.gallery import MAKERS, PAGE, Row, render
 from scripts.conversions.trial import TABLES, try_case
 
@@ -80,3 +81,26 @@ def test_the_functions_of_a_script_run_without_what_it_imports(tmp_path: Path) -
     script = Script([file])
     assert script.rename({"a": 1}) == {"b": 1}
     assert script.lines("NAMES", "rename") == 3
+
+
+def test_the_classes_of_a_script_run_with_what_stands_for_their_imports(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import nowhere\n\n@nowhere.register\nclass Model(Base):\n    def sanitize(self, one):\n"
+        "        return mx.stack(one)\n\nclass Other(Unknown):\n    pass\n"
+    )
+    script = Script([file], {"Base": object, "mx": torch})
+    assert script.Model().sanitize([torch.ones(2), torch.zeros(2)]).shape == (2, 2)
+    assert script.lines("Model.sanitize") == 2
+    assert "Other" not in script.names
+
+
+def test_files_that_no_package_has_are_taken_from_their_repositories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = Pinned("owner/name", "abc", {"src/model.py": "models/model.py"}, "abc")
+    monkeypatch.setattr(conversions, "PINNED", {"own": pinned})
+    (tmp_path / "owner/name/abc/src").mkdir(parents=True)
+    (tmp_path / "owner/name/abc/src/model.py").write_text("A = 1\n")
+    conversions.take_files(tmp_path / "sources", tmp_path.as_uri())
+    assert (tmp_path / "sources/own/models/model.py").read_text() == "A = 1\n"

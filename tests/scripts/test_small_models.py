@@ -9,7 +9,20 @@ import pytest
 from tokenizers import Tokenizer
 
 import porting
-from scripts.small_models import LARGEST, LENGTH, english, french, known_id, text_rows, translator, writer
+from scripts.small_models import (
+    LARGEST,
+    LENGTH,
+    NOUNS,
+    SHOWN,
+    classifiers,
+    english,
+    french,
+    known_id,
+    sentences,
+    text_rows,
+    translator,
+    writer,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +72,28 @@ def test_what_a_few_steps_make_is_loaded_and_speaks(tmp_path: Path) -> None:
     assert porting.translate("two hundred one", tmp_path / "translator", max_length=5).ids
     writer(tmp_path / "writer", steps=2)
     assert porting.generate("return the", tmp_path / "writer", max_length=8).ids
+
+
+def test_no_noun_of_the_training_set_is_held_out() -> None:
+    learnt, held_out = sentences(0, held_out=False), sentences(0, held_out=True)
+    words = {word.strip(".") for text, _ in learnt for word in text.split()}
+    unknown = {noun for _, nouns in NOUNS.values() for noun in nouns}
+    assert not words & unknown
+    assert all(unknown & {word.strip(".") for word in text.split()} for text, _ in held_out)
+    assert {label for _, label in learnt} == {label for _, label in held_out} == set(NOUNS)
+    assert any(noun in SHOWN for noun in unknown)
+
+
+@pytest.mark.slow
+def test_a_classifier_from_each_start_has_a_page_with_its_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classifiers(tmp_path / "made", epochs=1, draws=1)
+    lines = capsys.readouterr().out.splitlines()
+    for folder, table in (("bert", "bert"), ("per-head", "bert_into_encoder"), ("nothing", "bert")):
+        answer = porting.classify(SHOWN, tmp_path / "made" / folder, table=table)
+        page = (tmp_path / "made" / f"{folder}.html").read_text(encoding="utf-8")
+        assert f"<h1>Class: {answer.label}</h1>" in page
+        assert 'id="attention"' in page
+        (line,) = [line for line in lines if line.startswith(f"from {folder}: ")]
+        assert f"{answer.label} {answer.guesses[0].probability:.0%}" in line

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import porting
 from tests import own
@@ -31,6 +31,44 @@ name = "wide"
 "part.{p:q,k,v} [o e]" = "fused [(p o) e]"
 "plain" = "plain"
 """
+
+
+FORMULAS = """
+[mapping]
+name = "formulas"
+[sizes]
+r = 3
+[[rule]]
+source = { w = "w [o i]", a = "a [r i]", b = "b [o r]" }
+target = "merged [o i]"
+formula = "w + 2 * sum(b * a, r)"
+back = { w = "y", a = "0", b = "0" }
+[[rule]]
+source = { w = "q [o i]", s = "s [p q]" }
+target = "scaled [o i]"
+formula = "w * blocks(s, 4, p=o, q=i)"
+dtype = "float32"
+[[rule]]
+source = { x = "blocks [e o g b]", s = "scales [e o g]" }
+target = "unpacked [e (g b n) o]"
+formula = "fp4(x, n) * 2 ** (s - 127)"
+dtype = "float32"
+[[rule]]
+source = "A_log"
+target = "A"
+formula = "-exp(x)"
+back = { x = "log(-y)" }
+"""
+
+
+def computed() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"w": (10, 7), "a": (3, 7), "b": (10, 3), "s": (3, 2), "A_log": (5,)}
+    found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    found["q"] = torch.randn(9, 8, generator=generator).to(torch.float8_e4m3fn)
+    for name, shape in {"blocks": (2, 6, 3, 4), "scales": (2, 6, 3)}.items():
+        found[name] = torch.randint(100, 140, shape, generator=generator, dtype=torch.uint8)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +93,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     save_file(tensors, root / "wide" / "model.safetensors")
     (root / "wide.toml").write_text(TABLE)
+    (root / "formulas").mkdir()
+    save_file(computed(), root / "formulas" / "model.safetensors")
+    (root / "formulas" / "config.json").write_text(json.dumps({"model_type": "formulas"}))
+    (root / "formulas.toml").write_text(FORMULAS)
     write_checkpoint(root / "bert")
     return root
 
@@ -68,6 +110,23 @@ def results(folder: Path, request: pytest.FixtureRequest) -> Results:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return [json.loads((folder / f"result-{count}-{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.mark.few(1)
+def test_formulas_give_each_process_its_part_and_are_written_as_they_were(folder: Path, results: Results) -> None:
+    """Whether ``differ`` is empty is seen below, for all cases."""
+    count = len(results)
+    for axis in range(3):
+        written = load_file(folder / f"formulas-{count}-{axis}" / "model.safetensors")
+        assert {name: (one.dtype, one.tolist()) for name, one in written.items()} == {
+            name: (one.dtype, one.tolist()) for name, one in computed().items()
+        }
+    for result in results:
+        assert (
+            "'merged' was changed, and undoing 'w [o i] + a [r i] + b [o r] = merged [o i]'"
+            in result["formulas"]["told"]
+        )
+    assert not (folder / f"formulas-{count}-changed").exists()
 
 
 @pytest.mark.few(1)

@@ -240,6 +240,35 @@ def wide(folder: Path, rank: int, count: int) -> Result:
 WIDE = {"turned": (514, 260), "fused": (771, 300), "plain": (1030, 128)}
 
 
+COMPUTED = {"merged": (10, 7), "scaled": (9, 8), "unpacked": (2, 24, 6), "A": (5,)}
+
+
+def formulas(folder: Path, rank: int, count: int) -> Result:
+    """Shards along every axis of what formulas compute; exported as it was, and refused when it was changed."""
+    table = folder / "formulas.toml"
+    with torch.device("meta"):
+        whole = nn.ParameterDict({name: torch.empty(shape) for name, shape in COMPUTED.items()})
+    porting.load(folder / "formulas", whole, table)
+    result: Result = {"differ": [], "told": ""}
+    for axis in range(3):
+        with torch.device("meta"):
+            module = nn.ParameterDict({name: torch.empty(shape) for name, shape in COMPUTED.items()})
+        for name, parameter in module.items():
+            place = Shard(min(axis, parameter.ndim - 1))
+            module[name] = nn.Parameter(distribute_tensor(parameter, mesh_of(count), [place]))
+        porting.load(folder / "formulas", module, table)
+        differ = [name for name, tensor in module.items() if not torch.equal(gathered(tensor), whole[name])]
+        result["differ"] += [f"{name} along {axis}" for name in differ]
+        porting.export(module, table, folder / f"formulas-{count}-{axis}")
+    with torch.no_grad():
+        held(module["merged"]).add_(1)
+    try:
+        porting.export(module, table, folder / f"formulas-{count}-changed")
+    except porting.PortingError as error:
+        result["told"] = str(error)
+    return result
+
+
 def computes(folder: Path, rank: int, count: int) -> Result:
     """A BERT under FSDP gives the bits that it gives in one process."""
     from porting.models.bert_heads import BertForPreTraining
@@ -288,6 +317,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         "columns": loaded(folder, cut_by_columns, flat),
         "wide": wide(folder, rank, count),
         "refused": refused(folder, rank, count),
+        "formulas": formulas(folder, rank, count),
     }
     results["export"] = exported(folder, cut_by_fsdp, flat, f"fsdp-{count}")
     results["cast"] = cast(folder, cut_by_fsdp if count == 2 else cut_by_columns, flat, f"cast-{count}")

@@ -65,7 +65,7 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
         {"self.w1, self.w3 = (nn.Linear(dim, inner, bias=False) for _ in range(2))": (
             "self.w1 = nn.Linear(dim, inner, bias=False)"
         ), "(self.w1(x), self.w3(x))": "(self.w1(x), self.w1(x))", GATED: "out: Tensor = self.w2(F.silu(gate))"},
-        "the module has no place for model.layers.",
+        "your module has no model.layers.",
     ),
     "one layer for all": (
         {LAYERS: "for layer in [self.layers[0]] * len(self.layers):", "nn.ModuleList(blocks)": (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import field_for
 from porting.suggesting.subjects.model_pair import completed_config
-from porting.suggesting.subjects.solved_sizes import solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, solved_sizes
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import TargetError
 
@@ -94,6 +97,80 @@ def test_shapes_tell_which_size_is_meant(builder: type[nn.Module]) -> None:
     fields = solved_sizes(builder, list(EXPECTED[builder]), FIELDS, shapes)
     assert fields == EXPECTED[builder]
     assert build_for(with_fields(builder, fields, FIELDS), FIELDS).asked == fields
+
+
+class Defaults(Encoder):
+    """Each size has a default, of another checkpoint."""
+
+    def __init__(
+        self, a: int = 99, b: int = 32, c: int = 17, dd: int = 3, ee: int = 4, ff: int = 64, gg: int = 5
+    ) -> None:
+        super().__init__(a, b, c, dd, ee, ff, gg)
+
+
+class Letters(Encoder):
+    """Letters that other projects use for other sizes: k is a width in one, h a number of heads in another."""
+
+    def __init__(self, k: int, h: int, c: int = 17, dd: int = 3, d: int = 4, n: int = 64, m: int = 5) -> None:
+        super().__init__(k, h, c, dd, d, n, m)
+
+
+@dataclass
+class Sizes:
+    vocab_size: int = 99
+    width: int = 32
+    c: int = 17
+    dd: int = 3
+    heads: int = 4
+    ff: int = 64
+    gg: int = 5
+
+
+class OfSizes(Encoder):
+    def __init__(self, config: Sizes) -> None:
+        super().__init__(*(getattr(config, one.name) for one in fields(config)))
+
+
+class Fused(nn.Module):
+    """One projection for the queries and for fewer heads of keys and values; its shape is no tensor's."""
+
+    def __init__(self, vocab_size: int, d: int = 64, h: int = 8, k: int = 2, multiple_of: int = 16) -> None:
+        super().__init__()
+        size = d // h
+        inner = multiple_of * math.ceil(40 / multiple_of)
+        self.words, self.qkv = nn.Embedding(vocab_size, d), nn.Linear(d, (h + 2 * k) * size)
+        self.out, self.norm = nn.Linear(d, d, bias=False), nn.LayerNorm(d, bias=False)
+        self.up = nn.Linear(d, inner)
+
+
+GROUPED = {"vocab_size": 53, "hidden_size": 24, "num_attention_heads": 12, "num_key_value_heads": 4, "layers": 2}
+GROUPED_SHAPES = [(53, 24), (24, 24), (24,), (8, 24), (8,), (8, 24), (8,), (24, 24), (24,), (48, 24), (48,)]
+
+
+@pytest.mark.parametrize("builder", [Defaults, Letters, OfSizes])
+def test_what_was_taken_for_another_size_or_kept_its_default_is_told_by_shapes(builder: type[nn.Module]) -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    asked = build_for(builder, FIELDS).asked
+    told = {**asked, **better_sizes(builder, asked, FIELDS, shapes)}
+    expected = dict(zip(parameters(builder), EXPECTED[Encoder].values(), strict=True))
+    shown = {ours: theirs for ours, theirs in expected.items() if theirs != "num_attention_heads"}  # in no shape
+    assert {ours: theirs for ours, theirs in told.items() if theirs != "num_attention_heads"} == shown
+    built = build_for(with_fields(builder, told, FIELDS), FIELDS).module
+    assert {tuple(one.shape) for one in built.parameters()} <= set(shapes)
+
+
+def parameters(builder: type[nn.Module]) -> list[str]:
+    return [one.name for one in fields(Sizes)] if builder is OfSizes else list(inspect.signature(builder).parameters)
+
+
+def test_the_count_of_numbers_tells_the_sizes_of_fused_tensors_and_other_numbers_stay() -> None:
+    asked = build_for(Fused, GROUPED).asked
+    better = better_sizes(Fused, asked, GROUPED, GROUPED_SHAPES)
+    told = {**asked, **better}
+    assert {name: told.get(name) for name in "dhk"} == {
+        "d": "hidden_size", "h": "num_attention_heads", "k": "num_key_value_heads",
+    }  # fmt: skip
+    assert "multiple_of" not in told
 
 
 def test_what_no_module_can_be_built_with_is_told_by_nothing() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.report import Report
 from porting.reporting.terminal import render
 from porting.tracing.float64 import forced_float64, spelled_operations
 from porting.verification import Case, verify
@@ -95,11 +96,60 @@ def test_a_norm_a_rotation_and_a_softmax_in_float32(reference: type[Turned], por
     named = "norm (aten._to_copy), the model itself (aten._to_copy)"
     assert casts == f"{side} casts to less than float64 in {named}: the float64 run leaves these casts out"
     assert f"note: {casts[:60]}" in str(report)
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(render(report, verbose=False))
-    brief = console.export_text()
+    brief = shown(report, verbose=False)
     assert "less than float64" not in brief
     assert len(brief.splitlines()) <= 12  # with two of gradients
+
+
+class Rough(nn.Module):
+    """A layer whose constants are made in float32."""
+
+    fault = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        constants = 3.7 ** (torch.arange(8, dtype=torch.float32) / 8)
+        found: Tensor = self.linear(x * constants.to(x.dtype) + self.fault)
+        return found
+
+
+class Wrong(Rough):
+    fault = 0.3
+
+
+class Layers(nn.Module):
+    def __init__(self, kind: type[nn.Module] = Rough) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(kind() for _ in range(3))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def test_without_verbose_float32_inside_is_one_line_and_innocent_rows_are_left_out() -> None:
+    torch.manual_seed(0)
+    report = verify(reference=Layers(), into=Layers(Wrong), inputs=BATCH)
+    assert report.verdict == "different"
+    full, brief = (shown(report, verbose=verbose) for verbose in (True, False))
+    assert "computes in less than float64" in full
+    assert "head " in full
+    assert "innocent" in full
+    (line,) = [line for line in brief.splitlines() if "less than float64" in line]
+    assert line.startswith("computed in less than float64: layers.{0-2}")
+    assert [row.split()[0] for row in brief.splitlines() if "innocent" in row] in ([], ["output"])
+
+
+def shown(report: Report, *, verbose: bool) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(render(report, verbose=verbose))
+    return console.export_text()
 
 
 def llama(kind: str) -> nn.Module:

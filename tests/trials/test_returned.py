@@ -115,7 +115,7 @@ def test_what_is_returned_and_equals_nothing_is_unproven(make: Callable[[dict[st
     assert report.verdict == "unproven"
     assert not report.as_claimed
     assert "nothing; your model does not return logits, pooled; your model also returns output" in " ".join(
-        str(report).split()
+        report.details().split()
     )
 
 
@@ -180,7 +180,7 @@ def test_a_port_that_ends_before_the_reference_is_no_port_of_all_of_it(port: typ
     table = None if port is not Body else parse_table(BODY)
     report = verify(reference=Capped(), into=port, table=table, dtypes=())
     assert report.verdict == verdict, str(report)
-    text = " ".join(str(report).split())
+    text = " ".join(report.details().split())
     assert ("goes on: it returns what" in text) is (verdict == "unproven")
     assert ("it ends before head" in text) is (port is Body)
 

@@ -100,7 +100,7 @@ def test_it_says_what_it_did_and_does_the_same_again(checkpoint: Path) -> None:
     assert first.search.startswith(
         "2 more batches were tried on the port, and kept for what they show: 2 rows of 7 tok"
     )
-    assert first.search in " ".join(str(first).split())
+    assert first.search in " ".join(first.details().split())
     assert complete_but_for_flags(first)
     assert not any("token_type_ids is None" in one.condition for one in first.not_taken)
 
@@ -187,7 +187,7 @@ def test_a_row_that_is_too_long_for_the_reference_is_made_shorter() -> None:
     assert report.cases[0] == "8 rows of 1 to 10 tokens, padded"
     assert "positions 10 to 11 (rows of at most 10 tokens)" in map(str, report.unseen)
     assert report.shown.rows == {"position.weight": (0, 1)}
-    assert "nothing of rows 0-1 of position.weight was shown at work" in str(report)
+    assert "nothing of rows 0-1 of position.weight was shown at work" in report.details()
 
 
 @pytest.mark.parametrize(

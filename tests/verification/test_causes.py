@@ -87,7 +87,7 @@ def test_a_cause_of_rounding_is_named_in_the_working_dtype(checkpoint: Path, bug
     assert report.verdict == "imprecise"
     (found,) = report.causes
     assert (found.name, found.detail) == ("mask precedence", constant)
-    assert "fix: (1.0 - mask) * -10000.0" in str(report)
+    assert "fix: (1.0 - mask) * -10000.0" in report.details()
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_what_is_in_no_catalogue_is_unknown(checkpoint: Path, monkeypatch: pytes
     assert (found.name, found.names, found.probes) == ("", (), ("bert.pooler",))
     assert 0 < len(found.nearest) <= 3
     assert all(0 < near.share < 1 for near in found.nearest)
-    text = str(report)
+    text = report.details()
     assert "cause: unknown, at bert.pooler" in text
     told = [near.name for near in found.nearest if near.share >= LEAST]  # others would explain next to nothing
     assert all(name in " ".join(text.split()) for name in told)
@@ -139,7 +139,7 @@ def test_a_cause_is_plain_data_and_said_in_the_report(checkpoint: Path) -> None:
     assert found["name"] == "LayerNorm eps"
     assert found["probes"] == ["bert.layers.1.attention_norm"]
     said = "cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual"
-    assert said in str(report)
+    assert said in report.details()
 
 
 class Returning(nn.Module):

@@ -42,7 +42,7 @@ def gated(*lengths: int, scale: bool = False) -> Report:
 
 
 def sentence(report: Report) -> str:
-    return " ".join(str(report).partition("\nfloat64:")[0].split())
+    return " ".join(report.details().partition("\nfloat64:")[0].split())
 
 
 def test_branches_that_never_ran_are_listed_with_their_condition() -> None:
@@ -57,7 +57,7 @@ def test_branches_that_never_ran_are_listed_with_their_condition() -> None:
     assert [branch.why for branch in report.branches if branch not in report.not_taken] == ["training", "raises"]
     one, two, _ = (branch.where for branch in report.not_taken)
     assert sentence(report).endswith(f"; the arguments scale and loud; the branches at {one}, {two} and 1 more")
-    text = " ".join(str(report).split())
+    text = " ".join(report.details().split())
     line = 1 + Path(__file__).read_text().splitlines().index("        if x.shape[1] > 8:")
     assert f"{here}:{line} if x.shape[1] > 8: (1 line, Gated.forward)" in text
     assert "unreachable for this model: 1 that end in an error, 1 for training" in text

@@ -213,4 +213,4 @@ def test_a_long_row_is_a_case_of_its_own(tmp_path: Path) -> None:
     short = verify(path, longest=30)
     assert tuple(map(str, short.unseen)) == ("positions 30 to 39 (rows of at most 30 tokens)", FLAGS)
     assert short.shown.activation["bert.embeddings.position.weight"] == pytest.approx(30 / 40)
-    assert "; positions 30 to 39; the arguments " in " ".join(str(short).split())
+    assert "; positions 30 to 39; the arguments " in " ".join(short.details().split())

@@ -57,7 +57,7 @@ def test_the_module_behind_a_probe_is_named(checkpoint: Path) -> None:
     """What is compared is the head's output, which a projection in it spoils: the report lists all of its parts."""
     report = verified(checkpoint, Bug("head's weight transposed", becomes("mlm.dense", Transposed), ("mlm",)))
     assert report.guilty[0].span == ("bert", "mlm.dense", "mlm.activation", "mlm.norm", "mlm")
-    assert "code run since the last matching probe: bert, mlm.dense, mlm.activation" in str(report)
+    assert "code run since the last matching probe: bert, mlm.dense, mlm.activation" in report.details()
 
 
 @pytest.mark.slow
@@ -71,8 +71,8 @@ def test_the_mask_precedence_bug_is_of_rounding_and_not_of_meaning(drawn: Path, 
     name = str(dtype).removeprefix("torch.")
     worst = max(probe.rounding[name].isolated or 0.0 for probe in report.imprecise)
     assert worst > 28
-    assert "rounds worse than the reference: bert.layers.{0-2}.attention.core -> scores" in str(report)
-    assert "innocent: the rounding comes from before" in str(report)
+    assert "rounds worse than the reference: bert.layers.{0-2}.attention.core -> scores" in report.details()
+    assert "innocent: the rounding comes from before" in report.details()
 
 
 @pytest.mark.slow
@@ -95,4 +95,4 @@ def test_weights_that_are_not_the_checkpoints_are_named(checkpoint: Path) -> Non
     assert report.verdict == "different"
     assert report.shown.differing == ("nsp.weight",)
     assert [probe.port for probe in report.guilty] == ["nsp"]
-    assert "weights that are not the checkpoint's: nsp.weight" in str(report)
+    assert "weights that are not the checkpoint's: nsp.weight" in report.details()

@@ -87,7 +87,7 @@ def test_the_bound_follows_from_what_arrives_of_the_leak() -> None:
     assert probes["second"].bound.isolated is not None
     assert probes["second"].bound.isolated < 1e-11
     assert probes["second"].bound.end_to_end > 1e-7
-    text = " ".join(str(report).split())
+    text = " ".join(report.details().split())
     assert "first computes in less than float64 (in the reference):" in text
     assert (
         f"tolerance raised to {here.bound.isolated:.0e} here, since its rounding moves it by "

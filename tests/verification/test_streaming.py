@@ -61,7 +61,7 @@ def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypat
     assert close(verify(source, table=table), report), str(report)
     assert report.verdict == "faithful"
     assert report.shown.activation == {}
-    said = " ".join(str(report).split())  # however long the names are by which its lines are folded
+    said = " ".join(report.details().split())  # however long the names are by which its lines are folded
     assert "not shown: which weights reach a probe (a streamed run does not measure it)" in said
     assert "not run: " in said
 

@@ -29,7 +29,7 @@ from porting.suggesting.subjects.twin import Twin
 from porting.target import named_tensors, slots
 
 _COUNTED = "a buffer of whole numbers, of which nothing is learned"
-_NO_PLACE, _NONE = "the module has no place for it", "the checkpoint has none"
+_NO_PLACE, _NONE = "the module does not have it", "the checkpoint has none"
 _OPEN = "no counterpart was found"
 
 

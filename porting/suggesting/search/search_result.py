@@ -78,7 +78,7 @@ class SearchResult:
     Attributes:
         moves: in order of execution.
         divergences: where the module is another.
-        lacking: units of the reference that the module has no place for.
+        lacking: units of the reference that the module does not have.
         open: names of the module's tensors that nothing fills.
         trials: how many candidates were run.
         exhausted: whether the bound on trials or seconds was met.

@@ -239,6 +239,16 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
+def sizes_asked_of(into: Builder) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a builder, or the fields of the config class that it takes; none of a module."""
+    if isinstance(into, nn.Module):
+        return {}
+    parameters = parameters_of(into)
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    kinds = (config_class(into, name) for name in ("config", *required[:1]) if name in parameters)
+    return next((parameters_of(kind) for kind in kinds if kind is not None), parameters)
+
+
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     """The user's module for this config.
 

@@ -24,6 +24,7 @@ from porting.suggesting.subjects.building import (
     BuiltModule,
     UnknownSizesError,
     build_for,
+    named_fields,
     with_fields,
 )
 from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
@@ -42,7 +43,7 @@ from porting.suggesting.subjects.image_audio_inputs import audio_argument_mappin
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import own_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, own_sizes, solved_sizes
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
@@ -361,14 +362,20 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
 
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
     """The module, and its builder, told what it means by names that say nothing where shapes tell."""
+    shapes = [tuple(tensor.shape) for _, tensor in named_tensors(twin.reference)]
     try:
-        return into, build_for(into, config)
+        named, built = into, build_for(into, config)
     except UnknownSizesError as error:
-        fields = solved_sizes(into, error.names, config, [one.shape for _, one in named_tensors(twin.reference)])
+        fields = solved_sizes(into, error.names, config, shapes)
         if fields is None:
             raise
-        named = with_fields(into, fields, config)
-        return named, build_for(named, config)
+        named = with_fields(into, {**named_fields(into), **fields}, config)
+        built = build_for(named, config)
+    replaced = better_sizes(named, built.asked, config, shapes)
+    if not replaced:
+        return named, built
+    named = with_fields(named, {**named_fields(named), **replaced}, config)
+    return named, build_for(named, config)
 
 
 def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:

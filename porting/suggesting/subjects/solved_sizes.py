@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter
 from itertools import combinations, product
 from typing import TypeGuard
 
@@ -13,7 +14,16 @@ from torch import nn
 
 from porting.build import Bounds
 from porting.errors import PortingError
-from porting.suggesting.subjects.building import SIZES, Builder, BuiltModule, build_for, shapes_for, with_fields
+from porting.suggesting.subjects.building import (
+    SIZES,
+    Builder,
+    BuiltModule,
+    build_for,
+    named_fields,
+    shapes_for,
+    sizes_asked_of,
+    with_fields,
+)
 from porting.suggesting.subjects.config_fields import WORDS, Role, normal, role_of
 from porting.target import named_tensors
 
@@ -32,6 +42,9 @@ COMPUTED = (Role.INNER, Role.VOCABULARY)
 
 LAYERS = "layer_types"
 
+SHORT = 2
+"""Names of so many letters mean different sizes in different projects."""
+
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
 
@@ -42,8 +55,9 @@ def solved_sizes(
     """The fields that a builder means by names that say nothing.
 
     Each name is given each whole number of the config in turn; the one with which most of the module's tensors have a
-    shape of the reference's is meant.  Of several, as for the number of heads, it is the one that the name is the
-    beginning of a word for, or that nothing else takes: whoever proves the table will see whether it is right.
+    shape of the reference's is meant, and then the one with which it has as many numbers in all, which tells sizes of
+    fused tensors.  Of several, as for the number of heads, it is the one that the name is the beginning of a word for,
+    or that nothing else takes: whoever proves the table will see whether it is right.
 
     Args:
         into: what builds the module.
@@ -55,6 +69,38 @@ def solved_sizes(
         The field for each name; None where the module cannot be built with any.
     """
     return _Sizes(into, config, shapes).solved(names)
+
+
+def better_sizes(
+    into: Builder,
+    asked: Mapping[str, str],
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+) -> dict[str, str]:
+    """The fields for names that may have been misunderstood: a letter or two, and a default that no field replaced.
+
+    What they have is replaced only if more of the module's tensors have a shape of the reference's then, or if the
+    module has as many numbers as the reference then and has not without.
+
+    Args:
+        into: what builds the module.
+        asked: what it asks for by names that were taken for a field's -> that field.
+        config: of a small model.
+        shapes: of the reference's tensors, built with this config.
+
+    Returns:
+        The better field for each of these names that has one.
+    """
+    told = named_fields(into)
+
+    def doubtful(name: str, parameter: Parameter) -> bool:
+        if name in asked:
+            return len(name) <= SHORT and role_of(asked[name]) in SIZES
+        return type(parameter.default) is int and parameter.default > 1
+
+    names = [name for name, parameter in sizes_asked_of(into).items() if name not in told and doubtful(name, parameter)]
+    taken = {field for name, field in asked.items() if name not in names}
+    return _Sizes(into, config, shapes, taken).improved(names, asked) if names else {}
 
 
 def own_sizes(
@@ -119,10 +165,18 @@ def hinted(name: str) -> Role | None:
 
 
 class _Sizes:
-    def __init__(self, into: Builder, config: Mapping[str, object], shapes: Iterable[Sequence[int]]) -> None:
-        self._into, self._config = into, config
+    def __init__(
+        self,
+        into: Builder,
+        config: Mapping[str, object],
+        shapes: Iterable[Sequence[int]],
+        taken: Iterable[str] = (),
+    ) -> None:
+        self._into, self._config, self._taken = into, config, frozenset(taken)
         self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
-        self._known: dict[tuple[tuple[str, int], ...], float] = {}
+        shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
+        self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
+        self._known: dict[tuple[tuple[str, int], ...], Shapes | None] = {}
         self._fields: dict[int, list[str]] = {}
         for name, value in config.items():
             size = isinstance(value, int) and not isinstance(value, bool) and role_of(name) in SIZES
@@ -136,6 +190,21 @@ class _Sizes:
         fields: dict[str, str] = {}
         for name in names:
             fields[name] = self._field(name, values, set(fields.values()))
+        return fields
+
+    def improved(self, names: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
+        """The fields of the names that fit better than what they have: a field of ``asked``, or their default."""
+        has = {name: size for name in names for size, fields in self._fields.items() if asked.get(name) in fields}
+        values = self._climbed(names, has)
+        for name in names:
+            kept = {other: size for other, size in values.items() if other != name}
+            kept |= {name: has[name]} if name in has else {}
+            if self._score(kept)[:2] >= self._score(values)[:2]:
+                values = kept
+        fields: dict[str, str] = {}
+        for name, size in values.items():
+            if has.get(name) != size:
+                fields[name] = self._field(name, values, {*self._taken, *fields.values()})
         return fields
 
     def _climbed(self, names: Sequence[str], values: dict[str, int]) -> dict[str, int]:
@@ -162,11 +231,12 @@ class _Sizes:
         least = self._alike(values) - NEAR
         return [size for size in self._fields if self._alike({**values, name: size}) >= least]
 
-    def _score(self, values: Mapping[str, int]) -> tuple[float, int, tuple[tuple[bool, int], ...]]:
+    def _score(self, values: Mapping[str, int]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
         used = Counter(values.values())
+        used.update(size for size, fields in self._fields.items() for field in fields if field in self._taken)
         twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
-        return self._alike(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
+        return self._fit(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
 
     def _likely(self, name: str, size: int) -> tuple[bool, int]:
         """What speaks for a size besides shapes: the name, and how usual it is to come first."""
@@ -174,13 +244,21 @@ class _Sizes:
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
         return hinted(name) in roles, -usual
 
+    def _fit(self, values: Mapping[str, int]) -> tuple[float, bool]:
+        """How like the reference the module is, and whether it has as many numbers in all."""
+        found = self._built(values)
+        return self._alike(values), found is not None and _total(found) in self._totals
+
     def _alike(self, values: Mapping[str, int]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
+        found = self._built(values)
+        return -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
+
+    def _built(self, values: Mapping[str, int]) -> Shapes | None:
         key = tuple(values.items())
         if key not in self._known:
             fields = {name: self._fields[size][0] for name, size in values.items() if size in self._fields}
-            found = self._shapes(fields, self._config)
-            self._known[key] = -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
+            self._known[key] = self._shapes(fields, self._config)
         return self._known[key]
 
     def _field(self, name: str, values: Mapping[str, int], taken: set[str]) -> str:
@@ -203,7 +281,13 @@ class _Sizes:
     def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
         """Of what is built; None where it cannot be."""
         try:
-            built: BuiltModule = build_for(with_fields(self._into, fields, config), config)
+            told = {**named_fields(self._into), **fields}
+            built: BuiltModule = build_for(with_fields(self._into, told, config), config)
         except PortingError:
             return None
         return Counter(tuple(sorted(tensor.shape)) for _, tensor in named_tensors(built.module) if tensor.ndim)
+
+
+def _total(shapes: Shapes) -> int:
+    """How many numbers tensors of these shapes hold."""
+    return sum(math.prod(shape) * count for shape, count in shapes.items())

@@ -207,7 +207,7 @@ def _too_few(
     lacking = [name for unit in theirs.units for name in unit.weights if unit in found.lacking and _layer(name) in read]
     same = {one.summed for one in ours.units} == {one.summed for one in theirs.units}  # else a size may be a default
     if held < free and lacking and same:
-        said = f"the module has no place for {lacking[0]}: it has {held} parameters besides its tables,"
+        said = f"your module has no {lacking[0]}: it has {held} parameters besides its tables,"
         yield Reason(kind="structure", said=f"{said} and the checkpoint's matrices need {free} at least", shown=True)
 
 

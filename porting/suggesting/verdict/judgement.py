@@ -426,9 +426,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 return  # what stands behind is a guess
     for unit in found.lacking:
         if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and not found.exhausted:
-            said = (
-                f"the module has no place for {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
-            )
+            said = f"your module has no {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
             yield Reason(kind="table", said=said, shown=True)
 
 

@@ -164,7 +164,7 @@ class Suggestion:
         """The reasons, what is missing, what was not shown, and what has no counterpart, a line each."""
         return [
             *(reason.said for reason in self.reasons),
-            *(f"the module has no place for {part}" for part in self.missing),
+            *(f"your module has no {part}" for part in self.missing),
             *(f"not shown: {limit}" for limit in self.limits),
             *listed(self.unmapped),
         ]
