@@ -77,7 +77,8 @@ def typed(name: str, value: object) -> object:
     >>> typed("dtype", "float32"), typed("activation", "float32")
     (torch.float32, 'float32')
     """
-    named = getattr(torch, value, None) if isinstance(value, str) and name.endswith("dtype") else None
+    known = isinstance(value, str) and str(name).endswith("dtype")  # a field of a field may be numbered
+    named = getattr(torch, str(value), None) if known else None
     return named if isinstance(named, torch.dtype) else value
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from tokenizers import Encoding
@@ -286,6 +286,16 @@ class TextModel:
         return TextError(Fault(code=code, where=self.where, message=message, hint=hint))
 
 
+class ModelArguments(TypedDict, total=False):
+    """The arguments of :func:`porting.load` that say what a checkpoint is loaded into; all may be left out."""
+
+    table: Table | str | Path | None
+    into: Into
+    architecture: str | None
+    revision: str | None
+    trust: bool
+
+
 Source = str | os.PathLike[str] | TextModel | None
 """A checkpoint as in :func:`porting.load`, None for the embedded one; or a model that was opened already."""
 
@@ -341,11 +351,7 @@ def fill_mask(
     *,
     pair: str | None = None,
     top: int = 5,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Blanks:
     """Guess the words that are masked in a text.
 
@@ -354,7 +360,7 @@ def fill_mask(
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         pair: a second segment that goes after the first.
         top: how many guesses for each mask, at least 1.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Returns:
         A sequence with one :class:`Blank` for each mask, in their order.
@@ -371,9 +377,7 @@ def fill_mask(
     ['number', 'string']
     """
     require_top(top)
-    model = open_text_model(
-        source, MASKED_WORDS, table=table, into=into, architecture=architecture, revision=revision, trust=trust
-    )
+    model = open_text_model(source, MASKED_WORDS, **options)
     mask = model.tokenizer.mask
     if mask is None:
         message = f"{model.tokenizer.where} has no token for a masked word"
@@ -401,19 +405,14 @@ def next_sentence(
     first: str,
     second: str,
     source: Source = None,
-    *,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Verdict:
     """Judge whether the second text follows the first.
 
     Args:
         first, second: the texts.
         source: as in :func:`porting.load`; None for the embedded checkpoint.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
         TextError: the checkpoint has no next-sentence head.
@@ -426,9 +425,7 @@ def next_sentence(
     >>> 0 <= verdict.follows <= 1
     True
     """
-    model = open_text_model(
-        source, NEXT_SENTENCE, table=table, into=into, architecture=architecture, revision=revision, trust=trust
-    )
+    model = open_text_model(source, NEXT_SENTENCE, **options)
     encoding = model.encode(first, second)
     wanted = Wanted(axes="b 2", shape=(1, 2), names=NEXT_SENTENCE.names)
     logits = model.logits(model.inputs(encoding), wanted)[0].double()  # [2]

@@ -48,6 +48,13 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
   pooler.activation of the reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another
   tensor, the reference's values in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`),
   other constants, a step that is missing, one too many, or two that are done in the other order.
+- **A line of the table may be the mistake.** The lines that write a guilty module's weights are written in the usual
+  other ways: another order of the factors of an axis, a square matrix transposed, halves for pairs, parts of a
+  concatenation exchanged, two names exchanged. Where a port is right with one of them, in all cases, the report has the
+  line of the table and the line that should stand there.
+- **A line of the code is shown with its replacement.** On the lines that lead to the first difference, each single
+  change is made for one pass, without touching the file: another variable, attribute, number, operator or order, an
+  argument or a call left out. Where one makes the port right in all cases, the fix is that line and its replacement.
 - **What a port does to a value once it is there** (a factor, a softmax, another order of the labels) is solved for. A
   part that computes nothing comparable at a probe is named when the whole model then returns what the port returns, in
   all cases.
@@ -72,9 +79,10 @@ where the port's kernels round as the reference's do, which a fused or different
 port does to channels that its table has put in another order is to the reference another mistake, so that a weight that
 is transposed there is no more than other weights; a difference at the noise floor that no module makes by itself has no
 cause; a rotation in complex numbers, and linear biases that are an operand of attention's product (as in BLOOM), are
-not seen as such; of Llama 3's scaling all but the factor is taken to be the usual where no config says it; a norm that
-moves to the other end of a branch is confirmed at the probes and not end to end; and a reference that is a recording
-has no functions to rewrite.
+not seen as such; of Llama 3's scaling all but the factor is taken to be the usual where no config says it; a reference
+that is a recording has no functions to rewrite; a line of the code is mended by one change to one line of a function
+that the forward pass runs, and not by one to a constructor; and sizes that are equal by chance, such as the number of
+heads and the root of the head size, can make another change look right.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """

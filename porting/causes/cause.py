@@ -27,7 +27,6 @@ class Cause:
         fix: what to do about it.
         rough: the mistake only changes rounding, so its alterations agree with the port up to the last digits.
         wide: the mistake shows at several probes at once; where only one probe differs, a simpler entry is preferred.
-        pinned: its alterations compute one part from the reference's recorded values, so they do not add up to a model.
         absorbed_by_weights: other weights (moved, scaled or reordered, as by a table) could undo the mistake.
             Where False, no choice of weights makes such a port compute what the reference computes.
     """
@@ -38,11 +37,15 @@ class Cause:
     fix: str
     rough: bool = False
     wide: bool = False
-    pinned: bool = False
     absorbed_by_weights: bool = False
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each way in which the reference would compute if it had this mistake, one place at a time."""
+        del model_parts
+        return iter(())
+
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield the ways to make the mistake in a whole model, where the alterations do not add up to one."""
         del model_parts
         return iter(())
 

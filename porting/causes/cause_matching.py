@@ -70,6 +70,7 @@ class Search:
     solving: bool = True
     until: float = math.inf
     _candidates: list[Candidate] = field(default_factory=list)
+    _whole: list[Candidate] = field(default_factory=list)
     _free_parameters: list[tuple[Cause, FreeParameter]] = field(default_factory=list)
     _solved: dict[Cause, dict[Solution, None]] = field(default_factory=dict)
     _solved_at_places: dict[Candidate, Sequence[FreeParameter]] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Search:
             self._candidates += [
                 Candidate((cause,), (alteration,)) for alteration in cause.alterations(self.model_parts)
             ]
+            self._whole += [Candidate((cause,), (alteration,)) for alteration in cause.whole(self.model_parts)]
             self._free_parameters += [(cause, parameter) for parameter in cause.free_parameters(self.model_parts)]
 
     @torch.no_grad()
@@ -100,6 +102,7 @@ class Search:
             for candidate in self._candidates
             if not candidate.pinned and not candidate.rough and _within(candidate, scopes)
         ]
+        yield from self._whole
         yield from self._everywhere(candidates)
         yield from candidates
 
@@ -114,7 +117,8 @@ class Search:
     def _at_place(self, place: Place) -> list[Alteration]:
         """Return the alterations on this tape that correspond to one of another case."""
         if place.value is None:
-            own = (candidate for candidate in self._candidates if candidate.causes[0] is place.cause)
+            every = (*self._candidates, *self._whole)
+            own = (candidate for candidate in every if candidate.causes[0] is place.cause)
             alterations = [alteration for candidate in own for alteration in candidate.alterations]
             return [
                 alteration

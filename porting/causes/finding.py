@@ -105,7 +105,7 @@ class Candidate:
     @property
     def pinned(self) -> bool:
         """Whether the alterations compute parts from recorded values, and do not add up to a model."""
-        return any(cause.pinned for cause in self.causes) or any(alteration.pinned for alteration in self.alterations)
+        return any(alteration.pinned for alteration in self.alterations)
 
     @property
     def rewrites(self) -> dict[int, Rewrite]:

@@ -16,7 +16,7 @@ from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM, factor_of
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.tape import Call, Ref
 
 
 def flat(heads: Tensor) -> Tensor:
@@ -251,8 +251,15 @@ class SoftmaxAxis(Cause):
         return rewrite
 
 
-class PositionBiasMissing(Cause):
-    """The learned bias is not added to the scores."""
+@dataclass(frozen=True, kw_only=True)
+class OtherPositionBias(Cause):
+    """The learned bias is not added to the scores, or another one is.
+
+    Attributes:
+        bias: the bias [... q k] -> what is added instead; None where nothing is.
+    """
+
+    bias: Callable[[Tensor], Tensor] | None = None
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each step between product and softmax that adds a learned bias."""
@@ -260,9 +267,15 @@ class PositionBiasMissing(Cause):
             previous = attention.product.result
             for step in attention.steps:
                 biases = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
-                if biases and previous in step.reads:
+                if biases and previous in step.reads and self.bias is None:
                     yield alter(step, replace_with(previous), where=attention.where)
+                elif biases and previous in step.reads and attention.own:
+                    yield alter(step, self._with_other(biases[0]), where=attention.where)
                 previous = step.result
+
+    def _with_other(self, bias: Ref) -> Rewrite:
+        function = self.bias or torch.zeros_like
+        return lambda values, call: run_with(values, call, bias, function(values[bias]))
 
 
 def tiled(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
@@ -388,7 +401,15 @@ CAUSES: tuple[Cause, ...] = (
         fix="softmax(dim=-1) of scores [b h q k]",
         axis=-3,
     ),
-    PositionBiasMissing(
+    OtherPositionBias(
+        name="relative position bias of the other sign",
+        what="the learned bias for each distance is added at the distance of the other sign",
+        looks="the difference is 0 for a token itself, and the scores of a query are reversed around it",
+        fix="the distance is the key's position minus the query's, as in T5",
+        bias=lambda bias: bias.mT,
+        absorbed_by_weights=True,
+    ),
+    OtherPositionBias(
         name="relative position bias missing",
         what="the learned bias for each distance is not added to the scores",
         looks="the scores differ by the same amounts in every layer",

@@ -151,6 +151,16 @@ def on_queries(scores: Tensor, attention: Attention) -> Tensor:
     return keep_causal(scores.masked_fill(~attention.kept.mT, FAR), attention)
 
 
+def with_itself(scores: Tensor, attention: Attention) -> Tensor:
+    """Show each token itself."""
+    return hide_others(scores, attention.allowed | torch.eye(scores.shape[-1], dtype=torch.bool))
+
+
+def without_itself(scores: Tensor, attention: Attention) -> Tensor:
+    """Hide each token from itself."""
+    return hide_others(scores, attention.allowed & ~torch.eye(scores.shape[-1], dtype=torch.bool))
+
+
 def no_causal(scores: Tensor, attention: Attention) -> Tensor:
     """Show later keys."""
     return hide_others(scores, attention.kept.expand_as(attention.allowed))
@@ -409,6 +419,14 @@ CAUSES: tuple[Cause, ...] = (
         mask=added,
         applies=padded,
     ),
+    OtherMask(
+        name="mask added as 0 and 1",
+        what="1 is added to the scores of the keys that are seen, 0 to those that are hidden, later ones included",
+        looks="every query sees every key",
+        fix="masked_fill(mask == 0, -inf), or a mask of True and False for scaled_dot_product_attention",
+        mask=lambda scores, attention: scores + attention.allowed.to(scores),
+        applies=lambda attention: attention.causal or windowed(attention),
+    ),
     MaskAfterSoftmax(
         name="padding mask after the softmax",
         what="probabilities of padding are set to 0 after the softmax, so that a row no longer sums to 1",
@@ -436,6 +454,22 @@ CAUSES: tuple[Cause, ...] = (
         what="the diagonal of the causal mask is shifted",
         looks="with triu(0) a query does not attend to itself; with tril(1) it attends to the next token",
         fix="show tril(0), or hide triu(1): each query attends to itself and to earlier positions",
+    ),
+    OtherMask(
+        name="hidden tokens see themselves",
+        what="each token sees itself, also one that the mask hides",
+        looks="only rows at hidden tokens differ, and what is pooled or predicted there",
+        fix="hide the keys that the mask hides from every query, their own included",
+        mask=with_itself,
+        applies=lambda attention: attention.own and padded(attention),
+    ),
+    OtherMask(
+        name="tokens do not see themselves",
+        what="each token is hidden from itself",
+        looks="all rows differ, most where few tokens are seen",
+        fix="show the diagonal: no mask of the reference hides a token from itself",
+        mask=without_itself,
+        applies=lambda attention: attention.own and not _plainly_causal(attention),
     ),
     PaddingMaskTooWeak(
         name="padding mask too weak",

@@ -65,6 +65,11 @@ class RepairSet:
     residual: float
 
     @property
+    def lines(self) -> list[str]:
+        """The lines of the repaired steps, ``file:line``."""
+        return list(dict.fromkeys(repair.line for repair in self.repairs if repair.line))
+
+    @property
     def keys(self) -> set[tuple[Kind, str, str]]:
         """The different mistakes; one mistake may occur in several layers."""
         return {repair.key for repair in self.repairs}

@@ -156,10 +156,6 @@ class Stage:
         """The numbers of the calls in the cone of each mark."""
         return {mark: frozenset(call.number for call in self.cone(mark)) for mark in self.tape.marks}
 
-    def touched(self, rewrites: Mapping[int, Rewrite]) -> list[str]:
-        """Return the marks that a set of rewrites may change."""
-        return [mark for mark, numbers in self.numbers.items() if not numbers.isdisjoint(rewrites)]
-
 
 def same(value: Tensor | None, other: Tensor) -> bool:
     """Return whether a replay changed nothing."""

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from porting.causes.diverging import MASKED, MOVING, Region, TensorIndex, is_moved_weight, line_of, moments
 from porting.causes.replay import Values
-from porting.causes.tape import Call, Ref, Tape
+from porting.causes.tape import Call, Part, Ref, Tape
+from porting.frames import from_here
 from porting.tracing.calls import Kind as TraceKind
 from porting.tracing.calls import argument_names, kind_of
 
@@ -38,6 +39,7 @@ class Kind(StrEnum):
     ORDER = "another order"
     CONSTANT = "other constants"
     MASK = "other mask"
+    ROWS = "other rows looked up"
     UNUSED = "parameter not used"
     EXTRA = "a step too many"
     LEFT_OUT = "step left out"
@@ -64,6 +66,10 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.MASK: (
         "a mask hides other positions than the reference's",
         "compare how the mask is built: an index off by one, another axis, another argument",
+    ),
+    Kind.ROWS: (
+        "a table is read at other indices than in the reference",
+        "compare how the indices are computed: positions, buckets of distances, token types",
     ),
     Kind.UNUSED: ("a parameter is not used where the reference uses it", "use it"),
     Kind.EXTRA: ("the port has a step that the reference does not have", "remove it"),
@@ -167,12 +173,65 @@ class StepComparison:
             by = f" by {numbers}" if numbers else f" with {weight}" if weight else ""
             detail = f"{operation}{by}, which the reference does not do"
             return Repair(Kind.EXTRA, line_of(step), operation, detail, "")
+        looked_up = self._other_rows(step, call)
+        if looked_up is not None:
+            return looked_up
         kind, detail, missing = self._difference(step, value, call)
-        return Repair(kind, line_of(step), operation, detail, call.module, missing)
+        whole = self._other_input(step, call) if kind is Kind.TENSOR else None
+        return whole or Repair(kind, line_of(step), operation, detail, call.module, missing)
 
     def maker(self, ref: Ref) -> Call | None:
         """Return the reference's call that computed a tensor, before it was rearranged."""
         return self._reference.maker(unmoved(self._reference, ref))
+
+    def _other_rows(self, step: Call, call: Call) -> Repair | None:
+        """Return the repair of a step that looks up other rows of a table than the reference, or reads such rows."""
+        for lookup in self._lookups(self._port, step):
+            for theirs in self._lookups(self._reference, call):
+                tables = (self._values[lookup.weight], self._reference[theirs.weight])
+                if tables[0].shape == tables[1].shape and _close(*tables):
+                    try:
+                        text = _index_text(self._values[lookup.indices], self._reference[theirs.indices])
+                    except RuntimeError:  # of shapes that cannot be compared
+                        continue
+                    if text:
+                        line, place = line_of(lookup.call), generic_path(theirs.call.module)
+                        return Repair(Kind.ROWS, line, operation_of(lookup.call), f"{place} {text}", theirs.call.module)
+        return None
+
+    @staticmethod
+    def _lookups(tape: Tape, step: Call) -> Iterator[Lookup]:
+        """Yield the lookups that a step is, or whose result it reads."""
+        makers = (tape.maker(unmoved(tape, ref)) for ref in step.reads)
+        for call in (step, *(maker for maker in makers if maker is not None)):
+            lookup = lookup_of(tape, call)
+            if lookup is not None:
+                yield lookup
+
+    def _other_input(self, step: Call, call: Call) -> Repair | None:
+        """Return the repair of a module that is given another tensor than the reference's, by the calling line."""
+        ours, theirs = _outermost(self._port, step), _outermost(self._reference, call)
+        if ours is None or theirs is None or not ours.path or ours.input is None or theirs.input is None:
+            return None
+        like = self._index.like(self._values[ours.input])
+        if theirs.input in like or not like or not ours.lines:
+            return None
+        actual, expected = self._described_apart(like[0], theirs.input)
+        place = generic_path(call.module)
+        subject = f"{operation_of(step)} in {place}" if ours.input in step.reads else place
+        detail = f"{subject} reads {actual}, where the reference's reads {expected}"
+        return Repair(Kind.TENSOR, from_here(ours.lines[0]), operation_of(step), detail, theirs.path)
+
+    def _described_apart(self, first: Ref, second: Ref) -> tuple[str, str]:
+        """Return what two tensors of the reference are, told apart by their layers or by the number of the call."""
+        texts = [describe(self._reference, ref) for ref in (first, second)]
+        if texts[0] == texts[1]:
+            texts = [describe(self._reference, ref, str) for ref in (first, second)]
+        if texts[0] == texts[1]:
+            texts = [
+                f"{text}{_ordinal(self._reference, ref)}" for text, ref in zip(texts, (first, second), strict=True)
+            ]
+        return texts[0], texts[1]
 
     def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str, str]:
         """Return how two steps differ, in words, and what the reference does before its step that the port does not."""
@@ -316,12 +375,86 @@ class StepComparison:
             and any(known in maker.reads for ref in like for known in (ref, unmoved(self._reference, ref)))
         ):
             return Kind.LEFT_OUT, operation_of(maker), generic_path(maker.module)
-        if like:
-            actual = f"reads {describe(self._reference, like[0])}"
-            if actual == expected:  # of two layers
-                actual, expected = (f"reads {describe(self._reference, ref, str)}" for ref in (like[0], theirs))
-            return Kind.TENSOR, actual, expected
+        known = like or (self._index.like(whole) if source != ref else [])
+        if known:
+            actual, expected = self._described_apart(known[0], theirs)
+            return Kind.TENSOR, f"reads {actual}", f"reads {expected}"
         return Kind.TENSOR, f"reads {describe(self._port, ref)} of the port", expected
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A call that reads rows of a table of weights.
+
+    Attributes:
+        call: the call.
+        weight: the table, [rows, channels].
+        indices: the rows that are read, of integers.
+    """
+
+    call: Call
+    weight: Ref
+    indices: Ref
+
+
+def lookup_of(tape: Tape, call: Call) -> Lookup | None:
+    """Return a call as a lookup; None where it is none."""
+    weights = [ref for ref in call.reads if is_moved_weight(tape, ref) and tape[ref].ndim > 1]
+    indices = [ref for ref in call.reads if not tape[ref].is_floating_point() and tape[ref].dtype != torch.bool]
+    named = operation_of(call) in ("embedding", "getitem", "index_select", "gather")
+    return Lookup(call, weights[0], indices[0]) if named and weights and len(indices) == 1 else None
+
+
+def _index_text(ours: Tensor, theirs: Tensor) -> str:
+    """Return how the indices of two lookups differ; empty where they are equal or cannot be compared."""
+    shape: torch.Size = torch.broadcast_shapes(ours.shape, theirs.shape)  # type: ignore[no-untyped-call]  # as torch has it
+    ours, theirs = ours.long().expand(shape), theirs.long().expand(shape)
+    return "" if torch.equal(ours, theirs) else next(_index_texts(ours, theirs))
+
+
+def _index_texts(ours: Tensor, theirs: Tensor) -> Iterator[str]:
+    """Yield how two tensors of indices differ, the most telling first."""
+    offset = int((ours - theirs).flatten()[0])
+    if bool((ours - theirs == offset).all()):
+        yield f"is read at index i {offset:+d} where the reference reads it at i"
+    square = ours.ndim > 1 and ours.shape[-1] == ours.shape[-2]
+    if square and torch.equal(ours, theirs.mT):
+        yield "is read at the indices of the distances with the other sign"
+    if square:
+        later = torch.ones(ours.shape[-2:], dtype=torch.bool).triu(1)
+        alike = [len({*rows[..., later].tolist()}) == 1 for rows in (ours, theirs)]
+        texts = (
+            "one index for each later key (both directions, as in an encoder)",
+            "the same index for all later keys (earlier keys only, as in a decoder)",
+        )
+        if alike[0] != alike[1]:
+            yield f"is read at {texts[alike[0]]}, where the reference has {texts[alike[1]]}"
+    if ours.ndim > 1 and bool((ours - ours[..., :1] == torch.arange(ours.shape[-1])).all()):
+        yield "is read at one position after the other, where the reference skips places, such as padding"
+    if bool((ours == ours.flatten()[0]).all()):
+        yield f"is read at index {int(ours.flatten()[0])} everywhere, unlike in the reference"
+    place = tuple((ours != theirs).nonzero()[0].tolist())
+    far = f", for a distance of {place[-1] - place[-2]} between key and query" if square else ""
+    share = f"at {int((ours != theirs).sum()):,} of {ours.numel():,} places"
+    yield f"is read at other indices {share}: {int(ours[place])} where the reference has {int(theirs[place])}{far}"
+
+
+def _outermost(tape: Tape, step: Call) -> Part | None:
+    """Return the innermost call of a module around a step, or the outermost one that begins with it."""
+    around = sorted((part for part in tape.parts if part.first <= step.number < part.last), key=_length)
+    given = [part for part in around if (part.input, part.first) == (around[0].input, around[0].first)]
+    return given[-1] if given else None
+
+
+def _length(part: Part) -> int:
+    return part.last - part.first
+
+
+def _ordinal(tape: Tape, ref: Ref) -> str:
+    """Return the how many-th of several like results of one module a tensor is."""
+    maker = tape.maker(unmoved(tape, ref))
+    alike = [call for call in tape.calls if maker and (call.name, call.module) == (maker.name, maker.module)]
+    return f" (call {alike.index(maker) + 1} of {len(alike)})" if maker and len(alike) > 1 else ""
 
 
 def unmoved(tape: Tape, ref: Ref) -> Ref:

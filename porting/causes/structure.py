@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -153,125 +153,65 @@ def _branch_readers(model_parts: ModelParts, block: Block) -> list[Call]:
     return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
 
 
-class NormBeforeSum(Cause):
-    """``x + norm(f(x))`` for ``norm(x + f(x))``."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each post-norm block alone, as seen at its norm, at the calls after the norm, or at the block's end."""
-        previous: Block | None = None
-        for block in post_norm(model_parts):
-            norm, where = block.norm, block.norm.call.module
-            stream, branch = _current(block.sum.stream), _normed(norm, _current(block.sum.branch))
-            streams = [stream]
-            if previous is not None:  # the stream is the previous block's sum, whose norm its probe has recorded
-                streams.append(_sum(_current(previous.sum.stream), _recorded(previous.norm.output)))
-            yield alter(norm.call, _gives(branch))
-            for before in streams:
-                yield alter(norm.call, _gives(_sum(before, branch)))
-            for reader in model_parts.tape.users(norm.output):
-                yield alter(reader, _reads(norm.output, _sum(stream, _recorded(norm.output))), where=where)
-            previous = block
+Moved = Callable[[ModelParts, Block], dict[int, Rewrite]]
+"""A block -> the rewritten calls with which its norm stands elsewhere."""
 
 
-class PreForPost(Cause):
-    """``x + f(norm(x))`` for ``norm(x + f(x))``: the norm moves from the sum to the branch's input."""
+@dataclass(frozen=True, kw_only=True)
+class NormElsewhere(Cause):
+    """The norm of a block stands in another place.
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each block alone, as seen at its norm, at its branch's input, or at its sum."""
-        previous: Block | None = None
-        for block in post_norm(model_parts):
-            norm, source, where = block.norm, block.sum.stream, block.norm.call.module
-            streams = [_current(source)]
-            if previous is not None:  # the stream is the previous block's sum, without its norm
-                summands = _current(previous.sum.stream), _current(previous.sum.branch)
-                streams += [_current(previous.sum.call.result), _sum(*summands)]
-            readers = _branch_readers(model_parts, block)
-            for stream in streams:  # at the norm
-                yield alter(norm.call, _gives(_normed(norm, stream)))
-            for reader in readers:  # at the branch's input, where the probe has recorded the norm
-                yield alter(reader, _reads(source, _recorded(norm.output)), where=where)
-                for stream in streams:
-                    yield alter(reader, _reads(source, _normed(norm, stream)), where=where)
-            for stream in streams:  # at the layer's output, which is the sum itself
-                rewrites = {norm.call.number: _gives(_sum(stream, _current(block.sum.branch)))}
-                yield Alteration(where=where, rewrites=rewrites)
-                reading = {reader.number: _reads(source, _normed(norm, stream)) for reader in readers}
-                yield Alteration(where=where, rewrites={**rewrites, **reading})
-            previous = block
-
-
-class PostForPre(Cause):
-    """``norm(x + f(x))`` for ``x + f(norm(x))``: the norm moves from the branch's input to the sum."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each block alone, as seen at its norm, at its branch's input, or at its sum."""
-        previous: Block | None = None
-        for block in pre_norm(model_parts):
-            norm, total, where = block.norm, block.sum.call, block.norm.call.module
-            for stream in [block.sum.stream, *([previous.norm.output] if previous else [])]:
-                normed = _gives(_normed(norm, _sum(_current(stream), _current(block.sum.branch))))
-                yield alter(norm.call, normed)
-                yield alter(total, normed, where=where)
-                for reader in model_parts.tape.users(norm.output):
-                    yield alter(reader, _reads(norm.output, _recorded(stream)), where=where)
-                rewrites = {norm.call.number: replace_with(stream), total.number: normed}
-                yield Alteration(where=where, rewrites=rewrites)
-            # Where the norm is probed, the layer returns what the probe has put in its place.
-            yield alter(total, _gives(_recorded(norm.output)), where=where)
-            previous = block
-
-
-class NormAfterBranch(Cause):
-    """``x + norm(f(x))`` for ``x + f(norm(x))`` (Walsh et al. 2024, section 3.2)."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each pre-norm block, as seen at its norm, at its branch's input, or at its sum."""
-        previous: list[Stream] = []
-        for block in pre_norm(model_parts):
-            norm, stream, branch = block.norm, _current(block.sum.stream), _current(block.sum.branch)
-            yield alter(norm.call, _gives(_normed(norm, branch)))
-            readers = model_parts.tape.users(norm.output)
-            streams = [stream, *previous]
-            ends = [_normed(norm, branch), _recorded(norm.output)]
-            yield from _other_input_and_sum(block, readers, norm.output, streams, streams, ends)
-            previous = [_sum(stream, end) for end in ends]
-
-
-class NormBeforeBranch(Cause):
-    """``x + f(norm(x))`` for ``x + norm(f(x))``."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each block whose branch ends with a norm, as seen at its norm, its branch's input, or its sum."""
-        previous: list[Stream] = []
-        for block in normed_branch(model_parts):
-            norm, branch, source = block.norm, _current(block.norm.input), block.sum.stream
-            streams = [_current(source), *previous]
-            for stream in streams:
-                yield alter(norm.call, _gives(_normed(norm, stream)))
-            inputs = [_recorded(norm.output), *(_normed(norm, stream) for stream in streams)]
-            readers = _branch_readers(model_parts, block)
-            yield from _other_input_and_sum(block, readers, source, inputs, streams, [branch])
-            previous = [_sum(_current(source), branch)]
-
-
-def _other_input_and_sum(
-    block: Block, readers: Sequence[Call], ref: Ref, inputs: list[Stream], streams: list[Stream], ends: list[Stream]
-) -> Iterator[Alteration]:
-    """Yield a block with another input of its branch, with another sum, and with both.
-
-    Args:
-        block: the block.
-        readers, ref: the calls of the branch whose input is replaced, and the tensor that they read.
-        inputs: what they read instead.
-        streams, ends: the two summands.
+    Attributes:
+        blocks: the blocks of the reference in which it can.
+        moved: the rewritten calls of a block.
     """
-    where, total = block.norm.call.module, block.sum.call
-    reading: list[dict[int, Rewrite]] = [{call.number: _reads(ref, stream) for call in readers} for stream in inputs]
-    summing: list[dict[int, Rewrite]] = [
-        {total.number: _gives(_sum(stream, end))} for stream in streams for end in ends
+
+    blocks: Callable[[ModelParts], list[Block]]
+    moved: Moved
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each block alone."""
+        for block in self.blocks(model_parts):
+            yield Alteration(where=block.norm.call.module, rewrites=self.moved(model_parts, block))
+
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all blocks at once."""
+        rewrites: dict[int, Rewrite] = {}
+        for block in self.blocks(model_parts):
+            rewrites |= self.moved(model_parts, block)
+        if rewrites:
+            yield Alteration(where="", rewrites=rewrites, detail="in all layers")
+
+
+def _total(block: Block, branch: Stream) -> dict[int, Rewrite]:
+    """Add another branch to the stream."""
+    return {block.sum.call.number: _gives(_sum(_current(block.sum.stream), branch))}
+
+
+def _normed_total(block: Block, branch: Stream) -> dict[int, Rewrite]:
+    """Normalise the sum of the stream and a branch."""
+    return {block.sum.call.number: _gives(_normed(block.norm, _sum(_current(block.sum.stream), branch)))}
+
+
+def _no_norm(block: Block) -> dict[int, Rewrite]:
+    return {block.norm.call.number: replace_with(block.norm.input)}
+
+
+def _normed_input(model_parts: ModelParts, block: Block) -> dict[int, Rewrite]:
+    """Normalise what the branch reads."""
+    source = block.sum.stream
+    normed = _reads(source, _normed(block.norm, _current(source)))
+    return {reader.number: normed for reader in _branch_readers(model_parts, block)}
+
+
+def sandwiched(model_parts: ModelParts) -> list[Block]:
+    """Return the sums whose branch ends with a norm, whatever it begins with."""
+    return [
+        Block(residual, norm)
+        for residual in model_parts.residuals
+        for norm in model_parts.norms
+        if norm.output in same_values(model_parts, residual.branch)
     ]
-    for rewrites in (*reading, *summing, *({**reads, **sums} for reads in reading for sums in summing)):
-        yield Alteration(where=where, rewrites=rewrites)
 
 
 class ResidualAfterNorm(Cause):
@@ -388,29 +328,40 @@ CAUSES: tuple[Cause, ...] = (
         looks="differences that grow with depth",
         fix="x + f(x); see residual_multiplier or layer scale in the config",
     ),
-    NormBeforeSum(
+    NormElsewhere(
         name="norm before the sum",
         what="x + norm(f(x)) instead of norm(x + f(x))",
         looks="large differences in every layer",
         fix="norm(x + f(x))",
-        wide=True,
-        pinned=True,
+        blocks=post_norm,
+        moved=lambda parts, block: {
+            **_no_norm(block),
+            **_total(block, _normed(block.norm, _current(block.sum.branch))),
+        },
     ),
-    PreForPost(
+    NormElsewhere(
         name="pre-norm for post-norm",
         what="x + f(norm(x)) instead of norm(x + f(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="normalise the sum, norm(x + f(x)): as in the original transformer",
-        wide=True,
-        pinned=True,
+        blocks=post_norm,
+        moved=lambda parts, block: {**_no_norm(block), **_normed_input(parts, block)},
     ),
-    PostForPre(
+    NormElsewhere(
         name="post-norm for pre-norm",
         what="norm(x + f(x)) instead of x + f(norm(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's input only: GPT-2 and most later models are pre-norm",
-        wide=True,
-        pinned=True,
+        blocks=pre_norm,
+        moved=lambda parts, block: {**_no_norm(block), **_normed_total(block, _current(block.sum.branch))},
+    ),
+    NormElsewhere(
+        name="norm of the sum for that of the branch",
+        what="norm(x + f(x)) instead of x + norm(f(x))",
+        looks="the residual stream is normalised in every layer; all shapes and names fit",
+        fix="normalise the branch, and add it to x then: as OLMo 2 and Gemma 2 do",
+        blocks=sandwiched,
+        moved=lambda parts, block: _normed_total(block, _current(block.norm.input)),
     ),
     ResidualAfterNorm(
         name="residual taken after the norm",
@@ -425,20 +376,23 @@ CAUSES: tuple[Cause, ...] = (
         fix="check the layer numbers in the table, and the order of the loop over the layers",
         absorbed_by_weights=True,
     ),
-    NormAfterBranch(
+    NormElsewhere(
         name="norm behind the branch",
         what="x + norm(f(x)) instead of x + f(norm(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's input, as Llama does; OLMo 2 normalises its output, Gemma 2 both",
-        wide=True,
-        pinned=True,
+        blocks=pre_norm,
+        moved=lambda parts, block: {
+            **_no_norm(block),
+            **_total(block, _normed(block.norm, _current(block.sum.branch))),
+        },
     ),
-    NormBeforeBranch(
+    NormElsewhere(
         name="norm before the branch",
         what="x + f(norm(x)) instead of x + norm(f(x))",
         looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's output, as OLMo 2 does; Llama normalises its input, Gemma 2 both",
-        wide=True,
-        pinned=True,
+        blocks=normed_branch,
+        moved=lambda parts, block: {**_no_norm(block), **_normed_input(parts, block)},
     ),
 )

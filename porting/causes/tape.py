@@ -99,6 +99,7 @@ class Part:
         path: its path in the model.
         first, last: its calls are those with ``first <= number < last``.
         input, output: the first tensor that it was given, and its result if that is a tensor; else None.
+        lines: ``file:line`` of the user's code that calls it, the innermost frame first; empty unless recorded.
     """
 
     module: nn.Module
@@ -107,6 +108,7 @@ class Part:
     last: int
     input: Ref | None
     output: Ref | None
+    lines: tuple[str, ...] = ()
 
 
 def refs(tree: object) -> tuple[Ref, ...]:
@@ -206,7 +208,7 @@ class Recorder(FunctionMode):
         self._module = module
         self._lines = lines
         self._known: dict[int, Ref] = {}
-        self._path: list[tuple[str, int, Ref | None]] = []
+        self._path: list[tuple[str, int, Ref | None, tuple[str, ...]]] = []
         self._hooks = ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -242,14 +244,15 @@ class Recorder(FunctionMode):
     def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:  # whatever it is given
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            self._path.append((path, len(self.tape.calls), self._ref(tensors[0]) if tensors else None))
+            lines = current_lines() if self._lines else ()
+            self._path.append((path, len(self.tape.calls), self._ref(tensors[0]) if tensors else None, lines))
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # whatever it returns
-        path, first, first_input = self._path.pop()
+        path, first, first_input, lines = self._path.pop()
         output_ref = self._ref(output) if isinstance(output, Tensor) else None
-        self.tape.parts.append(Part(module, path, first, len(self.tape.calls), first_input, output_ref))
+        self.tape.parts.append(Part(module, path, first, len(self.tape.calls), first_input, output_ref, lines))
 
     def _ref(self, tensor: Tensor) -> Ref:
         known = self._known.get(id(tensor))

@@ -58,7 +58,6 @@ Memory = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")]
 Sha256 = Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
 Events = Annotated[
     bool, typer.Option("--json", help="Events on standard output, one JSON object a line, and nothing else.")
 ]
@@ -67,23 +66,20 @@ Events = Annotated[
 def convert(
     source: options.Source = None,
     destination: options.Destination = None,
-    table: options.TableName = None,
     reverse: Reverse = False,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
     derive: Derive = False,
     like: Like = None,
     dtype: options.CastDType = None,
-    fresh: options.Fresh = False,
-    trust: options.Trust = False,
     shard_size: ShardSize = None,
     to: options.To = None,
     threads: Threads = 2,
     memory: Memory = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
     sha256: Sha256 = False,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     dry_run: DryRun = False,
     as_json: Events = False,
+    *,
+    model: options.WeightOptions,
 ) -> None:
     """Turn a checkpoint of any size into the port's layout, or back, in fixed memory.
 
@@ -109,15 +105,15 @@ def convert(
                 draft = prepare(
                     origin,
                     path,
-                    table,
+                    model.table,
                     reverse=reverse,
-                    into=options.builder(into, trust=trust),
-                    architecture=architecture,
+                    into=model.builder(),
+                    architecture=model.architecture,
                     derive=derive,
                     like=like,
                     dtype=options.dtype_of(dtype),
-                    fresh=fresh,
-                    trust=trust,
+                    fresh=model.fresh,
+                    trust=model.trust,
                     shard_size=shard_size,
                     to=to,
                     overwrite=overwrite,

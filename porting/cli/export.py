@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from porting.cli import options
 from porting.cli.load import _plan
@@ -15,15 +13,13 @@ from porting.cli.output import Screen, file_list, size
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the directory if it exists.")]
-
 
 def export(
     source: options.Source = None,
     destination: options.Destination = None,
     dtype: options.CastDType = None,
     to: options.To = None,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,

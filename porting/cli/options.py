@@ -131,6 +131,13 @@ Inputs = Annotated[
         show_default="made from the config",
     ),
 ]
+WorkingTypes = Annotated[
+    list[DType] | None,
+    typer.Option(
+        "--dtype", help="A working dtype to compare or record; may be given more than once.", show_default="float32"
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists at the destination.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 TableForNames = Annotated[
@@ -238,7 +245,7 @@ def spread(function: Callable[..., None]) -> Callable[..., None]:
         function: the command, whose other parameters stay as they are.
     """
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}  # Any: any dataclass
     if not groups:
         return function
     parameters: list[Parameter] = []

@@ -35,10 +35,6 @@ CaseNumbers = Annotated[
     list[int] | None,
     typer.Option("--case", help="Record the case of this number; may be given more than once.", show_default="all"),
 ]
-WorkingTypes = Annotated[
-    list[options.DType] | None,
-    typer.Option("--dtype", help="A working dtype to record; may be given more than once.", show_default="float32"),
-]
 InputsOnly = Annotated[
     bool,
     typer.Option(
@@ -47,8 +43,6 @@ InputsOnly = Annotated[
 ]
 WithWeights = Annotated[bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")]
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that stands there.")]
-
 
 def record(
     source: options.Source = None,
@@ -56,7 +50,7 @@ def record(
     table: options.TableName = None,
     reference: options.ReferenceName = None,
     architecture: options.ArchitectureName = None,
-    dtypes: WorkingTypes = None,
+    dtypes: options.WorkingTypes = None,
     meaning_only: MeaningOnly = False,
     only: Only = None,
     cases: CaseNumbers = None,
@@ -65,7 +59,7 @@ def record(
     weights: WithWeights = False,
     seed: options.Seed = 0,
     longest: options.Longest = 512,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
     """Record what a reference computes, so that a port can be verified where the reference is not.

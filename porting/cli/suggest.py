@@ -60,7 +60,6 @@ Explain = Annotated[
 ]
 Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
 Yes = Annotated[bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Write over a file that is there.")]
 Limit = Annotated[
     float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
 ]
@@ -77,7 +76,7 @@ def suggest(
     explain: Explain = None,
     interactive: Interactive = False,
     yes: Yes = False,
-    overwrite: Overwrite = False,
+    overwrite: options.Overwrite = False,
     limit: Limit = 120.0,
     seed: Seed = 0,
     as_json: options.Json = False,

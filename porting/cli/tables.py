@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -75,7 +76,7 @@ def tables(
             _translate(screen, table, into)
             return
         if table is not None and table.startswith(REGISTRY):
-            _imported(screen, table, rules=rules, as_json=as_json)
+            _imported(screen, table, rules=rules)
             return
         if table is None:
             found = [read_table(path) for path in shipped()]
@@ -86,16 +87,21 @@ def tables(
             screen.next("tables", found[0].name if found else "--help")
             return
         file = table_file(table)
-        one = read_table(file)
-        screen.document({**_described(one), "rules": [{"rule": str(rule), "where": rule.where} for rule in one.rules]})
-        if as_json:
-            return
-        if rules:
-            screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
-            screen.next("tables", table)
-        else:
-            screen.text(safe_lines(read_file(file)))
-            screen.next("tables", table, "--rules", aside=True)
+        then = ["tables", table] if rules else ["tables", table, "--rules"]
+        _show(screen, read_table(file), read_file(file), then, rules=rules)
+
+
+def _show(screen: Screen, table: Table, text: str, then: Sequence[str], *, rules: bool) -> None:
+    """A table's file as it is, or its rules; ``then`` are the words of the next command."""
+    described = [{"rule": str(rule), "where": rule.where} for rule in table.rules]
+    screen.document({**_described(table), "rules": described})
+    if screen.as_json:
+        return
+    if rules:
+        screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in table.rules])
+    else:
+        screen.text(safe_lines(text))
+    screen.next(*then, aside=not rules)
 
 
 def _list_registry(screen: Screen) -> None:
@@ -110,22 +116,14 @@ def _list_registry(screen: Screen) -> None:
     screen.next("tables", names[0])
 
 
-def _imported(screen: Screen, table: str, *, rules: bool, as_json: bool) -> None:
+def _imported(screen: Screen, table: str, *, rules: bool) -> None:
     """The table of an entry of transformers' registry, for its usual config."""
     from porting.notation.table import parse_table
     from porting.registries.wording import imported_text
 
     text = imported_text(table, {})
-    one = parse_table(text, where=table)
-    screen.document({**_described(one), "rules": [{"rule": str(rule), "where": rule.where} for rule in one.rules]})
-    if as_json:
-        return
-    if rules:
-        screen.rows(["rule", "at"], [(str(rule), rule.where) for rule in one.rules])
-        screen.next("convert", "./my-checkpoint", "./ported", "--table", table)
-    else:
-        screen.text(safe_lines(text))
-        screen.next("convert", "./my-checkpoint", "./ported", "--table", table, aside=True)
+    then = ["convert", "./my-checkpoint", "./ported", "--table", table]
+    _show(screen, parse_table(text, where=table), text, then, rules=rules)
 
 
 def _translate(screen: Screen, table: str | None, into: Notation) -> None:

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
     from porting.checkpoint import Checkpoint
 
-WorkingTypes = Annotated[
-    list[options.DType] | None,
-    typer.Option(
-        "--dtype",
-        help="A working dtype whose rounding is compared; may be given more than once.",
-        show_default="float32",
-    ),
-]
 
 EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")]
 Verbose = Annotated[
@@ -60,32 +52,27 @@ Loaded = Annotated[
         "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
     ),
 ]
-Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
 
 
 def verify(
     source: options.Source = None,
-    table: options.TableName = None,
-    into: options.IntoName = None,
-    architecture: options.ArchitectureName = None,
     reference: options.ReferenceName = None,
     inputs: options.Inputs = None,
-    dtypes: WorkingTypes = None,
-    seed: Seed = 0,
+    dtypes: options.WorkingTypes = None,
+    seed: options.Seed = 0,
     gradients: Gradients = False,
     training: Training = False,
     autocast: Autocast = None,
     steps: Steps = 0,
     stream: Stream = False,
-    longest: Longest = 512,
+    longest: options.Longest = 512,
     loaded: Loaded = False,
-    fresh: options.Fresh = False,
-    trust: options.Trust = False,
     verbose: Verbose = False,
     every: EveryProbe = False,
     html: Html = None,
     as_json: options.Json = False,
+    *,
+    model: options.WeightOptions,
 ) -> None:
     """Prove, module by module, that a port computes what transformers, or another reference, computes.
 
@@ -118,22 +105,23 @@ def verify(
 
         if html is not None and not html.parent.is_dir():  # said before the work, and not after it
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
-        make = options.builder(into, trust=trust)
+        make = model.builder()
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
-        against = options.reference_of(reference, trust=trust)
+        against = options.reference_of(reference, trust=model.trust)
         recorded = isinstance(against, Path)
-        lone = source is None and (into is not None if recorded else against is not None)  # it has its own weights
+        has_weights = model.into is not None if recorded else against is not None
+        lone = source is None and has_weights
         checkpoint = None if lone else _opened(source)
-        own = _holding(make, checkpoint, table, architecture, trust=trust) if loaded else None
+        own = _holding(make, checkpoint, model) if loaded else None
         with screen.working("verifying") as tell:
             report = prove(
                 checkpoint,
                 own or make,
-                table,
+                model.table,
                 reference=against,
                 loaded=own is not None,
                 inputs=options.batch_of(inputs),
-                architecture=architecture,
+                architecture=model.architecture,
                 dtypes=tuple(dict.fromkeys(working)),
                 seed=seed,
                 gradients=gradients,
@@ -142,11 +130,10 @@ def verify(
                 steps=steps,
                 stream=stream,
                 longest=longest,
-                fresh=fresh,
-                trust=trust,
+                fresh=model.fresh,
+                trust=model.trust,
                 progress=tell,
             )
-        same = options.flags(table=table, into=into, architecture=architecture, fresh=fresh, trust=trust)
         against_it = options.flags(reference=reference, inputs=inputs)
         asked = options.flags(
             dtype=[one.value for one in dtypes or []],
@@ -159,7 +146,7 @@ def verify(
             longest=None if longest == 512 else longest,
             loaded=loaded,
         )
-        again = shlex.join(["porting", "verify", *options.source_argument(source), *same, *against_it, *asked])
+        again = shlex.join(["porting", "verify", *options.source_argument(source), *model.flags, *against_it, *asked])
         report = replace(report, call=again, warnings=tuple(map(command_text, report.warnings)))
         screen.document(report.to_dict)
         screen.show(render(report, every_probe=every, verbose=verbose or every))
@@ -167,17 +154,13 @@ def verify(
             screen.line(f"the report as a page: {report.save_html(html)}")
         if report.as_claimed and reference is None and not loaded:
             carrying = "convert" if stream else "export"  # export holds all of a model in memory
-            built = (
-                architecture
-                if checkpoint and find_table(table, checkpoint.config, checkpoint.tensors).architectures
-                else None
-            )
-            same = options.flags(table=table, into=into, architecture=built, fresh=fresh, trust=trust)
-            screen.next(carrying, *options.source_argument(source), free("exported"), *same)
+            table = checkpoint and find_table(model.table, checkpoint.config, checkpoint.tensors)
+            built = model if table and table.architectures else replace(model, architecture=None)
+            screen.next(carrying, *options.source_argument(source), free("exported"), *built.flags)
             return
         known = every or verbose or report.as_claimed
         closer = ["--html", free("report", ".html")] if known else ["--verbose"]
-        screen.next("verify", *options.source_argument(source), *same, *against_it, *asked, *closer)
+        screen.next("verify", *options.source_argument(source), *model.flags, *against_it, *asked, *closer)
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)
@@ -186,10 +169,7 @@ def verify(
 def _holding(
     make: Callable[..., nn.Module] | None,
     checkpoint: Checkpoint | None,
-    table: str | None,
-    architecture: str | None,
-    *,
-    trust: bool,
+    model: options.WeightOptions,
 ) -> nn.Module:
     """The module that holds its weights, built as any other one is, or named itself.
 
@@ -211,8 +191,9 @@ def _holding(
         return make
     if checkpoint is None:  # what it is compared with has no config either
         return build_with_values(make, OWN_CODE)
-    named = find_table(table, checkpoint.config, checkpoint.tensors)
-    construct, _ = maker(named, checkpoint, make, architecture if named.architectures else None, trust=trust)
+    table = find_table(model.table, checkpoint.config, checkpoint.tensors)
+    architecture = model.architecture if table.architectures else None
+    construct, _ = maker(table, checkpoint, make, architecture, trust=model.trust)
     return build_with_values(construct, bounds(checkpoint.tensors, checkpoint.config))
 
 

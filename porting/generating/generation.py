@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Unpack
 
 import torch
 from tokenizers import Encoding
@@ -14,9 +14,8 @@ from porting.answers import Answer, Guess, Prediction, Word, guesses, words_of
 from porting.errors import Code, Fault, Message, Option
 from porting.generating.search import Continuation, Draw, beams, likeliest, one_by_one, sampler
 from porting.generating.settings import GenerationError, Settings, read_settings
-from porting.loading import Into, PortingWarning
-from porting.notation.table import Table
-from porting.text import NEXT_TOKEN, TARGET_TOKEN, Source, TextModel, open_text_model, require_top
+from porting.loading import PortingWarning
+from porting.text import NEXT_TOKEN, TARGET_TOKEN, ModelArguments, Source, TextModel, open_text_model, require_top
 from porting.trials.inputs import decoder_words
 from porting.trials.logits import Wanted
 
@@ -95,11 +94,7 @@ def generate(
     seed: int = 0,
     num_beams: int = 1,
     top: int = 5,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Generated:
     """Continue a text with a causal model, or answer it with an encoder-decoder.
 
@@ -118,7 +113,7 @@ def generate(
         seed: of what is drawn.
         num_beams: beginnings that a beam search keeps; 1 for none.
         top: how many of the likeliest tokens are kept for each place.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
         GenerationError: the options do not fit each other or the model.
@@ -134,16 +129,7 @@ def generate(
     (2, False)
     """
     _require_options(temperature, top_k, top_p, num_beams, top)
-    model = open_text_model(
-        source,
-        NEXT_TOKEN,
-        TARGET_TOKEN,
-        table=table,
-        into=into,
-        architecture=architecture,
-        revision=revision,
-        trust=trust,
-    )
+    model = open_text_model(source, NEXT_TOKEN, TARGET_TOKEN, **options)
     draw: Draw = likeliest
     if any(one is not None for one in (temperature, top_k, top_p)):
         generator = torch.Generator().manual_seed(seed)
@@ -159,11 +145,7 @@ def translate(
     max_length: int | None = None,
     num_beams: int = 1,
     top: int = 5,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Generated:
     """Translate a text with an encoder-decoder: greedily, or with a beam search.
 
@@ -171,7 +153,7 @@ def translate(
         text: the text.
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         max_length, num_beams, top: as in :func:`generate`.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
         GenerationError: the model is no encoder-decoder, or the options do not fit it.
@@ -186,9 +168,7 @@ def translate(
     no-head
     """
     _require_options(None, None, None, num_beams, top)
-    model = open_text_model(
-        source, TARGET_TOKEN, table=table, into=into, architecture=architecture, revision=revision, trust=trust
-    )
+    model = open_text_model(source, TARGET_TOKEN, **options)
     if not model.encodes_first:
         message = "the model is no encoder-decoder: its config does not say is_encoder_decoder"
         hint = "a causal model continues a text: use generate"
@@ -201,11 +181,7 @@ def next_tokens(
     source: Source = None,
     *,
     top: int = 5,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> NextTokens:
     """The likeliest tokens after a text, by the model alone: no rule of the checkpoint's is applied.
 
@@ -213,7 +189,7 @@ def next_tokens(
         text: the text; of an encoder-decoder the source, and the tokens are the first that it writes.
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         top: how many tokens, at least 1.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
         TextError, LogitsError, TokenizerError, VerifyError: as :func:`generate`.
@@ -225,16 +201,7 @@ def next_tokens(
     3
     """
     require_top(top)
-    model = open_text_model(
-        source,
-        NEXT_TOKEN,
-        TARGET_TOKEN,
-        table=table,
-        into=into,
-        architecture=architecture,
-        revision=revision,
-        trust=trust,
-    )
+    model = open_text_model(source, NEXT_TOKEN, TARGET_TOKEN, **options)
     run = _Run.of(model, text)
     probabilities = run.next_logits(torch.tensor([run.row]))[0].double().softmax(-1)  # [v]
     return NextTokens(

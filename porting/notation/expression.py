@@ -159,7 +159,7 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
     try:
         if isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT:
             raise NotationError(Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed")
-        value = OPERATORS[type(op)](left, right)
+        value: int | float | complex = OPERATORS[type(op)](left, right)
     except (ZeroDivisionError, OverflowError) as error:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:

@@ -10,11 +10,10 @@ function show() {
   const place = 2 * tiers.indexOf(switches.elements.tier.value) + (switches.elements.view.value === "isolated" ? 0 : 1);
   for (const cell of cells) {
     const text = cell.dataset.texts.split("|")[place];
-    const name = cell.getAttribute("aria-label").split(": ")[0];
     cell.classList.remove("l0", "l1", "l2", "l3", "l4", "l5", "l6");
     cell.classList.add("l" + cell.dataset.levels[place]);
     cell.textContent = text;
-    cell.setAttribute("aria-label", `${name}: ${text}${cell.dataset.above[place] === "1" ? ", above its bound" : ""}`);
+    cell.setAttribute("aria-label", `${cell.dataset.name}: ${text}${cell.dataset.above[place] === "1" ? ", above its bound" : ""}${cell.dataset.state}`);
   }
 }
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from porting.reporting.gradient_results import DropoutSite, GradientResults, Steps, TrainMode
+from porting.reporting.outcome import listed
 from porting.tracing.measure import ROUNDING
 
-Listed = Callable[[Sequence[str]], str]
 
-
-def gradient_lines(learned: GradientResults | None, listed: Listed) -> Iterator[Text]:
-    """The lines; none when nobody asked for gradients.
-
-    Args:
-        learned: what was found.
-        listed: writes names in one line.
-    """
+def gradient_lines(learned: GradientResults | None) -> Iterator[Text]:
+    """The lines; none where gradients were not asked for."""
     if learned is None:
         return
     if learned.training is not None:
@@ -26,14 +20,14 @@ def gradient_lines(learned: GradientResults | None, listed: Listed) -> Iterator[
     if learned.failed:
         yield Text.assemble(("the port's backward pass fails ", "bold red"), learned.failed)
         return
-    yield _agreeing(learned, listed)
-    yield from _differing(learned, listed)
+    yield _agreeing(learned)
+    yield from _differing(learned)
     if learned.alone:
         yield Text(f"  not compared, without a counterpart in the reference: {listed(learned.alone)}", "yellow")
     if learned.padding:
         yield Text(f"  padding_idx on one side only, and left out of account here: {listed(learned.padding)}")
     for steps in learned.steps:
-        yield from _trained(steps, listed)
+        yield from _trained(steps)
 
 
 def _in_training(found: TrainMode) -> Iterator[Text]:
@@ -64,7 +58,7 @@ def _sites(title: str, sites: Sequence[DropoutSite]) -> Iterator[Text]:
         yield Text(f"  and {title} does so at {len(sites) - MOST_SITES} more places")
 
 
-def _agreeing(learned: GradientResults, listed: Listed) -> Text:
+def _agreeing(learned: GradientResults) -> Text:
     compared = [gradient for gradient in learned.gradients if not gradient.zero and not gradient.buffer]
     same = [gradient for gradient in compared if not gradient.differs]
     largest = max((gradient.meaning for gradient in same), default=0.0)
@@ -78,7 +72,7 @@ def _agreeing(learned: GradientResults, listed: Listed) -> Text:
     )
 
 
-def _differing(learned: GradientResults, listed: Listed) -> Iterator[Text]:
+def _differing(learned: GradientResults) -> Iterator[Text]:
     zero = [
         name
         for gradient in learned.gradients
@@ -108,7 +102,7 @@ def _differing(learned: GradientResults, listed: Listed) -> Iterator[Text]:
         )
 
 
-def _trained(steps: Steps, listed: Listed) -> Iterator[Text]:
+def _trained(steps: Steps) -> Iterator[Text]:
     count = f"{steps.taken} step{'s' if steps.taken > 1 else ''} of {steps.optimiser}"
     if steps.differs:
         number, names = next((number, names) for number, names in steps.differing.items() if names)

@@ -14,7 +14,7 @@ from porting.notation.table import Approximation
 from porting.reporting.gradient_results import GradientResults
 from porting.tracing.code_coverage import INPUTS, Branch
 from porting.tracing.measure import MEANING, ROUNDING, ErrorProfile, luck
-from porting.tracing.trace import is_returned, output_of
+from porting.tracing.trace import ARROW, ROOT, is_returned, output_of
 from porting.trials.scope import Scope
 
 FAITHFUL, DIFFERENT, IMPRECISE, APPROXIMATE = "faithful", "different", "imprecise", "approximate"
@@ -384,3 +384,43 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
             break
         count += 1
     return count
+
+
+ITSELF = "the model itself"
+"""What a report calls the point of the whole model."""
+
+MOST_NAMED = 8
+"""Names are listed up to this many; then comes how many more there are."""
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names; those that differ in one number only, or in the output of one module, as one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)
+    outputs: dict[str, list[str]] = {}
+    for pattern, members in groups.items():
+        numbers = [int(number.group()) for name in members if (number := _NUMBER.search(name))]
+        name = pattern.replace("{}", f"{{{ranges(numbers)}}}", 1) if len(numbers) > 1 else members[0]
+        path, _, output = name.partition(ARROW)
+        outputs.setdefault(path, []).append(output)
+    short: list[str] = []
+    for path, of_path in outputs.items():
+        inner = "/".join(output for output in of_path if output)
+        short += [ITSELF if path == ROOT else path] if "" in of_path else []
+        short += [f"{path}{ARROW}{inner}"] if inner else []
+    more = len(short) - MOST_NAMED
+    return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers as ranges: ``0-2,5``."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)

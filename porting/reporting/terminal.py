@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import islice
 
@@ -21,22 +20,19 @@ from porting.reporting.outcome import (
     DIFFERENT,
     FAITHFUL,
     IMPRECISE,
+    ITSELF,
+    MOST_NAMED,
     UNPROVEN,
     Outcome,
     Probe,
     ReportRow,
+    listed,
+    ranges,
     rows_of,
 )
 from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
-from porting.tracing.trace import ARROW, ROOT
-
-ITSELF = "the model itself"
-"""What a report calls the point of the whole model."""
-
-MOST_NAMED = 8
-"""Names are listed up to this many; then comes how many more there are."""
 
 NOTICEABLE = 100 * MEANING
 """Without ``verbose`` a tolerance that was raised to more than this is said."""
@@ -51,7 +47,6 @@ _SAID = {
     DIFFERENT: ("bold red", "does not compute what"),
     UNPROVEN: ("bold yellow", "agrees at every probe, but parts of it are compared with nothing, with what"),
 }
-_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 
 def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) -> RenderableType:
@@ -69,8 +64,8 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     causes = report.causes if verbose else [cause for cause in report.causes if cause is not summed_up]
     below = (
         *culprit_lines(report, verbose=verbose),
-        *cause_lines(causes, listed),
-        *gradient_lines(report.learned, listed),
+        *cause_lines(causes),
+        *gradient_lines(report.learned),
         *(shown_lines(report) if verbose else islice(shown_lines(report), 1)),
         *other_lines(report, verbose=verbose),
     )
@@ -220,36 +215,6 @@ def _style(bad: bool) -> str:
     return "red" if bad else ""
 
 
-def listed(names: Sequence[str]) -> str:
-    """Some names; those that differ in one number only, or in the output of one module, as one."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)
-    outputs: dict[str, list[str]] = {}
-    for pattern, members in groups.items():
-        numbers = [int(number.group()) for name in members if (number := _NUMBER.search(name))]
-        name = pattern.replace("{}", f"{{{_ranges(numbers)}}}", 1) if len(numbers) > 1 else members[0]
-        path, _, output = name.partition(ARROW)
-        outputs.setdefault(path, []).append(output)
-    short: list[str] = []
-    for path, of_path in outputs.items():
-        inner = "/".join(output for output in of_path if output)
-        short += [ITSELF if path == ROOT else path] if "" in of_path else []
-        short += [f"{path}{ARROW}{inner}"] if inner else []
-    more = len(short) - MOST_NAMED
-    return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    found: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
-
-
 def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     """Which modules are at fault, and what is known of them.
 
@@ -375,7 +340,7 @@ def shown_lines(report: Outcome) -> Iterator[Text]:
         rest = "equal by copy" if not shown.parts else f"equal by copy, or not shown ({listed(shown.parts)})"
         yield Text(f"  in part: {listed(named)}; the rest of them is {rest}")
     for name, rows in list(shown.rows.items())[:MOST_NAMED]:
-        yield Text(f"  nothing of row{'s' if len(rows) > 1 else ''} {_ranges(rows)} of {name} was shown at work")
+        yield Text(f"  nothing of row{'s' if len(rows) > 1 else ''} {ranges(rows)} of {name} was shown at work")
     if shown.made:
         yield Text(f"constants of the table's: {listed([f'{name} = {value}' for name, value in shown.made.items()])}")
     if shown.copy:
@@ -447,25 +412,20 @@ WHOLE = 0.995
 """What would explain more than this reproduces the probe."""
 
 
-def cause_lines(causes: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
-    """What is known of each cause.
-
-    Args:
-        causes: of a report.
-        listed: makes one line of many names.
-    """
+def cause_lines(causes: Sequence[Finding]) -> Iterator[Text]:
+    """What is known of each cause of a report."""
     for cause in causes:
         if cause.name:
-            yield from _cause_block(cause, listed)
+            yield from _cause_block(cause)
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for cause in causes:
         if not cause.name:
             alike.setdefault(tuple(near.name for near in _telling(cause)), []).append(cause)
     for group in alike.values():
-        yield from _unknown(group, listed)
+        yield from _unknown(group)
 
 
-def _cause_block(cause: Finding, listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+def _cause_block(cause: Finding) -> Iterator[Text]:
     said = f"{cause.name} ({cause.detail})" if cause.detail else cause.name
     yield Text.assemble(
         ("cause: ", "bold"), (said, "bold red"), f", residual {cause.residual:.0e} of {cause.difference:.0e}"
@@ -479,7 +439,7 @@ def _cause_block(cause: Finding, listed: Callable[[Sequence[str]], str]) -> Iter
     yield Text(f"  fix: {cause.fix}")
 
 
-def _unknown(group: Sequence[Finding], listed: Callable[[Sequence[str]], str]) -> Iterator[Text]:
+def _unknown(group: Sequence[Finding]) -> Iterator[Text]:
     """One block for all probes that stay unknown with the same nearest entries, such as those of every layer."""
     probes = [point for finding in group for point in finding.probes]
     yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(probes)}")

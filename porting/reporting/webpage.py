@@ -16,7 +16,6 @@ from porting.reporting.outcome import Outcome, rows_of
 from porting.reporting.terminal import (
     cause_lines,
     culprit_lines,
-    listed,
     mark,
     other_lines,
     shown_lines,
@@ -76,8 +75,8 @@ def _words(report: Outcome, *, verbose: bool = True) -> dict[str, object]:
         "sentence": first.plain.removeprefix(word).strip(),
         "numbers": [_pieces(line) for line in (*summary_lines(report), *scope)],
         "culprits": [_pieces(line) for line in culprit_lines(report)],
-        "causes": [_pieces(line) for line in cause_lines(report.causes, listed)],
-        "learned": [_pieces(line) for line in gradient_lines(report.learned, listed)],
+        "causes": [_pieces(line) for line in cause_lines(report.causes)],
+        "learned": [_pieces(line) for line in gradient_lines(report.learned)],
         "observed": [_pieces(line) for line in shown_lines(report)],
         "others": [_pieces(line) for line in other_lines(report)],
     }

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Unpack
 
 import torch
 
 from porting.answers import Answer, Guess, Prediction, words_of
-from porting.loading import Into
-from porting.notation.table import Table
 from porting.seeing.attention_data import AttentionError
 from porting.seeing.probabilities import Attention, attention_of_inputs
-from porting.text import CLASSES, Source, open_text_model
+from porting.text import CLASSES, ModelArguments, Source, open_text_model
 from porting.trials.logits import Wanted
 
 
@@ -65,11 +63,7 @@ def classify(
     source: Source = None,
     *,
     pair: str | None = None,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Classification:
     """Classify a text, or a pair of texts.
 
@@ -77,7 +71,7 @@ def classify(
         text: the text.
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         pair: a second segment that goes after the text.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Returns:
         Every label of the config's ``id2label`` with its probability.
@@ -96,9 +90,7 @@ def classify(
     ...     print(error.faults[0].code)
     no-head
     """
-    model = open_text_model(
-        source, CLASSES, table=table, into=into, architecture=architecture, revision=revision, trust=trust
-    )
+    model = open_text_model(source, CLASSES, **options)
     encoding = model.encode(text, pair)
     inputs, names = model.inputs(encoding), labels_of(model.config)
     logits = model.logits(inputs, Wanted(axes="b n", shape=(1, len(names))))[0].double()  # [n]

@@ -10,16 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 
 from porting.checkpoint.atomic import write_file
-from porting.loading import Into
-from porting.notation.table import Table
 from porting.seeing.attention_data import Layer, Shares, gather, refused, square
-from porting.text import Source, TextModel, open_text_model
+from porting.text import ModelArguments, Source, TextModel, open_text_model
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT
 
@@ -113,11 +112,7 @@ def attention(
     source: Source = None,
     *,
     pair: str | None = None,
-    table: Table | str | Path | None = None,
-    into: Into = None,
-    architecture: str | None = None,
-    revision: str | None = None,
-    trust: bool = False,
+    **options: Unpack[ModelArguments],
 ) -> Attention:
     """See what a checkpoint's model attends to in a text.
 
@@ -127,7 +122,7 @@ def attention(
         text: a text, which the checkpoint's tokenizer takes apart; or its word pieces, special tokens included.
         source: as in :func:`porting.load`; None for the embedded checkpoint.
         pair: a second segment that goes after the text.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
+        **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
         AttentionError: the model shows no attention.
@@ -141,7 +136,7 @@ def attention(
     >>> len(seen.layers), seen.layers[0], seen.layers[0].heads.shape
     (3, Layer(name='bert.layers.0.attention.core'), torch.Size([4, 9, 9]))
     """
-    model = open_text_model(source, table=table, into=into, architecture=architecture, revision=revision, trust=trust)
+    model = open_text_model(source, **options)
     if isinstance(text, str):
         encoding = model.encode(text, pair)
         return attention_of_inputs(model, model.inputs(encoding), encoding)

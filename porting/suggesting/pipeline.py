@@ -34,13 +34,12 @@ from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
-from porting.suggesting.subjects.config_fields import Role, stage_field
+from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
     check_deterministic,
     completed_config,
-    config_number,
     prepare,
     traced_models,
 )
@@ -48,10 +47,10 @@ from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import TracedModel, WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
 from porting.suggesting.subjects.twin import DEEP, SMALL
-from porting.suggesting.verdict.evidence import evidence
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
+from porting.suggesting.verdict.reasons import evidence
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
 from porting.tracing.measure import MEANING
@@ -251,18 +250,18 @@ def _proposed(
     made, lines, unmapped = draft(subjects, found, name, (), close=bool(found.divergences))
     made, plain = with_probes(made, [*made.probes, *inner], found), with_probes(made, made.probes, found)
     fresh = any(one.side == "module" for one in unmapped)
-    proof = prover.on_twin(made, fresh=fresh)
+    proof = prover.proven(subjects.twin.checkpoint, made, fresh=fresh)
     wrong = differing(proof)
     if inner and wrong and all(ARROW in one for one in wrong):
         made = plain  # attention is written in another way there, and what comes of it is the same
-        proof = prover.on_twin(made, fresh=fresh)
+        proof = prover.proven(subjects.twin.checkpoint, made, fresh=fresh)
     final = onto(made, checkpoint, subjects)
     fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
     own = None
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
-        own = prover.on(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
+        own = prover.proven(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
         if own.report is None and not own.late:  # verify's own rows may be longer than the module has positions for
-            own = prover.on(checkpoint, final, fresh=fresh, whole=False)
+            own = prover.proven(checkpoint, final, fresh=fresh)
         own = None if own.late else own  # the twin's is a proof as well
     deep = replace(made, probes=final.probes, returned=final.returned) if own is None else None
     behind = prover.behind(made, fresh=fresh, deep=deep, own=own) if proof.exact and not fits else ExtraChecks()
@@ -401,15 +400,6 @@ class _Prover:
     seed: int
     tell: Progress
 
-    def on_twin(self, made: TableDraft, *, fresh: bool) -> Proof:
-        """The table's proof on the twin."""
-        causes = min(CAUSES, max(self.until - time.monotonic(), 1.0))
-        return self._proven(self.subjects.twin.checkpoint, made, "proving on the twin", fresh=fresh, causes=causes)
-
-    def on(self, checkpoint: Checkpoint, made: TableDraft, *, fresh: bool, whole: bool) -> Proof:
-        """The table's proof on the checkpoint itself; the whole one is that of ``verify``, trials included."""
-        return self._proven(checkpoint, made, "proving on the checkpoint", fresh=fresh, whole=whole)
-
     def behind(self, made: TableDraft, *, fresh: bool, deep: TableDraft | None, own: Proof | None) -> ExtraChecks:
         """What is seen on the twin behind the proof."""
         self.tell("proving on other rows", 0, 0)
@@ -423,16 +413,14 @@ class _Prover:
         except OutOfTime:
             return untried_checks(own)
 
-    def _proven(
-        self,
-        checkpoint: Checkpoint,
-        made: TableDraft,
-        stage: str,
-        *,
-        fresh: bool,
-        causes: float = 0.0,
-        whole: bool = False,
-    ) -> Proof:
+    def proven(self, checkpoint: Checkpoint, made: TableDraft, *, fresh: bool, whole: bool = False) -> Proof:
+        """The table's proof on the twin, with the causes of what differs, or on the checkpoint itself.
+
+        The whole one is that of ``verify``, trials included.
+        """
+        small = checkpoint is self.subjects.twin.checkpoint
+        stage = f"proving on the {'twin' if small else 'checkpoint'}"
+        causes = min(CAUSES, max(self.until - time.monotonic(), 1.0)) if small else 0.0
         try:
             table = parse_table(write(made), where="suggested")
         except PortingError as error:  # what was found cannot be written down: never a proof
@@ -451,7 +439,7 @@ class _Prover:
                     self.subjects,
                     seed=self.seed,
                     fresh=fresh,
-                    small=checkpoint is self.subjects.twin.checkpoint,
+                    small=small,
                     causes=causes,
                     tell=tell,
                     whole=whole,
@@ -504,7 +492,7 @@ def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: boo
     """The table with what is known of it at its head."""
     head = [
         f"{architecture} into {made.description.rpartition(' into ')[2]}: {judged.verdict}.",
-        _capital(judged.sentence),
+        judged.sentence[:1].upper() + judged.sentence[1:],
     ]
     if lazy:
         head.append("The module has lazy parameters: run it once, and load into it then.")
@@ -519,13 +507,5 @@ def _headed(made: TableDraft, judged: Judgement, architecture: str, *, lazy: boo
     if judged.verdict is Verdict.APPROXIMATE and far > MEANING:
         within = 10.0 ** math.ceil(math.log10(far) + 0.5)  # the checkpoint's own weights may show it more
         approximate = (judged.reasons[0].said if judged.reasons else judged.sentence, within)
-    lines = tuple(line for text in head if text for line in _wrapped(text))
+    lines = tuple(line for text in head if text for line in textwrap.wrap(text, 116))
     return replace(made, head=lines, approximate=approximate)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 116) or [""]

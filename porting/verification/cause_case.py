@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -25,10 +25,11 @@ from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
+from porting.target import assign, named_tensors
 from porting.tracing.calls import Kind
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
-from porting.tracing.running import Side
+from porting.tracing.running import Clock, Side
 from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import Point, Trace, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
@@ -77,6 +78,12 @@ class CauseCase:
         given = reference.arguments[case]
         anchors = {point: one.anchor(exact, given) for point, one in pairing.pairs.items()}
         return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+
+    @property
+    def with_hidden_places(self) -> CauseCase:
+        """The same case, where the places that a mask hides are compared as well."""
+        anchors = {point: replace(anchor, seen=None) for point, anchor in self.anchors.items()}
+        return replace(self, anchors=anchors, _searches={})
 
     def search(self, causes: Sequence[Cause]) -> Search:
         """The search in this case."""
@@ -143,6 +150,31 @@ class CauseCase:
             return math.inf
         compared = [probe.port for probe in probes if probe.port in found and probe.port in self.pairing.pairs]
         return max((self._distance(point, {}, found).largest for point in compared), default=None)
+
+    @torch.no_grad()
+    def left_with(self, changed: AbstractContextManager[None], probes: Sequence[Probe]) -> dict[Point, float]:
+        """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run."""
+        uncounted = replace(self, port=replace(self.port, clock=Clock()))
+        with changed:
+            try:
+                found = uncounted._isolated(FunctionMode(), _copied)
+            except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
+                return {}
+        return {
+            probe.port: self._distance(probe.port, {}, found).largest
+            for probe in probes
+            if probe.port in found and found[probe.port].shape == self._values[probe.port].shape
+        }
+
+    @contextmanager
+    def with_weights(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """A context in which some of the port's weights have other values."""
+        own = {name: tensor.data for name, tensor in named_tensors(self.port.module) if name in values}
+        assign(self.port.module, {name: value.to(own[name]) for name, value in values.items()})
+        try:
+            yield
+        finally:
+            assign(self.port.module, own)
 
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""

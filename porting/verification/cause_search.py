@@ -6,9 +6,11 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, product
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +20,7 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
+from porting.causes.line_edits import line_edits
 from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
@@ -27,9 +30,15 @@ from porting.tracing.running import Side
 from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
+from porting.verification.table_layouts import WHAT, Correction
 
 Both = Callable[[torch.dtype], tuple[Side, Side]]
 """Makes the reference and the port in a dtype."""
+
+Attempt = TypeVar("Attempt")
+
+Layouts = Callable[[Sequence[str]], Iterator[Correction]]
+"""Yields other lines of the table for those at some places, :func:`porting.verification.table_layouts.corrections`."""
 
 
 HELD_OUT = 3
@@ -44,6 +53,9 @@ SECONDS = 20.0
 REPAIRING = 20.0
 """So many seconds the steps are looked for that have to be repaired; a small model takes one."""
 
+CHANGING = 8.0
+"""So many seconds changes of the table, and then of the user's lines, are tried."""
+
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
 
@@ -52,6 +64,9 @@ NOISE = 1e-15
 
 PRECISE = 100.0
 """An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
+
+SEVERAL = " + "
+"""Between the names of several mistakes that are one finding."""
 
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
@@ -65,6 +80,7 @@ def name_causes(
     *,
     drawn: Both | None = None,
     turned: Both | None = None,
+    layouts: Layouts | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
 ) -> tuple[tuple[Finding, ...], Divergence | None]:
@@ -78,6 +94,7 @@ def name_causes(
         drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
+        layouts: other lines of the table; None where the weights were not loaded by it.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
             come to by then stays unknown.
@@ -90,24 +107,40 @@ def name_causes(
         return (), None
     until = time.thread_time() + seconds
     found: list[Finding] = []
-    guilty = [probe for probe in probes if probe.guilty]
-    if guilty:
+    diverges: Divergence | None = None
+    if any(probe.guilty or probe.differs for probe in probes):
         reference, port = both(torch.float64)
         known = [CauseCase.known(comparison, reference, port, case) for case in _shortest_first(comparison, reference)]
+        if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
+            known = [cause_case.with_hidden_places for cause_case in known]
+            probes = _guilty_at_hidden_places(known, probes)
+        guilty = [probe for probe in probes if probe.guilty]
         held_out = _held_out(comparison, drawn)
         tied = _held_out(comparison, turned)
         trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
         found += _inverted(known, probes)
-        repaired = trials.repaired = None if found else trials.repair()
-        drawn_first = (
-            [held_out] if held_out is not None else []
-        )  # the smallest: what fits it is confirmed in the others
-        for cause_case in [*drawn_first, *known] if not found else ():
+        laid_out = (
+            [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
+        )
+        in_table = {point for _, one in laid_out for point in one.probes}
+        repaired = trials.repaired = None if found or in_table else trials.repair()
+        for cause_case in [*_drawn_first(held_out), *known] if not found else ():
             found += trials.why(cause_case, [probe for probe in guilty if not _explained(probe, found)])
             if all(_explained(probe, found) for probe in guilty):
                 break
+        found = _with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, guilty)
+        diverges = first_divergence(comparison, probes, both)
+        if not laid_out and diverges is not None:
+            lines = [
+                diverges.line,
+                diverges.also,
+                *([diverges.moved.line] if diverges.moved else []),
+                *diverges.callers,
+            ]
+            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
+            found = _with_edits(found, [*_drawn_first(held_out), *known], probes, lines, until)
     imprecise = [probe for probe in probes if probe.imprecise]
     if imprecise and dtypes:
         dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -116,7 +149,7 @@ def name_causes(
         loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
         marks = cause_case.marks(loose)
         found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
-    return tuple(found), first_divergence(comparison, probes, both)
+    return tuple(found), diverges
 
 
 def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
@@ -203,6 +236,136 @@ def _inverted(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Findi
     return []
 
 
+def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Probe]:
+    """The probes with the largest difference that each makes by itself, also where a mask hides it."""
+    marks = [cause_case.marks(probes) for cause_case in known]
+    off = {
+        probe.port: [of_case[probe.port].difference for of_case in marks if probe.port in of_case] for probe in probes
+    }
+    return [
+        replace(probe, meaning=replace(probe.meaning, isolated=max(off[probe.port], default=None))) for probe in probes
+    ]
+
+
+def _drawn_first(held_out: CauseCase | None) -> list[CauseCase]:
+    """The case that was drawn: it is the smallest, and what fits it is confirmed in the others."""
+    return [] if held_out is None else [held_out]
+
+
+def _laid_out(
+    cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float
+) -> list[tuple[Correction, Finding]]:
+    """The lines of the table that make guilty probes right when they are written otherwise, in every case."""
+    rules = tuple(dict.fromkeys(where for probe in probes if probe.guilty for where in probe.rules))
+    attempts = ((one, lambda case, one=one: case.with_weights(one.values)) for one in layouts(rules))
+    return [
+        (
+            correction,
+            Finding(
+                name=correction.name,
+                detail=correction.detail,
+                probes=tuple(right),
+                difference=max(before for before, _ in right.values()),
+                residual=max(left for _, left in right.values()),
+                what=WHAT[correction.name],
+                fix=correction.fix,
+            ),
+        )
+        for correction, right in _mended(cases, probes, attempts, until)
+    ]
+
+
+def _mended(
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
+    until: float,
+) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
+    """The changes of the port that make guilty probes right in every case, and none wrong.
+
+    Args:
+        cases: the cases; the changes are tried in the first one.
+        probes: all probes.
+        attempts: the changes, each with what makes the context in which it is made.
+        until: the deadline, by ``time.thread_time``.
+
+    Returns:
+        For each change the probes that it alone, of those before it, makes right: how far they were and are off.
+    """
+    begun = time.thread_time()
+    until = begun + min(CHANGING, (until - begun) / 4)
+    open_ = {probe.port: probe for probe in probes if probe.guilty}
+    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
+    before = cases[0].left_with(nullcontext(), probes)
+    wrong = {point for point in open_ if before.get(point, 0.0) > limits[point]}
+    found: list[tuple[Attempt, dict[Point, tuple[float, float]]]] = []
+    for attempt, made in attempts if wrong else ():
+        if time.thread_time() > until:
+            break
+        left = cases[0].left_with(made(cases[0]), probes)
+        right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
+        if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
+            continue
+        ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
+        right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
+        if right:
+            off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
+            found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
+        if len(right) == len(wrong):
+            break
+    result = []
+    for attempt, distances in sorted(found, key=lambda one: -len(one[1])):
+        mended = {point: far for point, far in distances.items() if point in open_}
+        if mended:
+            result.append((attempt, mended))
+            open_ = {point: probe for point, probe in open_.items() if point not in mended}
+    return result
+
+
+def _with_edits(
+    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
+) -> list[Finding]:
+    """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
+    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
+    result = list(found)
+    for edit, right in _mended(cases, probes, attempts, until):
+        same = [one for one in result if {*one.probes} & {*right}]
+        if not all({*one.probes} <= {*right} for one in same):
+            continue  # it mends a part of what has one cause: by chance, or in a roundabout way
+        named = [replace(one, fix=f"{edit.fix} ({one.fix})") for one in same if one.name and SEVERAL not in one.name]
+        if not named:
+            off = list(right.values())
+            named = [
+                Finding(
+                    name="another expression",
+                    detail=f"`{edit.old}` should be `{edit.new}`",
+                    probes=tuple(right),
+                    difference=max(before for before, _ in off),
+                    residual=max(left for _, left in off),
+                    what="one expression of a line differs from what the reference computes",
+                    fix=edit.fix,
+                )
+            ]
+        result = [*(one for one in result if one not in same), *named]
+    return result
+
+
+def _with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:
+    """The findings, with the lines of the table that would mend them; an entry keeps its name."""
+    names = {cause.name for cause in CATALOGUE}
+    result = list(found)
+    for correction, line in laid_out:
+        same = [one for one in result if {*one.probes} & {*line.probes}]
+        result = [one for one in result if one not in same]
+        named = next((one for one in same if one.name in names and not {*line.probes} - {*one.probes}), None)
+        if named is not None:
+            fix = line.fix if correction.explicit else f"{line.fix}; or, in the module: {named.fix}"
+            result.append(replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix))
+        else:
+            result.append(line)
+    return result
+
+
 def _explained(probe: Probe, found: Sequence[Finding]) -> bool:
     return any(probe.port in one.probes for one in found)
 
@@ -262,7 +425,8 @@ class _Trials:
         search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        whole = None if self.repaired else self._one_for_all(cause_case, explained)
+        several = self.repaired is not None and len({one.kind for one in self.repaired.repairs}) > 1
+        whole = self._one_for_all(cause_case, explained) if self.repaired is None or several else None
         if whole is not None:
             return [*found, whole]
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
@@ -402,7 +566,7 @@ def _repaired(way: RepairSet) -> Finding:
     details = {key: Counter(one.detail for one in repairs if one.key == key) for key in (one.key for one in repairs)}
     said = (f"{many.most_common(1)[0][0]}, at {line}" for (_, line, _), many in details.items())
     return Finding(
-        name=" + ".join(kinds),
+        name=SEVERAL.join(kinds),
         detail="; ".join(said),
         where=tuple(dict.fromkeys(one.where for one in repairs if one.where)),
         probes=(),

@@ -61,6 +61,7 @@ from porting.verification.subject import (
     warned,
     writers,
 )
+from porting.verification.table_layouts import corrections
 from porting.verification.trial_setup import explore
 
 Prove = Callable[..., Report]
@@ -257,7 +258,15 @@ def _verify(
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
     found, diverges = name_causes(
-        comparison, probes, sides.both, dtypes, drawn=drawn, turned=turned, weights_compared=weighed, seconds=seconds
+        comparison,
+        probes,
+        sides.both,
+        dtypes,
+        drawn=drawn,
+        turned=turned,
+        layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
+        weights_compared=weighed,
+        seconds=seconds,
     )
     tell("done", stages, stages)
     ended = time.perf_counter()

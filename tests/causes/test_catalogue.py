@@ -11,6 +11,7 @@ from scripts.causes_page import page
 from tests.causes.bert_mistakes import MISTAKES
 from tests.causes.decoder_edits import EDITS
 from tests.causes.listed import LISTED
+from tests.causes.plants import FORTY, TABLES, TWENTY
 from tests.causes.test_other_mistakes import FUSED, MODERN, PAIRED
 from tests.causes.test_wrong_ports import MORE
 from tests.causes.thirty import THIRTY
@@ -45,4 +46,5 @@ def test_every_entry_is_seen_to_name_a_mistake() -> None:
     written = {*EDITS, *MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence"}
     written |= {name for ports in (LISTED, THIRTY, TWELVE, MORE) for port in ports.values() for name in port.names}
     written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
+    written |= {name for plants in (FORTY, TABLES, TWENTY) for plant in plants.values() for name in plant.names}
     assert [cause.name for cause in CATALOGUE if cause.name not in planted | written] == []

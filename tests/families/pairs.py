@@ -113,6 +113,7 @@ PAIRS = (
     Pair("roberta", "RobertaForMaskedLM", LONG_ROBERTA),
     Pair("roberta", "RobertaForSequenceClassification", LONG_ROBERTA),
     Pair("xlm_roberta", "XLMRobertaForMaskedLM", LONG_ROBERTA),
+    Pair("data2vec_text", "Data2VecTextForMaskedLM", LONG_ROBERTA),
     Pair("camembert", "CamembertForSequenceClassification", LONG_ROBERTA),
     Pair("roberta_prelayernorm", "RobertaPreLayerNormForMaskedLM", LONG_ROBERTA),
     Pair("megatron_bert", "MegatronBertForPreTraining", BERT),

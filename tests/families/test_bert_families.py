@@ -34,6 +34,7 @@ pytestmark = pytest.mark.few(2)
 FAMILIES: dict[str, Fields] = {
     "roberta": LONG_ROBERTA,
     "xlm_roberta": LONG_ROBERTA,
+    "data2vec_text": LONG_ROBERTA,
     "camembert": LONG_ROBERTA,
     "roberta_prelayernorm": LONG_ROBERTA,
     "megatron_bert": BERT,

@@ -18,8 +18,9 @@ from porting.causes.finding import Finding
 from porting.checkpoint import open_checkpoint
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
+from porting.reporting.outcome import listed
 from porting.reporting.report import spelled_call
-from porting.reporting.terminal import as_text, listed, render
+from porting.reporting.terminal import as_text, render
 from porting.tracing.code_coverage import INPUTS, Branch
 from porting.trials.scope import Kind, Result, Scope, Status
 from porting.verification import Cost, Probe, Report, Shown, Unseen, View, verify

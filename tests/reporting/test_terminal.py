@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from porting.causes.finding import Finding, Suspicion
-from porting.reporting.terminal import cause_lines, listed
+from porting.reporting.terminal import cause_lines
 
 
 def unknown(layer: int, *shares: float) -> Finding:
@@ -15,7 +15,7 @@ def unknown(layer: int, *shares: float) -> Finding:
 
 
 def lines(*causes: Finding) -> list[str]:
-    return [line.plain for line in cause_lines(causes, listed)]
+    return [line.plain for line in cause_lines(causes)]
 
 
 def test_layers_that_stay_unknown_alike_are_one_block() -> None:

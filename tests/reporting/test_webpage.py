@@ -18,7 +18,7 @@ from porting.models.bert_heads import BertForPreTraining
 from porting.reporting.outcome import Unseen
 from porting.tracing.measure import ErrorProfile
 from porting.verification import Probe, Report, View, verify
-from tests.browser import opened
+from tests.browser import CONTRASTS, opened
 from tests.reporting.test_report import small
 from tests.verification.planted import BUGS, ROUNDS_WORSE, Bug
 
@@ -119,35 +119,14 @@ def test_the_switches_change_the_numbers(guilty: Report, page: Path) -> None:
         browser.get_by_label("end to end").check()
         assert cell.inner_text() == f"{probe.rounding['float32'].end_to_end:.0f}"
         name = cell.get_attribute("aria-label")
-        assert name == f"layer 1, activation: {cell.inner_text()}, above its bound"
+        assert name == f"layer 1, activation: {cell.inner_text()}, above its bound, at fault itself"
         later = browser.get_by_role("button", name="layer 2, output")
         assert "above its bound" in (later.get_attribute("aria-label") or "")
         browser.get_by_label("isolated", exact=True).check()
         assert "above its bound" not in (later.get_attribute("aria-label") or "")
         assert [cell.get_attribute("aria-label") for cell in browser.locator("#heat .guilty").all()] == [
-            f"layer 1, activation: {cell.inner_text()}, above its bound"
+            f"layer 1, activation: {cell.inner_text()}, above its bound, at fault itself"
         ]
-
-
-CONTRASTS = """() => {
-  const light = (text) => {
-    const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
-      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (one) => {
-    const color = getComputedStyle(one).backgroundColor;
-    return color === "rgba(0, 0, 0, 0)" && one.parentElement ? ground(one.parentElement) : color;
-  };
-  const worst = [];
-  for (const one of document.querySelectorAll("main *")) {
-    const text = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!text || !one.checkVisibility() || one.closest("svg")) continue;
-    const [a, b] = [light(getComputedStyle(one).color), light(ground(one))];
-    worst.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 200)]);
-  }
-  return worst.sort((a, b) => a[0] - b[0])[0];
-}"""
 
 
 @pytest.mark.slow
@@ -170,8 +149,7 @@ def test_it_fits_a_phone_and_reads_well_in_the_dark(window: dict[str, int], tmp_
     with shown(report.save_html(tmp_path / "report.html"), **window) as browser:
         assert browser.evaluate("document.documentElement.scrollWidth") == window["width"]
         assert len({cell.get_attribute("class") for cell in browser.locator("#heat button").all()}) >= 7
-        contrast, where = browser.evaluate(CONTRASTS)
-        assert contrast >= 4.5, where
+        assert browser.evaluate(CONTRASTS) == []
         assert browser.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == browser.evaluate(
             "getComputedStyle(document.body).color"
         )

@@ -276,7 +276,13 @@ class Style:
     @property
     def expected(self) -> Right:
         """The right verdicts, and what the right reason is about."""
-        if self.flaw and self.flaw != "float32 inside":
+        flawed = bool(self.flaw) and self.flaw != "float32 inside"
+        if (
+            self.family.offset and self.told_mask
+        ):  # counts padding as a position: shown by rows that are padded in front
+            verdicts, about = FLAWS[self.flaw] if flawed else (frozenset(), "left padding")
+            return (verdicts | {Verdict.IMPOSSIBLE} if verdicts or not flawed else verdicts), about
+        if flawed:
             return FLAWS[self.flaw]
         return _one(Verdict.EXACT if self.family.complete and not self.turned else Verdict.TRUNK)
 

@@ -150,8 +150,8 @@ GROUPED_SHAPES = [(53, 24), (24, 24), (24,), (8, 24), (8,), (8, 24), (8,), (24, 
 @pytest.mark.parametrize("builder", [Defaults, Letters, OfSizes])
 def test_what_was_taken_for_another_size_or_kept_its_default_is_told_by_shapes(builder: type[nn.Module]) -> None:
     shapes = [tuple(one.shape) for one in reference().state_dict().values()]
-    asked = build_for(builder, FIELDS).asked
-    told = {**asked, **better_sizes(builder, asked, FIELDS, shapes)}
+    first = build_for(builder, FIELDS)
+    told = {**first.asked, **better_sizes(builder, first, FIELDS, shapes)}
     expected = dict(zip(parameters(builder), EXPECTED[Encoder].values(), strict=True))
     shown = {ours: theirs for ours, theirs in expected.items() if theirs != "num_attention_heads"}  # in no shape
     assert {ours: theirs for ours, theirs in told.items() if theirs != "num_attention_heads"} == shown
@@ -164,9 +164,8 @@ def parameters(builder: type[nn.Module]) -> list[str]:
 
 
 def test_the_count_of_numbers_tells_the_sizes_of_fused_tensors_and_other_numbers_stay() -> None:
-    asked = build_for(Fused, GROUPED).asked
-    better = better_sizes(Fused, asked, GROUPED, GROUPED_SHAPES)
-    told = {**asked, **better}
+    first = build_for(Fused, GROUPED)
+    told = {**first.asked, **better_sizes(Fused, first, GROUPED, GROUPED_SHAPES)}
     assert {name: told.get(name) for name in "dhk"} == {
         "d": "hidden_size", "h": "num_attention_heads", "k": "num_key_value_heads",
     }  # fmt: skip

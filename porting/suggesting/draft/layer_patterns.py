@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations, pairwise
 
 from porting.suggesting.search.layouts import CandidateRule
@@ -146,7 +147,18 @@ def _placeholder(part: str) -> str:
     if not part.startswith("{"):
         return re.escape(part)
     spellings = part[1:-1].partition(":")[2]
-    return f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else r"[^.]+"
+    some = f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else r"\d+"
+    return ".+" if part.startswith("{*") else some
+
+
+@cache
+def name_pattern(name: str) -> re.Pattern[str]:
+    """What the names of a pattern look like: an index is a number, an enumerated one is one of its spellings.
+
+    >>> bool(name_pattern("h.{i}.{w:weight,bias}").fullmatch("h.11.bias")), bool(name_pattern("h.{*rest}").match("g.0"))
+    (True, False)
+    """
+    return re.compile("".join(map(_placeholder, re.split(r"(\{[^{}]*\})", name))))
 
 
 def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -177,9 +189,6 @@ def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         (ours + (f" [{axes}" if axes else ""), theirs + (f" [{others}" if others else ""))
         for ours, axes, theirs, others in found
     ]
-
-
-# ------------------------------------------------------------------------------------------------- layers
 
 
 def _counted(single: Sequence[Line]) -> list[Line]:
@@ -329,9 +338,6 @@ def _why(some: Sequence[Line]) -> str:
     return guess or next((line.why for line in some if line.proven), some[0].why)
 
 
-# ------------------------------------------------------------------------------------------------- siblings
-
-
 def _weight_and_bias(one: str, other: str) -> bool:
     stem, _, last = one.rpartition(".")
     other_stem, _, other_last = other.rpartition(".")
@@ -431,10 +437,6 @@ def plainer(line: Line) -> Line:
         )
 
     return replace(line, sources=renamed(line.sources), targets=renamed(line.targets))
-
-
-def _usual(letter: re.Match[str]) -> str:
-    return _TWINS.get(letter.group(), letter.group())
 
 
 def needed(texts: Mapping[str, str], lines: Sequence[Line]) -> dict[str, str]:

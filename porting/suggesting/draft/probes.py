@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from porting.suggesting.draft.layer_patterns import indexed, joined
+from porting.suggesting.draft.layer_patterns import indexed, joined, name_pattern
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
 from porting.suggesting.search.name_similarity import pattern, similarity
@@ -81,7 +80,17 @@ def probes(
         alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
         lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
     split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
-    return [*_fused(split, port, reference), *lines]
+    return _told_apart([*_fused(split, port, reference), *lines])
+
+
+def _told_apart(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The lines without those of a part that stands in one list with the layers, whose pattern is its name as well.
+
+    >>> _told_apart([("layers.{i}", "{i+1}"), ("norm", "3"), (".", ".")])
+    [('layers.{i}', '{i+1}'), ('.', '.')]
+    """
+    patterns = [(path, "") for _, ours in lines if "{" in (path := ours.partition(" ")[0])]
+    return [line for line in lines if "{" in line[1] or not _named(line[1].partition(" ")[0], patterns)]
 
 
 def _pairs(
@@ -114,7 +123,7 @@ def first_difference(
     if first is None:
         return []
     theirs, ours = (name.rpartition(".")[0] for name in (first.reference, first.port))
-    known = any(_pattern(one.partition(" ")[0]).fullmatch(ours) for _, one in lines) or _named(theirs, lines)
+    known = any(name_pattern(one.partition(" ")[0]).fullmatch(ours) for _, one in lines) or _named(theirs, lines)
     value, other = found.reference.modules.get(theirs), port.get(ours)
     alike = value is not None and other is not None and value.shape == other.shape
     return [(theirs, ours)] if alike and theirs and ours and not known else []
@@ -163,18 +172,7 @@ def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
 
 def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
     """Whether a line speaks of a module of the reference."""
-    return any(_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
-
-
-@cache
-def _pattern(name: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{[^{}]*\})", name)
-    return re.compile("".join(_placeholder(one) if one.startswith("{") else re.escape(one) for one in parts))
-
-
-def _placeholder(text: str) -> str:
-    _, enumerated, spellings = text[1:-1].partition(":")
-    return f"(?:{'|'.join(re.escape(one) for one in re.split('[,/]', spellings))})" if enumerated else r"\d+"
+    return any(name_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
 
 
 def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
@@ -207,13 +205,21 @@ def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[t
     [('h.0', '. -> 1'), ('h.1', '. -> 2'), ('h.2', '. -> 3')]
     >>> at_depth([("h.0", ". -> 0.1"), ("h.1", ". -> 0.2")], 2, 3)
     [('h.0', '. -> 0.1'), ('h.1', '. -> 0.2'), ('h.2', '. -> 0.3')]
+    >>> at_depth([("h.1", "blocks")], 2, 12)
+    [('h.11', 'blocks')]
     """
     stretched = _stretched(lines, twins, depth)
     last = re.compile(rf"(?<=\.){twins - 1}(?=\.|\s|$)")
     return [
-        (last.sub(str(depth - 1), theirs), ours) if ours.partition(" ")[0] == ROOT and not every else (theirs, ours)
+        (theirs if every or _of_a_layer(ours) else last.sub(str(depth - 1), theirs), ours)
         for theirs, ours, every in stretched
     ]
+
+
+def _of_a_layer(ours: str) -> bool:
+    """Whether a point of the module is of one layer or of each, and not the module's or a whole stack's output."""
+    path = ours.partition(" ")[0]
+    return path != ROOT and re.search(r"\d|\{", path) is not None
 
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")
@@ -320,11 +326,6 @@ def _fused(
         right = f"{target.pattern.removesuffix('.bias')} [{batch} {target.axes}]"
         found.append((left, right))
     return [(left, right) for left, right in indexed(found)]
-
-
-def whole(values: Sequence[Tensor]) -> bool:
-    """Whether all numbers are finite."""
-    return all(bool(torch.isfinite(one).all()) for one in values)
 
 
 AXES = "b h q k"

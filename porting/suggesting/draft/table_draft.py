@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,19 +13,20 @@ from torch import nn
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
 from porting.notation.field import held, value_of
+from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
-from porting.suggesting.draft.layer_patterns import Line, lines, needed, plainer
+from porting.plan.matching import Matcher
+from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, plainer
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
 from porting.suggesting.search.attention_layouts import Heads, sizes
-from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
-from porting.suggesting.search.softmax_invariance import SOFTMAX_IGNORES
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of
-from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.config_fields import NESTED, Role, config_number, fields_of, role_of
+from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.twin import Twin
 from porting.target import named_tensors, slots
 
@@ -98,7 +100,7 @@ def draft(
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
-    drops |= dict.fromkeys(_numbered(found.ignored_biases), SOFTMAX_IGNORES)
+    drops |= dict.fromkeys(_told_once(found.ignored_biases), SOFTMAX_IGNORES)
     fresh, ties, rest = _unwritten(module, written | set(found.made))
     tied = {name: other for name, other in found.seconds.items() if name in fresh}
     fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
@@ -153,7 +155,7 @@ def _makes(made: Mapping[str, str]) -> dict[str, str]:
     patterns: dict[str, str] = {}
     for word in dict.fromkeys(made.values()):
         names = [name for name, one in made.items() if one == word]
-        some = _numbered(names)
+        some = _told_once(names)
         patterns |= dict.fromkeys(names if patterns.keys() & set(some) else some, word)
     return patterns
 
@@ -228,7 +230,7 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
             first[slot.same_as] = name  # another name of it is said to be tied to it
     others = [name for name in places if name not in (*buffers, *rest)]
     ties = dict(_generally(ties))
-    fresh |= dict.fromkeys(_numbered(buffers), "a buffer, which the module computes")
+    fresh |= dict.fromkeys(_told_once(buffers), "a buffer, which the module computes")
     fresh |= dict.fromkeys(patterns(rest, [*others, *buffers]), _NONE)
     return fresh, ties, rest
 
@@ -237,14 +239,12 @@ def _generally(ties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names that are another's tensor: those of all layers at once, where that is one tensor."""
     for anchor in dict.fromkeys(ties.values()):
         names = [name for name, other in ties.items() if other == anchor]
-        made = _numbered(names)
+        made = _told_once(names)
         pattern = re.compile("|".join(re.sub(r"\\{\w+\\}", r"\\d+", re.escape(one)) for one in made))
         yield from dict.fromkeys(names if pattern.fullmatch(anchor) else made, anchor).items()
 
 
-def _numbered(names: Iterable[str]) -> list[str]:
-    from porting.suggesting.draft.layer_patterns import indexed  # noqa: PLC0415  # kept beside its one use
-
+def _told_once(names: Iterable[str]) -> list[str]:
     return [one[0] for one in indexed([(name,) for name in names])]
 
 
@@ -256,13 +256,11 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
     ours = {name: tuple(one.shape) for name, one in named_tensors(subjects.built.module)}
     unread = align(table.rules, shapes, ours, prefix=table.prefix).unread
-    from porting.plan.matching import Matcher  # noqa: PLC0415  # kept beside its one use
-
     matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
     left = [name for name in unread if not matcher.read(name)]
     drops, copies = dict(made.drops), dict(made.copies)
     ranges = [name for name in left if _is_range(checkpoint, name)]
-    copies |= dict.fromkeys(_numbered(ranges), "arange")
+    copies |= dict.fromkeys(_told_once(ranges), "arange")
     rest = [name for name in left if name not in ranges]
     for name in list(rest):
         same = next(
@@ -284,15 +282,48 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     }
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
     depths = (config_number(subjects.twin.config, Role.DEPTH), config_number(subjects.config, Role.DEPTH))
+    behind = partial(_behind_layers, _stacks(spelled), *depths)
     return replace(
         again,
+        lines=[replace(line, targets=tuple((behind(name), axes) for name, axes in line.targets)) for line in spelled],
+        makes={behind(name): _content(value, behind) for name, value in made.makes.items()},
+        fresh={behind(name): why for name, why in made.fresh.items()},
+        ties={behind(name): behind(other) for name, other in made.ties.items()},
         drops=drops,
         copies=copies,
         defaults=defaults,
         require=required,
-        probes=at_depth(made.probes, *depths),
+        probes=[(theirs, behind(ours)) for theirs, ours in at_depth(made.probes, *depths)],
         returned=at_depth(made.returned, *depths),
     )
+
+
+_INDEX = re.compile(r"(?P<stem>[^{}]*)\{(?:(?P<factor>\d+)\*)?[ijkl](?:\+(?P<shift>\d+))?\}")
+
+
+def _stacks(made: Iterable[Line]) -> dict[str, tuple[int, int]]:
+    """The lists that layers stand in, by what is in front of the number, with the number's factor and shift."""
+    found = (_INDEX.match(name) for line in made for name, _ in line.targets)
+    return {one["stem"]: (int(one["factor"] or 1), int(one["shift"] or 0)) for one in found if one is not None}
+
+
+def _behind_layers(stacks: Mapping[str, tuple[int, int]], twins: int, depth: int, name: str) -> str:
+    """The name of a part that stands behind the layers in one list with them, where there are more layers.
+
+    >>> _behind_layers({"": (1, 1)}, 2, 12, "3.ln.weight"), _behind_layers({"": (1, 1)}, 2, 12, "0.emb.weight")
+    ('13.ln.weight', '0.emb.weight')
+    """
+    for stem, (factor, shift) in stacks.items():
+        number = re.match(r"\d+(?=[. ]|$)", name.removeprefix(stem)) if name.startswith(stem) else None
+        if number is not None and int(number[0]) > factor * (twins - 1) + shift:
+            moved = int(number[0]) + factor * (depth - twins)
+            return f"{stem}{moved}{name[len(stem) + number.end() :]}"
+    return name
+
+
+def _content(value: str, behind: Callable[[str], str]) -> str:
+    """What [make] fills a tensor with; another tensor's name is of the same depth."""
+    return f"{EQUALS}{behind(value.removeprefix(EQUALS))}" if value.startswith(EQUALS) else value
 
 
 def _older(line: Line, checkpoint: Checkpoint) -> Line:
@@ -320,8 +351,3 @@ def _copy(checkpoint: Checkpoint, one: str, name: str) -> bool:
     mine, other = checkpoint.tensors[one], checkpoint.tensors[name]
     same = tuple(mine.shape) == tuple(other.shape) and mine.dtype == other.dtype and len(mine.shape) > 0
     return same and same_bits(checkpoint.read(one), checkpoint.read(name))
-
-
-def moved(moves: Iterable[CandidateRule]) -> set[str]:
-    """The module's tensors that the moves write."""
-    return {name for move in moves for name in move.writes}

@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from porting.suggesting.draft.layer_patterns import Line
+from porting.suggesting.draft.layer_patterns import Line, name_pattern
+from porting.suggesting.search.matrix_candidates import UNSEEN
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import GUESS
 from porting.suggesting.search.search_state import COMPUTED, UNRUN
-from porting.suggesting.search.softmax_invariance import UNSEEN
-
-WIDTH = 118
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +173,7 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
     while left:
         chosen, alike = left[0], [left[0]]
         for text in _patterns(left[0]):
-            shape = _matching(text)
+            shape = name_pattern(text)
             some = [one for one in left if shape.fullmatch(one)]
             if len(some) > 1 and not any(shape.fullmatch(one) for one in kept):
                 chosen, alike = text, some
@@ -183,14 +181,6 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
         found.append(chosen)
         left = [one for one in left if one not in alike]
     return found
-
-
-def _matching(text: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{[^{}]*\})", text)
-    return re.compile("".join(_PLACES.get(part[:2], re.escape(part)) for part in parts))
-
-
-_PLACES = {"{*": ".+", **dict.fromkeys(("{i", "{j", "{k", "{l"), r"\d+")}
 
 
 def _patterns(name: str) -> Iterator[str]:

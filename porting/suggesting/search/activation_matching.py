@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance
+from porting.suggesting.search.layouts import CandidateRule, distance, single_rule
 from porting.suggesting.search.search_result import SAME
 from porting.suggesting.subjects.forward_arguments import BATCH
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
@@ -106,12 +106,8 @@ def vector(
     def axes(shape: tuple[int, ...]) -> str:
         return " ".join("1" if size == 1 else "e" for size in shape)
 
-    source, target = move.sources[0], move.targets[0]
-    return CandidateRule(
-        (RuleTerm(source.pattern, source.names, axes(theirs[source.names[0]])),),
-        (RuleTerm(target.pattern, target.names, axes(ours[target.names[0]])),),
-        why=move.why,
-    )
+    source, target = move.reads[0], move.writes[0]
+    return single_rule(source, target, axes(theirs[source]), axes(ours[target]), why=move.why)
 
 
 def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:

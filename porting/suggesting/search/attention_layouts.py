@@ -213,17 +213,16 @@ def _moves(
     weights = [tuple(_piece(one, "" if bare else axes, first) for one, axes, first in side) for side in (left, right)]
     yield CandidateRule(weights[0], weights[1])
     if all(one.biases for one, _, _ in (*left, *right)):
-        biases = [tuple(_bias(one, "" if plain else axes) for one, axes, _ in side) for side in (left, right)]
+        biases = [
+            tuple(RuleTerm(one.biases[0], one.biases, "" if plain else axes) for one, axes, _ in side)
+            for side in (left, right)
+        ]
         yield CandidateRule(biases[0], biases[1])
 
 
 def _piece(one: Matrix, axes: str, first: bool) -> RuleTerm:
     both = f"e {axes}" if first else f"{axes} e"
     return RuleTerm(one.weights[0], one.weights, both if axes else "")
-
-
-def _bias(one: Matrix, axes: str) -> RuleTerm:
-    return RuleTerm(one.biases[0], one.biases, axes)
 
 
 def sizes(heads: Heads) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shape
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shape, single_rule
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.subjects.operation_trace import Unit, WeightUse
 from porting.suggesting.subjects.questions import Question
@@ -54,7 +54,7 @@ def candidates(
         yield from _folded(moves, left, ours, port_shapes, reference_shapes)
     for scale in scales:
         for moves, left in plain:
-            scaled = tuple(_scaled(move, scale) if _words(move, ours) else move for move in moves)
+            scaled = tuple(replace(move, scale=scale) if _words(move, ours) else move for move in moves)
             yield scaled
             yield from _folded(scaled, left, ours, port_shapes, reference_shapes)
 
@@ -106,26 +106,26 @@ def _single(
     name, source = ours.names[0], theirs.names[0]
     shape, their_shape = port_shapes[name], reference_shapes[source]
     if shape == their_shape:
-        yield CandidateRule((RuleTerm(source, (source,)),), (RuleTerm(name, (name,)),))
+        yield single_rule(source, name)
     rows = [size for size in their_shape if size != 1]
     squeezed = [size for size in shape if size != 1]
     if len(rows) != 2 and squeezed == rows and shape != their_shape:
         left, right = (" ".join("1" if size == 1 else "e" for size in one) for one in (their_shape, shape))
-        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), right),))
+        yield single_rule(source, name, left, right)
     if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
         row = " ".join("1" if size == 1 else "e" for size in shape)
-        yield CandidateRule((RuleTerm(source, (source,), ROW),), (RuleTerm(name, (name,), row),), fill=0.0)
+        yield single_rule(source, name, ROW, row, fill=0.0)
     if len(rows) != 2 or len(squeezed) != 2:
         return
     left = _axes(their_shape, "t", "e")
     if squeezed == rows and shape != their_shape:
-        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), _axes(shape, "t", "e")),))
+        yield single_rule(source, name, left, _axes(shape, "t", "e"))
     if squeezed == rows[::-1] and rows[0] != rows[1]:
-        yield CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(name, (name,), _axes(shape, "e", "t")),))
+        yield single_rule(source, name, left, _axes(shape, "e", "t"))
     if squeezed[1] == rows[1]:
         tabular = WeightUse.TABLE in {ours.kind, theirs.kind} or squeezed[0] > rows[0]
         for parts, others in _rows(squeezed[0] - rows[0], their_shape, shape, tabular=tabular):
-            yield CandidateRule((RuleTerm(source, (source,), parts),), (RuleTerm(name, (name,), others),), fill=0.0)
+            yield single_rule(source, name, parts, others, fill=0.0)
 
 
 def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[tuple[str, str]]:
@@ -211,10 +211,6 @@ def _folded(
 def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:
     """Whether the move fills a table that is looked up by words, and not by places."""
     return any(unit.kind is WeightUse.LOOKUP for unit in port if unit.names[0] in move.writes)
-
-
-def _scaled(move: CandidateRule, scale: str) -> CandidateRule:
-    return CandidateRule(move.sources, move.targets, fold=move.fold, fill=move.fill, scale=scale)
 
 
 def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Question | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,6 +89,11 @@ class CandidateRule:
         )
 
 
+def single_rule(source: str, target: str, left: str = "", right: str = "", **more: Any) -> CandidateRule:
+    """A rule of one tensor into one, each with its axes; ``more`` are the rule's other attributes."""
+    return CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(target, (target,), right),), **more)
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A matrix with its bias, on either side, or several that are one for each head.
@@ -114,9 +121,7 @@ def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
     """A unit, or those of the heads of one projection."""
     first = units[0]
     shape = shapes[first.weights[0]]
-    total = 1
-    for size in shape:
-        total *= size
+    total = math.prod(shape)
     summed = first.summed or total // shape[0]
     return Matrix(
         weights=tuple(one.weights[0] for one in units),
@@ -170,18 +175,11 @@ def factorings(atoms: Mapping[str, int], shape: Shape) -> Iterator[tuple[tuple[s
             yield ((), *later)
     for count in range(1, len(atoms) + 1):
         for chosen in permutations(atoms, count):
-            if _product(atoms[one] for one in chosen) != first:
+            if math.prod(atoms[one] for one in chosen) != first:
                 continue
             left = {name: size for name, size in atoms.items() if name not in chosen}
             for later in factorings(left, tuple(rest)):
                 yield (chosen, *later)
-
-
-def _product(sizes: Iterator[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 def written(axes: Sequence[Sequence[str]]) -> str:

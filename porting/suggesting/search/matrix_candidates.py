@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 
-from porting.suggesting.search import softmax_invariance
-from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm, Shape, factorings, matrix, order, written
+import torch
+
+from porting.suggesting.search.layouts import (
+    CandidateRule,
+    Matrix,
+    RuleTerm,
+    Shape,
+    distance,
+    factorings,
+    matrix,
+    order,
+    single_rule,
+    written,
+)
 from porting.suggesting.search.name_similarity import pattern, similarity
-from porting.suggesting.subjects.operation_trace import Unit
+from porting.suggesting.subjects.operation_trace import TracedModel, Unit
 
 MOST = 400
 """Candidates that are tried for one place."""
@@ -59,18 +72,14 @@ def _partitions(
         for arrangement in permutations(theirs):
             groups = _cut(list(ours), list(arrangement))
             if groups is not None:
-                found.append([(_only(one), some) for one, some in groups])
+                found.append([((one,), some) for one, some in groups])
     elif len(theirs) < len(ours) <= 6:
         for turned in permutations(ours):
             groups = _cut(list(theirs), list(turned))
             if groups is not None:
-                found.append([(some, _only(one)) for one, some in groups])
+                found.append([(some, (one,)) for one, some in groups])
     unique = {tuple((tuple(m.weights for m in a), tuple(m.weights for m in b)) for a, b in one): one for one in found}
     yield from sorted(unique.values(), key=_unlikeness)
-
-
-def _only(one: Matrix) -> tuple[Matrix, ...]:
-    return (one,)
 
 
 def _cut(whole: list[Matrix], parts: list[Matrix]) -> list[tuple[Matrix, tuple[Matrix, ...]]] | None:
@@ -123,10 +132,10 @@ def _bundle(
     if len(ours) == 1 and len(theirs) == 1 and len(first.weights) == 1:
         yield from _alone(first, other, heads)
     elif len({one.out for one in theirs}) == 1 and len({one.out for one in ours}) == 1:
-        if softmax_invariance.is_partial(ours, theirs):
-            for moves in _selected(softmax_invariance.bare(ours), softmax_invariance.bare(theirs), heads):
-                if softmax_invariance.in_blocks(moves):
-                    yield (*moves, *softmax_invariance.biases(ours, theirs))
+        if is_partial(ours, theirs):
+            for moves in _selected(bare(ours), bare(theirs), heads):
+                if in_blocks(moves):
+                    yield (*moves, *biases(ours, theirs))
         yield from _selected(ours, theirs, heads)
     else:
         yield from _concatenated(ours, theirs)
@@ -139,17 +148,11 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[t
     as_is = same and (not turned or ours.into_first == theirs.into_first)
     bias = _biases(ours, theirs, "", "")
     if as_is and bias is not None:
-        yield (
-            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
-            *bias,
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     made = list(_laid(ours, theirs, 0, heads))
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
     if same and not as_is and bias is not None:
-        yield (
-            CandidateRule((RuleTerm(theirs.weights[0], theirs.weights),), (RuleTerm(ours.weights[0], ours.weights),)),
-            *bias,
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
         yield from ((move, *bias) for move in _unfolded(ours, theirs))
 
@@ -159,9 +162,7 @@ def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:
     for axes in permutations("abf"):
         joint = f"({' '.join(axes)})"
         right = f"{joint} o" if ours.into_first else f"o {joint}"
-        yield CandidateRule(
-            (RuleTerm(theirs.weights[0], theirs.weights, "o a b f"),), (RuleTerm(ours.weights[0], ours.weights, right),)
-        )
+        yield single_rule(theirs.weights[0], ours.weights[0], "o a b f", right)
 
 
 def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool, int]:
@@ -307,27 +308,16 @@ def padded(
     if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
         return
     sides = [("e o" if theirs.into_first else "o e"), ("e (o|_rest)" if ours.into_first else "(o|_rest) e")]
-    moves = [
-        CandidateRule(
-            (RuleTerm(theirs.weights[0], theirs.weights, sides[0]),),
-            (RuleTerm(ours.weights[0], ours.weights, sides[1]),),
-            fill=0.0,
-        )
-    ]
+    moves = [single_rule(theirs.weights[0], ours.weights[0], *sides, fill=0.0)]
     if ours.biases and theirs.biases:
-        bias = RuleTerm(ours.biases[0], ours.biases, "(o|_rest)")
-        moves.append(CandidateRule((RuleTerm(theirs.biases[0], theirs.biases, "o"),), (bias,), fill=0.0))
+        moves.append(single_rule(theirs.biases[0], ours.biases[0], "o", "(o|_rest)", fill=0.0))
     yield tuple(moves)
-
-
-_PARTS = "abfjlmuwx"
-"""Indices of parts of different sizes; the other letters have sizes of their own."""
 
 
 def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[tuple[CandidateRule, ...]]:
     """Parts of different sizes, one after the other."""
     several, one = (theirs, ours[0]) if len(theirs) > 1 else (ours, theirs[0])
-    letters = _PARTS[: len(several)]
+    letters = PARTS[: len(several)]
     if any(len(part.weights) > 1 or len(part.shape) != 2 for part in (*several, one)):
         return
     joint = f"({'|'.join(letters)})"
@@ -345,3 +335,90 @@ def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[
             )
             moves.append(CandidateRule(each, (joined,)) if several is theirs else CandidateRule((joined,), each))
         yield tuple(moves)
+
+
+# Biases that a softmax cannot see: a key's bias moves all scores of a query by the same number.
+# Where one side has all of them in one tensor, the key's part of it belongs to nothing: it is zeros, or left out.
+
+UNMOVED = 1e-10
+"""A model that is no further from itself than this, of its scale, returns the same."""
+
+SOFTMAX_IGNORES = "softmax cannot see it: it moves all scores of a query by the same number"
+
+
+def is_ignored_by_softmax(side: TracedModel, biases: Sequence[str], weights: Sequence[str]) -> bool:
+    """Whether a model returns the same whatever these biases are, and something else with other weights.
+
+    It is tried out: with keys that are rotated, or that something else reads as well, a bias shows.
+
+    Args:
+        side: the model; its values are as before when this returns.
+        biases, weights: a matrix's.
+    """
+    base = [one for one in side.run().outputs if one.is_floating_point()]
+
+    def moves(names: Sequence[str]) -> bool:
+        kept = {name: side.leaves[name].detach().clone() for name in names}
+        generator = torch.Generator().manual_seed(0)
+        try:
+            for name, value in kept.items():
+                noise = torch.randn(value.shape, dtype=torch.float64, generator=generator)
+                side.leaves[name].data.copy_(value + 0.5 * noise)
+            other = [one for one in side.run().outputs if one.is_floating_point()]
+        finally:
+            for name, value in kept.items():
+                side.leaves[name].data.copy_(value)
+        return any(distance(one, two) > UNMOVED for one, two in zip(base, other, strict=True))
+
+    return bool(base and biases and weights) and not moves(biases) and moves(weights)
+
+
+PARTS = "abfjlmuwx"
+"""Indices of parts of different sizes; the other letters have sizes of their own."""
+
+UNSEEN = "softmax cannot see a key's bias"
+
+
+def is_partial(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> bool:
+    """Whether one of several has no bias, or one side's is made of several tensors."""
+    one, several = _sides(ours, theirs)
+    if len(several) < 2 or not one.biases:
+        return False
+    having = [part for part in several if part.biases]
+    return len(having) == len(several) - 1 or (bool(one.parts) and len(one.parts) == len(having))
+
+
+def bare(some: Sequence[Matrix]) -> list[Matrix]:
+    """The matrices without their biases."""
+    return [replace(one, biases=(), bias_shape=None, parts=()) for one in some]
+
+
+def biases(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> tuple[CandidateRule, ...]:
+    """The rules for the biases of one fused tensor and of several, block after block in this order."""
+    one, several = _sides(ours, theirs)
+    having = [part.biases[0] for part in several if part.biases]
+    if one.parts:
+        pairs = zip(having, one.parts, strict=False) if several is theirs else zip(one.parts, having, strict=False)
+        fits = len(one.parts) == len(having)
+        return tuple(CandidateRule((_term(a),), (_term(b),)) for a, b in pairs) if fits else ()
+    letters = [letter if part.biases else f"_{letter}" for letter, part in zip(PARTS, several, strict=False)]
+    whole = _term(one.biases[0], f"({'|'.join(letters)})")
+    each = tuple(_term(name, letter) for name, letter in zip(having, [x for x in letters if x[0] != "_"], strict=True))
+    return (
+        CandidateRule(each, (whole,), fill=0.0, why=UNSEEN)
+        if several is theirs
+        else CandidateRule((whole,), each, fill=0.0, why=UNSEEN),
+    )
+
+
+def in_blocks(moves: Sequence[CandidateRule]) -> bool:
+    """Whether the weights lie one after the other in the fused tensor."""
+    return any("(p o)" in piece.axes for move in moves for piece in (*move.sources, *move.targets))
+
+
+def _sides(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> tuple[Matrix, Sequence[Matrix]]:
+    return (ours[0], theirs) if len(ours) == 1 else (theirs[0], ours)
+
+
+def _term(name: str, axes: str = "") -> RuleTerm:
+    return RuleTerm(name, (name,), axes)

@@ -6,8 +6,9 @@ Names decide nothing that can be proven; they say what to try first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import permutations, product
 
 from porting.suggesting.subjects.config_fields import SYNONYMS
 
@@ -41,19 +42,21 @@ def similarity(one: str, other: str) -> float:
     return len(ours & theirs) / (len(ours | theirs) or 1)
 
 
-def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, str]]:
     """The tensor of another model that is called like each of a model's, as far as shapes allow.
 
     A name that is the other one with something in front comes first; then names that are alike, all layers at once.
+    Where several groups of layers have the same shapes, as two matrices of each expert have, the next ways exchange
+    them.
 
     Args:
         ours, theirs: name -> shape.
 
-    Returns:
+    Yields:
         A name of ``ours`` -> one of ``theirs``; each of these once.
 
     >>> shapes = {"layers.0.query.weight": (2, 2), "layers.1.query.weight": (2, 2), "head.weight": (3, 2)}
-    >>> namesakes({"net.layers.1.query.weight": (2, 2), "net.classifier.weight": (3, 2)}, shapes)
+    >>> next(namesakes({"net.layers.1.query.weight": (2, 2), "net.classifier.weight": (3, 2)}, shapes))
     {'net.layers.1.query.weight': 'layers.1.query.weight', 'net.classifier.weight': 'head.weight'}
     """
     found: dict[str, str] = {}
@@ -65,10 +68,21 @@ def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[in
     left = _grouped(name for name in ours if name not in found)
     free = _grouped(name for name in theirs if name not in found.values())
     pairs = ((mine, other) for mine in left for other in free if _as_many(left[mine], free[other], ours, theirs))
+    groups: dict[str, tuple[list[str], list[str]]] = {}
     for mine, other in sorted(pairs, key=lambda two: -similarity(*two)):
         if mine in left and other in free and similarity(mine, other) > 0:
-            found.update(zip(left.pop(mine), free.pop(other), strict=True))
-    return {name: found[name] for name in ours if name in found}
+            groups[mine] = left.pop(mine), free.pop(other)
+    alike: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for mine, (some, _) in groups.items():
+        alike.setdefault(tuple(ours[name] for name in some), []).append(mine)
+    for turned in product(*(permutations(some) for some in alike.values())):
+        swapped = {
+            mine: groups[other][1]
+            for some, order in zip(alike.values(), turned, strict=True)
+            for mine, other in zip(some, order, strict=True)
+        }
+        both = found | {a: b for mine, others in swapped.items() for a, b in zip(groups[mine][0], others, strict=True)}
+        yield {name: both[name] for name in ours if name in both}
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer, matrix
+from porting.suggesting.search.layouts import CandidateRule, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
@@ -43,6 +43,9 @@ from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, We
 BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
+
+EXCHANGES = 24
+"""So many ways of telling tensors of one shape apart are tried where names decide."""
 
 OFFSET = 0.1
 """With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
@@ -109,19 +112,23 @@ class WeightSearch(ScoreTableSearch):
         free = {name: tuple(one.shape) for name, one in theirs.items() if name not in read}
         pairs = same_places(self.port.run(), found.reference, ours, free) if in_order else {}
         ours = {name: shape for name, shape in ours.items() if name not in pairs}
-        named = namesakes(ours, {name: shape for name, shape in free.items() if name not in pairs.values()})
-        for some, why in ((pairs, "its place"), (named, BY_NAME)):
-            moves += [CandidateRule((RuleTerm(a, (a,)),), (RuleTerm(b, (b,)),), why=why) for b, a in some.items()]
-        values = self._values(moves, theirs)
-        if not values:
-            return None
-        self._put(values)
-        found.trials, found.trace = 1, self.port.run()
-        found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
+        moves += [single_rule(b, a, why="its place") for a, b in pairs.items()]
+        free = {name: shape for name, shape in free.items() if name not in pairs.values()}
         returned = [one for one in found.reference.outputs if one.is_floating_point()]
-        far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
-        if not far <= ROUNDED:
+        for named in islice(namesakes(ours, free), EXCHANGES):
+            guess = [*moves, *(single_rule(b, a, why=BY_NAME) for a, b in named.items())]
+            values = self._values(guess, theirs)
+            if not values:
+                return None
+            self._put(values)
+            found.trials, found.trace = found.trials + 1, self.port.run()
+            found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
+            far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
+            if far <= ROUNDED or time.monotonic() > self._until:
+                break
+        if not (values and far <= ROUNDED):
             return None
+        moves = guess
         if far > SAME:
             last, mate = found.trace.units[-1].names[0], found.reference.units[-1].names[0]
             found.divergences.append(DifferingPlace(what="activation", port=last, reference=mate, size=far))
@@ -191,8 +198,6 @@ class WeightSearch(ScoreTableSearch):
             return
         self._matrices(group, matches, trace)
 
-    # ---------------------------------------------------------------------------------------------- tables
-
     def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""
         group: list[Unit] = []
@@ -223,15 +228,9 @@ class WeightSearch(ScoreTableSearch):
                     if not self._share(one.names[0], other):
                         self._note("second", one, mate, near=((other, 0.0),))
 
-    # ---------------------------------------------------------------------------------------------- norms
-
     def _norm(self, unit: Unit, mate: Unit, trace: OperationTrace) -> None:
-        pieces = []
-        for ours, others in ((unit.weights, mate.weights), (unit.biases, mate.biases)):
-            if ours and others:
-                pieces.append(
-                    CandidateRule((RuleTerm(others[0], others[:1]),), (RuleTerm(ours[0], ours[:1]),), why="its place")
-                )
+        sides = ((unit.weights, mate.weights), (unit.biases, mate.biases))
+        pieces = [single_rule(other[0], ours[0], why="its place") for ours, other in sides if ours and other]
         self._uneven(unit, mate)
         if unit.weights and not mate.weights:
             self._make(dict.fromkeys(unit.weights, "ones"))
@@ -253,10 +252,9 @@ class WeightSearch(ScoreTableSearch):
             return
         if mate.weights and self._offset(unit, mate, pieces[0], far):
             return
-        corrected = [
-            explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in pieces[:1]
-        ]
-        values = self._values(corrected)
+        gains = pieces[:1] if self.reference.shapes[mate.names[0]] else []  # a single number is no norm's gain
+        corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in gains]
+        values = self._values(corrected) if corrected else None
         cause = ""
         if values is not None and activation_matching.is_unbiased(now, mate):
             self._put(values)
@@ -298,8 +296,6 @@ class WeightSearch(ScoreTableSearch):
         width = next((name for name in fields_of(Role.HIDDEN, self._config) if self._config[name] == size), str(size))
         return f"({width} / ({width} - 1)) ** 0.5"
 
-    # ---------------------------------------------------------------------------------------------- matrices
-
     def _matrices(self, group: list[Unit], matches: Sequence[Unit], trace: OperationTrace) -> None:
         heads = {
             name: element_count
@@ -334,19 +330,15 @@ class WeightSearch(ScoreTableSearch):
             self._give_up(unit, matches[0])
             return
         if mate.biases:
-            moves = [
-                CandidateRule(
-                    (RuleTerm(mate.biases[0], mate.biases),), (RuleTerm(unit.biases[0], unit.biases),), why="its place"
-                )
-            ]
-            values = self._values(moves)
+            move = single_rule(mate.biases[0], unit.biases[0], why="its place")
+            values = self._values([move])
             if values is None:
-                moves = [vector(move, self.port.shapes, self.reference.shapes) for move in moves]
-                values = self._values(moves)
+                move = vector(move, self.port.shapes, self.reference.shapes)
+                values = self._values([move])
             if values is None:
                 self._give_up(unit, mate)
                 return
-            self._accept(moves, values, [unit], [mate])
+            self._accept([move], values, [unit], [mate])
         self._uneven(unit, mate)
 
     def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[CandidateRule, ...]]:
@@ -512,8 +504,6 @@ class WeightSearch(ScoreTableSearch):
         known = {habit: number for number, habit in enumerate(self._habits)}
         worst = len(known)
         return iter(sorted(listed, key=lambda moves: known.get(tuple(habit(move) for move in moves), worst)))
-
-    # ---------------------------------------------------------------------------------------------- what differs
 
     def _diverged(self, unit: Unit, trace: OperationTrace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
         """The units of the reference that are due where the activation is none of the reference's own.

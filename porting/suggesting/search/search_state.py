@@ -28,10 +28,10 @@ from porting.suggesting.search.activation_matching import (
     whole,
 )
 from porting.suggesting.search.attention_layouts import Heads
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, transformed
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, single_rule, transformed
+from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
-from porting.suggesting.search.softmax_invariance import is_ignored_by_softmax
 from porting.suggesting.subjects.operation_trace import ForcedActivations, OperationTrace, TracedModel, Unit, WeightUse
 from porting.suggesting.subjects.twin import is_frequencies
 
@@ -52,12 +52,11 @@ def remaining(
     """
     constants = [name for name, one in theirs.items() if is_frequencies(one)]
     for name, one in ours.items():
-        same = next(
-            (other for other in constants if theirs[other].shape == one.shape and _equal(theirs[other], one)), ""
-        )
+        alike = ((other, theirs[other].double()) for other in constants if theirs[other].shape == one.shape)
+        same = next((other for other, value in alike if torch.allclose(value, one.double(), rtol=1e-6, atol=0.0)), "")
         if same and not isinstance(one, nn.Parameter):
             constants.remove(same)
-            yield _move(same, name, COMPUTED), theirs[same]
+            yield single_rule(same, name, why=COMPUTED), theirs[same]
     still = [name for name in theirs if name not in running]
     for name, one in ours.items():
         if name in running or not isinstance(one, nn.Parameter):
@@ -65,7 +64,7 @@ def remaining(
         near = _nearest(name, [other for other in still if theirs[other].shape == one.shape])
         if near:
             still.remove(near)
-            yield _move(near, name, UNRUN), theirs[near]
+            yield single_rule(near, name, why=UNRUN), theirs[near]
 
 
 def _nearest(name: str, others: Sequence[str]) -> str:
@@ -73,14 +72,6 @@ def _nearest(name: str, others: Sequence[str]) -> str:
     ends = [one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]]
     best = max(ends, key=lambda one: similarity(one, name), default="")
     return best if best and similarity(best, name) >= ALIKE else ""
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one.double(), other.double(), rtol=1e-6, atol=0.0))
-
-
-def _move(theirs: str, ours: str, why: str) -> CandidateRule:
-    return CandidateRule((RuleTerm(theirs, (theirs,)),), (RuleTerm(ours, (ours,)),), why=why)
 
 
 class SearchState:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from porting.build import Bounds, bounded, build
-from porting.builder_config import UnknownFieldError, config_class, own_value, parameters_of, typed
+from porting.builder_config import Named, UnknownFieldError, config_class, own_value, parameters_of, typed
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, Message, PortingError, Wording
 from porting.frames import place_of, users_line
@@ -50,12 +50,14 @@ class BuiltModule:
     Attributes:
         module: it, in eval mode, on the CPU.
         asked: what the builder asked for -> the config's field that it got.
+        kept: what the builder has a default of its own for, which it kept.
         given: whether the module was passed built, so that its sizes are what they are.
         constants: arguments of its forward that no batch has, with the values that they are given in each call.
     """
 
     module: nn.Module
     asked: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, object] = field(default_factory=dict)
     given: bool = False
     constants: Mapping[str, object] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ class Fields(Mapping[str, Any]):
         self._within = within
         self._nested = nested
         self._asked: dict[str, str] = {}
+        self.kept: dict[str, object] = {}
         self._sections: dict[str, Fields] = {}
 
     def _find(self, name: str) -> str | None:
@@ -114,9 +117,10 @@ class Fields(Mapping[str, Any]):
             self._sections[name] = Fields(self._config, self._given, into=self._into, within=path)
             return self._sections[name]
         try:
-            return own_value(self._into, name, self._asked, self)
+            self.kept[name] = own_value(self._into, name, self._asked, self)
         except LookupError:
             raise UnknownFieldError(name) from None
+        return self.kept[name]
 
     def asked(self) -> dict[str, str]:
         """What was read, with the names of what holds it in front -> the config's field."""
@@ -172,11 +176,15 @@ def _takes_stages(parameter: inspect.Parameter) -> bool | None:
 
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
-    """The field's value; one that is spelled as arithmetic is computed."""
-    return config[field] if field in config else value_of(config, field)
+    """The field's value; one that is spelled as arithmetic is computed, and one that holds fields has attributes."""
+    value = config[field] if field in config else value_of(config, field)
+    return Named(value) if type(value) is dict else value
 
 
 _GIVEN = "_fields_by_name"
+
+_Made = tuple[Any, dict[str, str], dict[str, object]]
+"""What a builder gave, what it asked for, and its own defaults that it kept."""
 
 
 class UnknownSizesError(TargetError):
@@ -184,11 +192,13 @@ class UnknownSizesError(TargetError):
 
     Attributes:
         names: what it asks for.
+        read: it reads them from a config, so that they may be of any kind and no sizes.
     """
 
-    def __init__(self, fault: Fault, names: Sequence[str]) -> None:
+    def __init__(self, fault: Fault, names: Sequence[str], *, read: bool) -> None:
         super().__init__(fault)
         self.names = tuple(names)
+        self.read = read
 
 
 def with_fields(into: Builder, fields: Mapping[str, object], config: Mapping[str, object]) -> Builder:
@@ -239,16 +249,6 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
-def sizes_asked_of(into: Builder) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a builder, or the fields of the config class that it takes; none of a module."""
-    if isinstance(into, nn.Module):
-        return {}
-    parameters = parameters_of(into)
-    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    kinds = (config_class(into, name) for name in ("config", *required[:1]) if name in parameters)
-    return next((parameters_of(kind) for kind in kinds if kind is not None), parameters)
-
-
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     """The user's module for this config.
 
@@ -274,8 +274,8 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
         message = f"{into!r} is no module, and nothing that builds one"
         hint = "pass a torch.nn.Module, a class, or a function that builds one"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
-    made, asked = _called(into, config, given)
-    return _built(_module(into, made), asked=asked)
+    made, asked, kept = _called(into, config, given)
+    return _built(_module(into, made), asked=asked, kept=kept)
 
 
 def _built(module: nn.Module, **more: Any) -> BuiltModule:  # the other fields
@@ -348,10 +348,8 @@ def _title(into: object) -> str:
     return str(getattr(into, "__name__", type(into).__name__))
 
 
-def _called(
-    into: Callable[..., Any], config: Mapping[str, object], given: Mapping[str, str]
-) -> tuple[Any, dict[str, str]]:
-    """What the builder gives, and what it asked for."""
+def _called(into: Callable[..., Any], config: Mapping[str, object], given: Mapping[str, str]) -> _Made:
+    """What the builder gives, what it asked for, and its defaults for the rest."""
     parameters = parameters_of(into)
     required = [name for name, one in parameters.items() if one.default is one.empty]
     asked = _arguments(parameters, config, given)
@@ -359,14 +357,17 @@ def _called(
     if "config" in parameters or (len(required) == 1 and unknown):
         fields = Fields(config, given, into=into)
         name = "config" if "config" in parameters else required[0]
-        own = _own_config(config_class(into, name), config, given)
-        if own is not None:
+        kind = config_class(into, name)
+        own = _own_config(kind, config, given)
+        if own is not None and kind is not None:
             keyword = parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-            return (_guarded(into, **{name: own[0]}) if keyword else _guarded(into, own[0])), own[1]
+            made = _guarded(into, **{name: own[0]}) if keyword else _guarded(into, own[0])
+            return made, own[1], {name: one.default for name, one in parameters_of(kind).items() if name not in own[1]}
         return _tried(into, fields, parameters[name])
     if unknown:
         raise _unknown(into, unknown, config)
-    return _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()}), asked
+    made = _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()})
+    return made, asked, {name: one.default for name, one in parameters.items() if name not in asked}
 
 
 def _own_config(
@@ -390,7 +391,9 @@ def _own_config(
     return _guarded(kind, **values), asked
 
 
-def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object]) -> UnknownSizesError:
+def _unknown(
+    into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object], *, read: bool = False
+) -> UnknownSizesError:
     """The error for parameters that match no field of the config; names the option that gives them."""
     listed = ", ".join(map(repr, names))
     message = f"{_title(into)} asks for {listed}, and no field of config.json is known by that"
@@ -404,10 +407,12 @@ def _unknown(into: Callable[..., Any], names: Sequence[str], config: Mapping[str
     whole = f"; its whole numbers are {', '.join(sorted(sizes))}" if sizes else ""
     hint = Message("say which: ", config_option, whole)
     fault = Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint)
-    return UnknownSizesError(fault, names)
+    return UnknownSizesError(fault, names, read=read)
 
 
-def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter) -> tuple[Any, dict[str, str]]:
+def _tried(
+    into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter
+) -> tuple[Any, dict[str, str], dict[str, object]]:
     """Call with a config; once more without configs inside it, where nothing was read of one."""
     try:
         found = _with_config(into, fields, parameter)
@@ -420,7 +425,9 @@ def _tried(into: Callable[..., Any], fields: Fields, parameter: inspect.Paramete
     return _with_config(into, flat, parameter)
 
 
-def _with_config(into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter) -> tuple[Any, dict[str, str]]:
+def _with_config(
+    into: Callable[..., Any], fields: Fields, parameter: inspect.Parameter
+) -> tuple[Any, dict[str, str], dict[str, object]]:
     """Call with a config; should it be handed on as ``**config``, once more with what is asked for behind."""
     positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
     try:
@@ -436,11 +443,11 @@ def _with_config(into: Callable[..., Any], fields: Fields, parameter: inspect.Pa
             raise _unknown(into, unknown, fields._config) from error
         fields = Fields(fields._config, fields._given, tuple(asked), into)
         made = _guarded(into, fields) if positional else _guarded(into, **{parameter.name: fields})
-    except UnknownFieldError as error:  # it may be of any kind and no size: nothing is tried for it
-        raise TargetError(*_unknown(into, [error.field], fields._config).faults) from error
+    except UnknownFieldError as error:
+        raise _unknown(into, [error.field], fields._config, read=True) from error
     except (Exception, SystemExit) as error:
         raise _failed(error) from error
-    return made, fields.asked()
+    return made, fields.asked(), fields.kept
 
 
 def _was_given(said: str, fields: Fields) -> bool:
@@ -480,6 +487,7 @@ def _arguments(
             continue
         value = _value(config, theirs)
         alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
+        alike = alike or (parameter.default is None and type(value) in {int, float})  # None: as the checkpoint has it
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found

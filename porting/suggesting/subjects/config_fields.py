@@ -174,6 +174,12 @@ def fields_of(role: Role, config: Mapping[str, object]) -> Iterator[str]:
             yield word
 
 
+def config_number(config: Mapping[str, object], role: Role, default: int = 0) -> int:
+    """The config's number in that role."""
+    value = next((config[name] for name in fields_of(role, config)), default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
 def _fits(role: Role, word: str, config: Mapping[str, object]) -> bool:
     """Whether a word of two meanings has this one here: next to ``dim``, ``hidden_dim`` is the inner size."""
     if word == "hidden_dim":

@@ -31,13 +31,14 @@ from porting.suggesting.subjects.argument_names import (
     square_mask_mappings,
     without_optional_masks,
 )
+from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.guarded_run import STAY, is_device_error
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.trials.derived_inputs import LENGTHS
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
 
@@ -149,7 +150,11 @@ class _Tried:
                     steady = _steady(one, way, vocabulary, padding)
                 # What is random is reported of the run; no way is better than another there.
                 with count:
-                    seen = _seen(partial(_itself, one), way, vocabulary, padding, causal=causal) if steady else set()
+                    seen = (
+                        _seen(partial(lambda module: module, one), way, vocabulary, padding, causal=causal)
+                        if steady
+                        else set()
+                    )
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 tried.errors.append((error, count.operations))
                 continue
@@ -162,10 +167,6 @@ class _Tried:
     def with_fault(self, *faults: str) -> list[ArgumentMapping]:
         """The ways with these faults and no other."""
         return [way for way, seen in zip(self.ways, self.faults, strict=True) if seen == {*faults}]
-
-
-def _itself(module: nn.Module) -> nn.Module:
-    return module
 
 
 def _copies(module: nn.Module) -> Callable[[], nn.Module]:
@@ -260,29 +261,30 @@ def sample_batch(
     seed: int = 0,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     end: int | None = None,
+    rows: int = BATCH,
 ) -> dict[str, Tensor]:
     """A batch without padding: words that are not the padding's, two segments."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(length: int) -> Tensor:
-        drawn = torch.randint(3, vocabulary - 2, (BATCH, length), generator=generator)
+        drawn = torch.randint(3, vocabulary - 2, (rows, length), generator=generator)
         drawn = torch.where(drawn == padding, drawn + 1, drawn)
         if end is not None:
             drawn[:, -1] = end
         return drawn
 
-    segments = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    segments = torch.zeros(rows, LENGTH, dtype=torch.long)
     segments[:, LENGTH // 2 :] = 1
     made = {
         IDS: words(LENGTH),
-        MASK: torch.ones(BATCH, LENGTH, dtype=torch.long),
+        MASK: torch.ones(rows, LENGTH, dtype=torch.long),
         SEGMENTS: segments,
-        POSITIONS: torch.arange(LENGTH).expand(BATCH, LENGTH).clone(),
+        POSITIONS: torch.arange(LENGTH).expand(rows, LENGTH).clone(),
         DECODER_IDS: words(OTHERS),
-        DECODER_MASK: torch.ones(BATCH, OTHERS, dtype=torch.long),
+        DECODER_MASK: torch.ones(rows, OTHERS, dtype=torch.long),
     }
     made |= {
-        name: torch.randn(BATCH, *shape, dtype=torch.float64, generator=generator)
+        name: torch.randn(rows, *shape, dtype=torch.float64, generator=generator)
         for name, shape in (shapes or {PIXELS: (3, 12, 12)}).items()
     }
     return {name: value for name, value in made.items() if name in available}
@@ -294,8 +296,15 @@ AHEAD = "sees what stands behind"
 
 def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
     inputs = sample_batch(way.named, vocabulary, padding)
-    pairs = zip(outputs_of(module, way, inputs), outputs_of(module, way, inputs), strict=True)
-    return all(one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num()) for one, two in pairs)
+    return same_numbers(outputs_of(module, way, inputs), outputs_of(module, way, inputs))
+
+
+def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two calls gave the same, a number that is none included."""
+    return len(some) == len(others) and all(
+        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
+        for one, two in zip(some, others, strict=True)
+    )
 
 
 def _seen(
@@ -470,3 +479,60 @@ def without_ignored_mask(module: nn.Module, way: ArgumentMapping, vocabulary: in
         return way
     deaf = all(len(one) == len(given[0]) and all(map(torch.equal, one, given[0])) for one in given[1:])
     return without if deaf else way
+
+
+SAMPLED = 3200
+"""Samples of a sound; the convolutions of speech models make a frame of 320 at most."""
+
+FRAMES = 2
+"""Frames for each position of the encoder: one of its convolutions takes every second."""
+
+
+def shapes_of(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples]."""
+    inner = config.get("vision_config")
+    fields = {**config, **(inner if isinstance(inner, dict) else {})}
+    size = fields.get("image_size") or 12
+    high, wide = size if isinstance(size, list | tuple) else (size, size)
+    channels = next((fields[name] for name in fields_of(Role.CHANNELS, fields)), 3)
+    bands, places = config.get("num_mel_bins"), config.get("max_source_positions")
+    return {
+        PIXELS: (int(str(channels)), int(str(high)), int(str(wide))),
+        SAMPLES: (SAMPLED,),
+        FEATURES: (bands if isinstance(bands, int) else 80, FRAMES * (places if isinstance(places, int) else 10)),
+    }
+
+
+def _turned(theirs: str, ours: str) -> tuple[str, str]:
+    """The other layout in which a forward may be given sounds."""
+    other = {FEATURES: ("[b m f]", "[b f m]"), SAMPLES: ("[b t]", "[b 1 t]")}.get(theirs)
+    return (theirs, ours) if other is None else (f"{theirs} {other[0]}", f"{ours} {other[1]}")
+
+
+def audio_argument_mapping(
+    module: nn.Module,
+    available: Sequence[str],
+    config: Mapping[str, object],
+    vocabulary: int,
+    padding: int,
+    ask: Asker,
+) -> ArgumentMapping:
+    """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words.
+
+    Raises:
+        VerifyError: no way works; carries what the forward said to the most usual one.
+    """
+    found, loose = roles(module, available, ask)
+    first: Exception | None = None
+    usual = next(argument_mappings(found))
+    for rules in argument_mappings(found):
+        for turned in (False, True):
+            laid = tuple(_turned(*rule) if turned else rule for rule in rules)
+            way = ArgumentMapping(rules=laid, loose=loose)
+            try:
+                outputs_of(module, way, sample_batch(way.named, vocabulary, padding, shapes=shapes_of(config)))
+            except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
+                first = first or error
+                continue
+            return way
+    raise refusal(module, usual, (), first) from first

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +28,21 @@ from porting.suggesting.subjects.building import (
     named_fields,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of
+from porting.suggesting.subjects.config_fields import NESTED, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
+    audio_argument_mapping,
     comparable,
     find_argument_mapping,
     hides_padding,
     optional,
     outputs_of,
+    same_numbers,
     sample_batch,
     sees_later,
+    shapes_of,
     without_ignored_mask,
 )
-from porting.suggesting.subjects.image_audio_inputs import audio_argument_mapping, shapes_of
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
@@ -49,6 +52,7 @@ from porting.suggesting.subjects.twin import (
     SMALL,
     Twin,
     draw_parameters,
+    is_constant,
     is_mask,
     make_twin,
     measures,
@@ -119,11 +123,24 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
         said = " ".join(str(error).split())
         message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
-    found: dict[str, object] = {"num_labels": getattr(made, "num_labels", 2), **made.to_dict()}
+    found: dict[str, object] = {**_properties(made), **made.to_dict()}
     found["attribute_map"] = dict(getattr(made, "attribute_map", {}))  # transformers' own other names for fields
     for name, path in NESTED.items():
         if name not in found and held(found, path):
             found[name] = value_of(found, path)
+    return found
+
+
+def _properties(config: object) -> dict[str, object]:
+    """What a config of transformers computes, as its number of labels: a builder may read it as a field."""
+    kind = type(config)
+    parts = ((name, getattr(kind, name, None)) for name in dir(kind) if name[0] != "_")
+    names = [name for name, one in parts if isinstance(one, property) and one.fset is not None]  # what it can be given
+    found: dict[str, object] = {}
+    for name in names:
+        with suppress(Exception), catch_warnings(action="ignore"):  # one may need what this config does not have
+            value = getattr(config, name)
+            found |= {name: value} if isinstance(value, str | int | float) else {}
     return found
 
 
@@ -158,29 +175,24 @@ def prepare(
     Raises:
         VerifyError, TargetError: one of them cannot be built or run.
     """
-    config = completed_config(checkpoint.config, architecture)
-    ready = partial(
-        _prepared, checkpoint, config, into, architecture, seed=seed, inputs=inputs, ask=ask, tell=tell, depth=depth
-    )
     try:
-        return ready(folder)
+        return _prepared(checkpoint, into, architecture, folder, seed, inputs, ask, tell, depth)
     except VerifyError as error:
         if isinstance(into, nn.Module) or not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
-        padding = max(_number(config, Role.PADDING, 0), 0)
-        for number, positions in enumerate(dict.fromkeys((LENGTH, LENGTH + padding + 1))):  # some count from there
+        padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
+        for number, rows in enumerate(dict.fromkeys((LENGTH, LENGTH + padding + 1))):  # some count from there
             with suppress(PortingError):
-                return ready(folder / f"full {number}", positions=positions)
+                full = folder / f"full {number}"
+                return _prepared(checkpoint, into, architecture, full, seed, inputs, ask, tell, depth, rows)
         raise
 
 
 def _prepared(
     checkpoint: Checkpoint,
-    config: Mapping[str, object],
     into: Builder,
     architecture: str,
     folder: Path,
-    *,
     seed: int,
     inputs: Mapping[str, str],
     ask: Asker,
@@ -189,9 +201,10 @@ def _prepared(
     positions: int = 0,
 ) -> ModelPair:
     """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
+    config = completed_config(checkpoint.config, architecture)
     into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
     available = _available(twin.reference, twin.config)
-    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
     refuse_computed(built.module, twin.reference)
     lazy, zeros = is_lazy(built.module), zeros_of(built.module)
     module = in_float64(materialized(built.module, available, vocabulary, padding, shapes_of(twin.config)))
@@ -205,7 +218,7 @@ def _prepared(
     else:
         way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
         way = without_ignored_mask(module, way, vocabulary, padding) if causal else way
-        if causal and MASK in available and MASK not in way.named and _number(twin.config, Role.PADDING, -1) >= 0:
+        if causal and MASK in available and MASK not in way.named and config_number(twin.config, Role.PADDING, -1) >= 0:
             way = replace(way, internal=hides_padding(module, way, vocabulary, padding))
         way = replace(way, more=optional(module, way, twin.reference))
     return ModelPair(
@@ -349,7 +362,7 @@ def _takes_images(module: nn.Module, twin: Twin) -> bool:
 def _sample(twin: Twin) -> dict[str, Tensor]:
     """A batch for the reference."""
     available = _available(twin.reference, twin.config)
-    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
     return sample_batch(
         [one for one in available if one != POSITIONS], vocabulary, padding, shapes=shapes_of(twin.config)
     )
@@ -366,12 +379,12 @@ def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tupl
     try:
         named, built = into, build_for(into, config)
     except UnknownSizesError as error:
-        fields = solved_sizes(into, error.names, config, shapes)
+        fields = solved_sizes(into, error.names, config, shapes, better=error.read)
         if fields is None:
             raise
         named = with_fields(into, {**named_fields(into), **fields}, config)
         built = build_for(named, config)
-    replaced = better_sizes(named, built.asked, config, shapes)
+    replaced = better_sizes(named, built, config, shapes)
     if not replaced:
         return named, built
     named = with_fields(named, {**named_fields(named), **replaced}, config)
@@ -389,27 +402,17 @@ def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:
 
 def _could(module: nn.Module, twin: Twin) -> bool:
     """Whether a module has the twin's width: then it has taken the config to heart."""
-    width = _number(twin.config, Role.HIDDEN, 0)
+    width = config_number(twin.config, Role.HIDDEN, 0)
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
     return lazy or not width or width in sizes
-
-
-def _number(config: Mapping[str, object], role: Role, default: int) -> int:
-    value = next((config[name] for name in fields_of(role, config)), default)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-def config_number(config: Mapping[str, object], role: Role, default: int = 0) -> int:
-    """The config's number in that role."""
-    return _number(config, role, default)
 
 
 def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:
     """The inputs that the reference takes, as far as batches are made of them."""
     taken = inspect.signature(reference.forward).parameters
     names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, PIXELS) if name in taken]
-    if _number(config, Role.SEGMENTS, 0) < 2:
+    if config_number(config, Role.SEGMENTS, 0) < 2:
         names = [name for name in names if name != SEGMENTS]
     if PIXELS in names and IDS not in names:
         return (PIXELS,)
@@ -424,7 +427,7 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
 def end_token(config: Mapping[str, object]) -> int | None:
     """The word that ends a row, where a model may look for it; None if there is none of its own."""
     end, padding = config.get("eos_token_id"), config.get("pad_token_id")
-    return end if isinstance(end, int) and end != padding and end < _number(config, Role.VOCABULARY, 0) else None
+    return end if isinstance(end, int) and end != padding and end < config_number(config, Role.VOCABULARY, 0) else None
 
 
 def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
@@ -445,7 +448,7 @@ def _longest(
     """The longest row that both take."""
     if IDS not in available:
         return 0
-    most: int = min(_number(twin.config, Role.POSITIONS, 64), 128)
+    most: int = min(config_number(twin.config, Role.POSITIONS, 64), 128)
     lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
     for length in lengths:
         words = torch.randint(3, vocabulary - 2, (1, length))
@@ -472,7 +475,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
         VerifyError: the module makes parameters while it runs, or draws random numbers.
     """
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
-    vocabulary, padding = _number(twin.config, Role.VOCABULARY, 97), _number(twin.config, Role.PADDING, 0)
+    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
     without_ignored_mask = [name for name in subjects.available if name in way.named]
     batch = sample_batch(
         without_ignored_mask, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_token(twin.config)
@@ -492,7 +495,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
         for name, one in named_tensors(module)
         if one.is_floating_point() and not is_mask(one) and (isinstance(one, nn.Parameter) or one.numel() >= least)
     }
-    loadable = frozenset(leaves)
+    loadable = frozenset(name for name, one in leaves.items() if not is_constant(one, files.values()))
     unsaved = [
         (f"{path}.{name}" if path else name, one)
         for path, part in module.named_modules()
@@ -534,15 +537,8 @@ def check_deterministic(port: TracedModel, times: int = 1) -> None:
             Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
         )
     others = (trace_operations(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
-    if not all(_same(first.outputs, again) for again in others):
+    if not all(same_numbers(first.outputs, again) for again in others):
         message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
         hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
         where = first.random_at or where
         raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
-
-
-def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(some) == len(others) and all(
-        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
-        for one, two in zip(some, others, strict=True)
-    )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from porting.frames import current_line
 from porting.tracing.attention import WrittenOut
@@ -525,11 +525,6 @@ def _spans(added: Tensor, output: Tensor) -> bool:
     """Whether a tensor has a number for each feature of a product's output, and not one for each position."""
     features = added.numel()
     return features == output.shape[-1] or (output.ndim == 3 and features == output.shape[0] * output.shape[-1])
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # a container of whatever kind
-    """The same container with each of its tensors changed."""
-    return tree_map(lambda one: change(one) if isinstance(one, Tensor) else one, value)
 
 
 @dataclass

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import Parameter
 from itertools import combinations, product
 from typing import TypeGuard
 
@@ -21,13 +20,14 @@ from porting.suggesting.subjects.building import (
     build_for,
     named_fields,
     shapes_for,
-    sizes_asked_of,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import WORDS, Role, normal, role_of
+from porting.suggesting.subjects.config_fields import WORDS, Role, normal, numbers_by_stage, role_of
 from porting.target import named_tensors
 
 Shapes = Counter[tuple[int, ...]]
+Size = int | tuple[float, ...]
+"""A whole number, or one for each stage."""
 
 USUAL = (Role.VOCABULARY, Role.HIDDEN, Role.POSITIONS, Role.SEGMENTS, Role.HEADS, Role.GROUPS, Role.DEPTH, Role.INNER)
 """Sizes that shapes do not tell apart, in the order in which builders ask for them."""
@@ -50,7 +50,12 @@ ROUNDS = 12
 
 
 def solved_sizes(
-    into: Builder, names: Sequence[str], config: Mapping[str, object], shapes: Iterable[Sequence[int]]
+    into: Builder,
+    names: Sequence[str],
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+    *,
+    better: bool = False,
 ) -> dict[str, str] | None:
     """The fields that a builder means by names that say nothing.
 
@@ -64,16 +69,17 @@ def solved_sizes(
         names: what it asks for.
         config: of a small model, whose sizes are different from one another where they can be.
         shapes: of the reference's tensors, built with this config.
+        better: only sizes that shapes tell: with others fewer of the module's tensors have a shape of the reference's.
 
     Returns:
         The field for each name; None where the module cannot be built with any.
     """
-    return _Sizes(into, config, shapes).solved(names)
+    return _Sizes(into, config, shapes).solved(names, better=better)
 
 
 def better_sizes(
     into: Builder,
-    asked: Mapping[str, str],
+    built: BuiltModule,
     config: Mapping[str, object],
     shapes: Iterable[Sequence[int]],
 ) -> dict[str, str]:
@@ -84,21 +90,17 @@ def better_sizes(
 
     Args:
         into: what builds the module.
-        asked: what it asks for by names that were taken for a field's -> that field.
+        built: what it built, with what it asked for and the defaults that it kept.
         config: of a small model.
         shapes: of the reference's tensors, built with this config.
 
     Returns:
         The better field for each of these names that has one.
     """
-    told = named_fields(into)
-
-    def doubtful(name: str, parameter: Parameter) -> bool:
-        if name in asked:
-            return len(name) <= SHORT and role_of(asked[name]) in SIZES
-        return type(parameter.default) is int and parameter.default > 1
-
-    names = [name for name, parameter in sizes_asked_of(into).items() if name not in told and doubtful(name, parameter)]
+    asked, told = built.asked, named_fields(into)
+    names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
+    names += [name for name, value in built.kept.items() if type(value) is int and value > 1]
+    names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
     return _Sizes(into, config, shapes, taken).improved(names, asked) if names else {}
 
@@ -176,16 +178,20 @@ class _Sizes:
         self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
         shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
-        self._known: dict[tuple[tuple[str, int], ...], Shapes | None] = {}
-        self._fields: dict[int, list[str]] = {}
+        self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
+        self._fields: dict[Size, list[str]] = {}
         for name, value in config.items():
-            size = isinstance(value, int) and not isinstance(value, bool) and role_of(name) in SIZES
-            if size and isinstance(value, int) and value > 1:
+            if _is_size(value) and role_of(name) in SIZES:
                 self._fields.setdefault(value, []).append(name)
+            elif isinstance(value, list) and numbers_by_stage(value):
+                self._fields.setdefault(tuple(value), []).append(name)
 
-    def solved(self, names: Sequence[str]) -> dict[str, str] | None:
-        values = self._climbed(names, dict.fromkeys(names, min(self._fields, default=1)))
-        if self._alike(values) == -math.inf:
+    def solved(self, names: Sequence[str], *, better: bool) -> dict[str, str] | None:
+        least: Size = min((size for size in self._fields if isinstance(size, int)), default=1)
+        values = self._climbed(names, dict.fromkeys(names, least))
+        best = self._alike(values)
+        others = [self._alike({**values, name: size}) for name in names for size in self._fields]
+        if best <= (min(others, default=best) if better else -math.inf):
             return None
         fields: dict[str, str] = {}
         for name in names:
@@ -207,7 +213,7 @@ class _Sizes:
                 fields[name] = self._field(name, values, {*self._taken, *fields.values()})
         return fields
 
-    def _climbed(self, names: Sequence[str], values: dict[str, int]) -> dict[str, int]:
+    def _climbed(self, names: Sequence[str], values: dict[str, Size]) -> dict[str, Size]:
         """The best sizes, changing one at a time, and two at once where no single one is better."""
         for _ in range(ROUNDS):
             before = values
@@ -226,42 +232,42 @@ class _Sizes:
                 break
         return values
 
-    def _near(self, name: str, values: Mapping[str, int]) -> list[int]:
+    def _near(self, name: str, values: Mapping[str, Size]) -> list[Size]:
         """The sizes with which the module is nearly as much like the reference: two tables may have to change rows."""
         least = self._alike(values) - NEAR
         return [size for size in self._fields if self._alike({**values, name: size}) >= least]
 
-    def _score(self, values: Mapping[str, int]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, int], ...]]:
+    def _score(self, values: Mapping[str, Size]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
         used = Counter(values.values())
         used.update(size for size, fields in self._fields.items() for field in fields if field in self._taken)
         twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
         return self._fit(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
 
-    def _likely(self, name: str, size: int) -> tuple[bool, int]:
+    def _likely(self, name: str, size: Size) -> tuple[bool, int]:
         """What speaks for a size besides shapes: the name, and how usual it is to come first."""
         roles = {role_of(field) for field in self._fields.get(size, ())}
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
         return hinted(name) in roles, -usual
 
-    def _fit(self, values: Mapping[str, int]) -> tuple[float, bool]:
+    def _fit(self, values: Mapping[str, Size]) -> tuple[float, bool]:
         """How like the reference the module is, and whether it has as many numbers in all."""
         found = self._built(values)
         return self._alike(values), found is not None and _total(found) in self._totals
 
-    def _alike(self, values: Mapping[str, int]) -> float:
+    def _alike(self, values: Mapping[str, Size]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
         found = self._built(values)
         return -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
 
-    def _built(self, values: Mapping[str, int]) -> Shapes | None:
+    def _built(self, values: Mapping[str, Size]) -> Shapes | None:
         key = tuple(values.items())
         if key not in self._known:
             fields = {name: self._fields[size][0] for name, size in values.items() if size in self._fields}
             self._known[key] = self._shapes(fields, self._config)
         return self._known[key]
 
-    def _field(self, name: str, values: Mapping[str, int], taken: set[str]) -> str:
+    def _field(self, name: str, values: Mapping[str, Size], taken: set[str]) -> str:
         """The field with the size that was found; of several the one that the module takes for that."""
         hint = hinted(name)
         fields = self._fields[values[name]]
@@ -271,10 +277,11 @@ class _Sizes:
             ways = deep if self._grows(name, values) else [field for field in ways if field not in deep]
         return ways[0]
 
-    def _grows(self, name: str, values: Mapping[str, int]) -> bool:
+    def _grows(self, name: str, values: Mapping[str, Size]) -> bool:
         """Whether one more makes more tensors, as one more layer does."""
         fields = {**{one: self._fields[size][0] for one, size in values.items()}, name: ALONE}
-        sizes = (values[name], values[name] + 1)
+        size = values[name]
+        sizes = (size, size + 1) if isinstance(size, int) else (size, (*size, 1))
         one, more = (self._shapes(fields, {**self._config, ALONE: size}) for size in sizes)
         return one is not None and more is not None and more.total() > one.total()
 

@@ -24,7 +24,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.loading import same_bits
 from porting.notation.field import held
-from porting.suggesting.subjects.config_fields import NESTED, Role, fields_of, role_of, stage_field
+from porting.suggesting.subjects.config_fields import NESTED, Role, config_number, role_of, stage_field
 from porting.target import named_tensors
 from porting.verification.reference import load_reference, model_class
 
@@ -127,7 +127,7 @@ def shrink(
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
     if to.shallow:
         return {**small, **_shallow(sizes, to=to), **own}
-    hidden, heads, groups = (_first(role, sizes) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
+    hidden, heads, groups = (config_number(sizes, role) for role in (Role.HIDDEN, Role.HEADS, Role.GROUPS))
     count = 1 if heads == 1 else to.heads
     shared = heads // groups if groups and heads else 1
     if shared > 1 and groups > 1:  # several heads share a key
@@ -139,10 +139,10 @@ def shrink(
         Role.HEAD_SIZE: to.head_size,
         Role.VOCABULARY: to.vocabulary,
         Role.POSITIONS: to.positions,
-        Role.IMAGE: to.image or _first(Role.IMAGE, sizes),
-        Role.PATCH: to.patch or _first(Role.PATCH, sizes),
+        Role.IMAGE: to.image or config_number(sizes, Role.IMAGE),
+        Role.PATCH: to.patch or config_number(sizes, Role.PATCH),
     }
-    follows = {_first(Role.HEAD_SIZE, sizes): to.head_size, hidden: width}
+    follows = {config_number(sizes, Role.HEAD_SIZE): to.head_size, hidden: width}
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
         if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
@@ -212,7 +212,7 @@ def measures(config: Mapping[str, object]) -> Iterator[Measures]:
     yield from _with_windows(config)
     yield SMALL
     if any(_role(name, {}) in (Role.CHANNELS, Role.IMAGE, Role.PATCH) for name in config):
-        patch, own = _first(Role.PATCH, config), _first(Role.IMAGE, config)
+        patch, own = config_number(config, Role.PATCH), config_number(config, Role.IMAGE)
         widths = sorted({*IMAGES, own or max(IMAGES)} - {SMALL.image})
         yield from (replace(SMALL, image=width, patch=0) for width in widths if width >= 2 * patch)
     yield replace(SMALL, image=0, patch=0, shallow=True)
@@ -224,7 +224,11 @@ WINDOW = 2
 
 def _with_windows(config: Mapping[str, object]) -> Iterator[Measures]:
     """Sizes of a model with windows of attention and stages: as many windows as in the checkpoint, smaller ones."""
-    window, image, patch = config.get("window_size"), _first(Role.IMAGE, config), _first(Role.PATCH, config)
+    window, image, patch = (
+        config.get("window_size"),
+        config_number(config, Role.IMAGE),
+        config_number(config, Role.PATCH),
+    )
     if stage_field(Role.DEPTH, config) is None or not isinstance(window, int) or window <= WINDOW or not image:
         return
     if image * WINDOW % window == 0:
@@ -235,11 +239,6 @@ def _role(name: str, sizes: Mapping[str, int]) -> Role | None:
     if name == "hidden_dim":  # the width where it stands alone, the inner size next to another word for the width
         return Role.INNER if any(one in sizes for one in ("dim", "d_model", "hidden_size")) else Role.HIDDEN
     return Role.POSITIONS if name == "n_ctx" else role_of(name)
-
-
-def _first(role: Role, config: Mapping[str, object]) -> int:
-    value = next((config[one] for one in fields_of(role, config)), 0)
-    return value if isinstance(value, int) else 0
 
 
 SHALLOW = 1 << 30
@@ -412,6 +411,28 @@ def is_frequencies(tensor: Tensor) -> bool:
         return False
     steps = tensor[1:].double() / tensor[:-1].double()
     return bool(steps[0] != 1.0) and bool(torch.allclose(steps, steps[0].expand_as(steps), rtol=1e-5))
+
+
+def is_constant(tensor: Tensor, stored: Collection[Tensor]) -> bool:
+    """Whether a buffer is one that a module computes and a checkpoint has no counterpart for, as rotary tables are.
+
+    What a checkpoint may fill has the axes of one of its tensors, the number of rows aside.
+
+    Args:
+        tensor: the buffer.
+        stored: the checkpoint's tensors.
+
+    >>> is_constant(torch.rand(64, 8), [torch.rand(96, 60)]), is_constant(torch.rand(64, 60), [torch.rand(96, 60)])
+    (True, False)
+    """
+    if isinstance(tensor, nn.Parameter):
+        return False
+
+    def kind(one: Tensor) -> tuple[int, int]:
+        axes = [size for size in one.shape if size != 1]
+        return len(axes), axes[-1] if axes else 1
+
+    return is_mask(tensor) or kind(tensor) not in {kind(one) for one in stored}
 
 
 def draw_parameters(model: nn.Module, seed: int, *, buffers: bool = True) -> None:

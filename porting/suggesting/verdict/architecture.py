@@ -12,16 +12,14 @@ from dataclasses import dataclass
 
 from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.search_result import SAME, SearchResult
-from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.model_pair import ModelPair, config_number
+from porting.suggesting.subjects.config_fields import Role, config_number
+from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
 
 UNIT, MOST = 0.02, 0.9
 """Rows that a norm made are of length one but for this, which its epsilon takes away: so many of them are looked at."""
-
-TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE})
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,12 @@ def _too_few(
         out = sum(others[name] for name in unit.weights) // (unit.summed or 1)
         free -= out * size if out <= 3 * heads * size else out
     tables = [
-        sum(numbers.get(name, 0) for name in {name for one in trace.units if one.kind in TABLES for name in one.names})
+        sum(
+            numbers.get(name, 0)
+            for name in {
+                name for one in trace.units if one.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for name in one.names
+            }
+        )
         for trace, numbers in ((found.trace, sizes), (found.reference, others))
     ]
     held = sum(one.numel() for one in subjects.built.module.parameters()) - min(tables)
@@ -211,6 +214,10 @@ def _too_few(
         yield Reason(kind="structure", said=f"{said} and the checkpoint's matrices need {free} at least", shown=True)
 
 
+def _is_table(unit: Unit) -> bool:
+    return unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE}
+
+
 def _layer(name: str) -> str:
     """The name up to its first number: of tensors of one layer."""
     found = re.match(r".*?\.\d+(?=\.|$)", name)
@@ -220,7 +227,7 @@ def _layer(name: str) -> str:
 def _merges(unit: Unit, trace: OperationTrace) -> bool:
     """Whether a matrix could be multiplied into what stands right before it: another one, or a table."""
     before = [one for one in trace.units if one.number in unit.behind]
-    if before and all(one.kind in TABLES for one in before):
+    if before and all(map(_is_table, before)):
         return True
     given = unit.operand
     return given is not None and any(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +25,15 @@ from porting.reporting.report import Report
 from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
-from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.forward_arguments import sample_batch
-from porting.suggesting.subjects.image_audio_inputs import shapes_of
-from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
+from porting.suggesting.subjects.config_fields import Role, config_number
+from porting.suggesting.subjects.forward_arguments import sample_batch, shapes_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
 from porting.suggesting.verdict.proof import Proof, cases, probed, prove
 from porting.suggesting.verdict.reasons import met
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
-from porting.tracing.code_coverage import Branch
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
@@ -52,26 +49,18 @@ SINGLE, LESS = 1e-3, 0.1
 than float32: what differs by more is no rounding."""
 
 
-def differs_in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason]:
-    """A module that computes something else in float32 than in float64, by more than rounding."""
+def in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason | str]:
+    """What a module computes otherwise in float32 than in float64, by more than rounding.
+
+    Where it asks for less than float32 by itself, which the proof in float64 takes out, that is a limit, in words.
+    """
     module, inputs = subjects.built.module, _batch(subjects)
-    single = _in_float32(into, subjects, inputs)
-    bound = LESS if _asks_for_less(module, subjects, inputs) else SINGLE
-    if single is None:
-        return
-    far = _apart(_outputs(module, subjects, inputs), single)
-    if far > bound:
+    single, asked = _in_float32(into, subjects, inputs), _asks_for_less(module, subjects, inputs)
+    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
+    if far > (LESS if asked else SINGLE):
         said = "another one of it, built and loaded in float32, computes something else than in float64"
         yield Reason(kind="precision", said=f"{said}: off by {far:.0e}")
-
-
-def lowered(into: Builder, subjects: ModelPair) -> Iterator[str]:
-    """Operations that compute with less than float32, which the proof in float64 takes out."""
-    module, inputs = subjects.built.module, _batch(subjects)
-    asked = _asks_for_less(module, subjects, inputs)
-    single = _in_float32(into, subjects, inputs) if asked else None
-    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
-    if far > SINGLE:
+    if asked and far > SINGLE:
         yield f"what it rounds to less than float32 by itself, at {asked[0]}: off by {far:.0e} in float32"
 
 
@@ -144,13 +133,6 @@ def _apart(some: list[Tensor], others: list[Tensor]) -> float:
     return math.inf if math.isnan(far) else far
 
 
-class Proven(Protocol):
-    """Runs a proof on some batches of a checkpoint."""
-
-    def __call__(self, batches: Sequence[Case] | None, of: Checkpoint, *, trials: bool = False) -> Proof:
-        """Prove the table on these batches; None for the usual ones."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExtraChecks:
     """What was seen behind the proof.
@@ -210,12 +192,16 @@ def run_extra_checks(
     wide = proven(None, twin, trials=True)
     reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
     scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
-    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports), *differs_in_float32(into, subjects)]
-    limits = [*defaults(subjects), *lowered(into, subjects), *_not_run(scopes[0])]
+    single = [*in_float32(into, subjects)]
+    reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports)]
+    reasons += [one for one in single if isinstance(one, Reason)]
+    limits = [*defaults(subjects), *(one for one in single if isinstance(one, str)), *_not_run(scopes[0])]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:
-            said = f"the proof holds on 2 layers and does not on {depth}, of another width: {_far(tall)}"
+            refused, size = tall.refused.partition("\n")[0], tall.difference
+            far = refused if size is None else f"off by {size:.0e} of the activations' scale"
+            said = f"the proof holds on 2 layers and does not on {depth}, of another width: {far}"
             reasons.append(Reason(kind="depth", said=said))
         elif tall is None or tall.report is None:
             limits.append("more layers than two: the module could not be built with them at another small size")
@@ -273,7 +259,9 @@ MOST_NAMED = 3
 """So many batches are named; then comes how many more there are."""
 
 
-def _deep(subjects: ModelPair, proven: Proven, seed: int) -> tuple[Proof | None, int]:
+def _deep(
+    subjects: ModelPair, proven: Callable[[Sequence[Case], Checkpoint], Proof], seed: int
+) -> tuple[Proof | None, int]:
     """The proof on a twin with as many layers as the checkpoint, more heads and other sizes; and how many layers."""
     kind = subjects.twin.architecture
     with TemporaryDirectory(prefix="porting-deep-") as folder:
@@ -290,12 +278,6 @@ def _deep(subjects: ModelPair, proven: Proven, seed: int) -> tuple[Proof | None,
         longest = max(config_number(other.config, Role.POSITIONS, subjects.longest) - max(spare, 0), 1)
         batches = cases(subjects, other.config, seed=seed, longest=longest)
         return proven(batches, other.checkpoint), config_number(other.config, Role.DEPTH)
-
-
-def _far(proof: Proof) -> str:
-    if proof.difference is None:
-        return proof.refused.partition("\n")[0]
-    return f"off by {proof.difference:.0e} of the activations' scale"
 
 
 MANY = 3
@@ -331,25 +313,25 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
     for one in reports[-1].unseen if reports else ():
         if all(one.what in some for some in whats) and not one.what.startswith("position"):
             yield str(one)
-    unread = [name for name in (reports[0].shown.copy if reports else ()) if _everywhere(name, reports)]
+    unread = [
+        name
+        for name in (reports[0].shown.copy if reports else ())
+        if all(name not in report.shown.activation for report in reports)
+    ]
     if unread:
         listed = [name for (name,) in indexed([(name,) for name in unread])]
         yield f"what {_some(listed)} would do at work: nothing that is compared depends on it"
     branches = [
         branch
         for branch in (reports[0].not_taken if reports else ())
-        if all(_key(branch) in {_key(one) for one in report.not_taken} for report in reports)
+        if all((branch.where, branch.condition) in _untaken(report) for report in reports)
     ]
     if branches:
         yield f"code that no batch led to: {_some([f'{one.condition} ({one.where})' for one in branches])}"
 
 
-def _everywhere(name: str, reports: Sequence[Report]) -> bool:
-    return all(name not in report.shown.activation for report in reports)
-
-
-def _key(branch: Branch) -> tuple[str, str]:
-    return branch.where, branch.condition
+def _untaken(report: Report) -> set[tuple[str, str]]:
+    return {(one.where, one.condition) for one in report.not_taken}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -21,13 +21,13 @@ from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.argument_names import Unmasked
+from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.verdict.architecture import differs
-from porting.suggesting.verdict.evidence import stopped
 from porting.suggesting.verdict.extra_checks import ExtraChecks, unshown
 from porting.suggesting.verdict.proof import Proof, probed
-from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, unknown
+from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown
 from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ROOT
@@ -107,7 +107,7 @@ def judge(
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
-    ends = any(is_last(found, one) for one in found.divergences) or _own_parts(unmapped)
+    ends = any(is_last(found, one) for one in found.divergences) or any(one.side == "module" for one in unmapped)
     if not reasons and not ends and not (proof.exact and ROOT in probed(proof.report)):
         reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
     if not proof.exact and not any(one.shown for one in reasons) and not all(map(_small, reasons)):
@@ -155,11 +155,6 @@ def _rows_left(subjects: ModelPair, found: SearchResult) -> Iterator[str]:
                 yield f"{name} but for row 0"
 
 
-def _own_parts(unmapped: Sequence[Unmapped]) -> bool:
-    """Whether the module has parts that the checkpoint has not, as a new head is one."""
-    return any(one.side == "module" for one in unmapped)
-
-
 def _small(one: Reason) -> bool:
     """Whether a reason is a difference with a cause, and no more than an approximation."""
     return not one.shown and one.size is not None and one.size <= CLOSE and one.kind != "unknown"
@@ -195,7 +190,7 @@ def _all(
     yield from () if rounded or decided else puzzles(left)
     tiny = [*fine(proof)]
     yield from tiny
-    strange = [] if found.divergences or _own_parts(unmapped) else [*_strange(found)]
+    strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
     yield from strange
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
@@ -384,10 +379,10 @@ def _later(subjects: ModelPair) -> Iterator[Reason]:
         if module
         else "the module hides the tokens behind a token (a causal mask), and the checkpoint's model uses them"
     )
-    if subjects.way.loose:  # one of these may be the mask, or switch it off
-        listed = ", ".join(map(repr, subjects.way.loose))
-        said += f", as it is called here; it was called without {listed}"
-    yield Reason(kind="mask", said=said, shown=not subjects.way.loose)
+    loose = [name for name in subjects.way.loose if "pad" not in normal(name)]  # padding is not what comes later
+    if loose:  # one of these may be the mask, or switch it off
+        said += f", as it is called here; it was called without {', '.join(map(repr, loose))}"
+    yield Reason(kind="mask", said=said, shown=not loose)
 
 
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:

@@ -15,9 +15,9 @@ from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.reporting.report import Report
 from porting.suggesting.subjects.building import Builder, build_for
-from porting.suggesting.subjects.config_fields import Role
-from porting.suggesting.subjects.image_audio_inputs import signals
-from porting.suggesting.subjects.model_pair import ModelPair, completed_config, config_number, end_token
+from porting.suggesting.subjects.config_fields import Role, config_number
+from porting.suggesting.subjects.forward_arguments import sample_batch, shapes_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
@@ -43,14 +43,12 @@ class Proof:
     Attributes:
         report: verify's; None when it could not be run.
         refused: why it could not.
-        builder: the user's own builder was used, and took what the table's [config] gives it.
         late: there was no time to end it.
         whole: it is what ``verify`` does by default: its own batches, its trials and float32.
     """
 
     report: Report | None
     refused: str = ""
-    builder: bool = True
     late: bool = False
     whole: bool = False
 
@@ -148,15 +146,13 @@ def prove(
     if module is not None:
         return Proof(report=None, refused=first)
     full = completed_config(config, subjects.twin.architecture)
-    for change in (subjects.readied, fitted):
-        try:
-            with bounded(bounds(checkpoint.tensors, checkpoint.config)):
-                built = build_for(into, full).module
-            report = verify(checkpoint, change(built), table, **arguments)  # type: ignore[arg-type]
-        except PortingError:
-            continue
-        return Proof(report=report, builder=False, whole=whole)
-    return Proof(report=None, refused=first, builder=False)
+    try:
+        with bounded(bounds(checkpoint.tensors, checkpoint.config)):
+            built = build_for(into, full).module
+        report = verify(checkpoint, subjects.readied(built), table, **arguments)  # type: ignore[arg-type]  # as above
+        return Proof(report=report, whole=whole)
+    except PortingError:
+        return Proof(report=None, refused=first)
 
 
 def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
@@ -173,7 +169,7 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     """
     way, fields = subjects.way, {**subjects.drawn, **config}
     if IDS not in subjects.available:
-        made = signals(subjects.available, fields, 4, seed)
+        made = _signals(subjects, fields, 4, seed)
         if DECODER_IDS in subjects.available:
             vocabulary, padding = (config_number(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
             generator = torch.Generator().manual_seed(seed)
@@ -190,6 +186,12 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
     return found
 
 
+def _signals(subjects: ModelPair, config: Mapping[str, object], rows: int, seed: int) -> dict[str, Tensor]:
+    """Images or sounds, where the reference takes them."""
+    made = sample_batch(subjects.available, 97, 0, seed=seed, shapes=shapes_of(config), rows=rows)
+    return {name: value.float() for name, value in made.items() if value.is_floating_point()}
+
+
 def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
     way = subjects.way
     vocabulary = config_number(config, Role.VOCABULARY, 97)
@@ -204,7 +206,7 @@ def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int]
             segments[row, kind * length // types : length] = kind
     if way.internal:
         words[mask == 0] = padding
-    made = {IDS: words, SEGMENTS: segments}
+    made = {IDS: words, SEGMENTS: segments, **_signals(subjects, config, len(lengths), seed)}
     if padded or MASK in way.named:
         made[MASK] = mask
     if POSITIONS in way.named:
@@ -243,19 +245,3 @@ def _words(
     if end is not None:
         drawn[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = end
     return drawn
-
-
-def fitted(module: nn.Module) -> nn.Module:
-    """The same module, which takes images in its weights' type from now on, whatever type they have."""
-    kind = type(module)
-
-    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
-        dtype = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float64)
-
-        def fit(one: object) -> object:
-            return one.to(dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
-
-        return kind.forward(self, *map(fit, args), **{name: fit(one) for name, one in kwargs.items()})
-
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return module

@@ -1,0 +1,351 @@
+"""One small change to a line of the user's code that mends the port: the line and what should stand there.
+
+A mistake is often one word: another variable, a number, an operator, an argument. Each such change to the lines on the
+way to the first difference is made for one pass; what the port then computes decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from pathlib import Path
+from types import CodeType, FunctionType
+
+from porting.frames import from_here
+
+MAX_LINE = 160
+"""Number of characters of a line that are shown."""
+
+OPERATORS: tuple[tuple[type[ast.AST], ...], ...] = (
+    (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
+    (ast.Add, ast.Sub, ast.Mult, ast.Div),
+    (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
+)
+"""Operators that are mistaken for one another."""
+
+FUNCTIONS: tuple[tuple[str, ...], ...] = (
+    ("tril", "triu"),
+    ("cos", "sin"),
+    ("gelu", "relu", "silu", "tanh", "sigmoid"),
+    ("ones", "zeros"),
+    ("ones_like", "zeros_like"),
+    ("minimum", "maximum"),
+    ("amax", "mean", "sum"),
+)
+"""Functions that take the same arguments."""
+
+_GROUPED = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class LineEdit:
+    """A change to one place in a function.
+
+    Attributes:
+        file: the file.
+        line: the number of the changed line.
+        old, new: the line as it is, and as it should be.
+        code: the code of the changed function.
+        function: the function.
+    """
+
+    file: str
+    line: int
+    old: str
+    new: str
+    code: CodeType
+    function: FunctionType
+
+    @property
+    def fix(self) -> str:
+        """The line, and what should stand there."""
+        return f"{from_here(self.file)}:{self.line}: replace `{self.old}` by `{self.new}`"
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Return a context in which the function is the changed one."""
+        before = self.function.__code__
+        self.function.__code__ = self.code
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            self.function.__code__ = before
+
+
+def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
+    """Yield the changes to lines of code, and then to the other lines of the function that has the first of them.
+
+    Args:
+        lines: ``file:line``, the likeliest first.
+    """
+    places = [(str(Path.cwd() / file), int(number)) for file, _, number in (line.rpartition(":") for line in lines)]
+    first: list[tuple[_Source, ast.FunctionDef, ast.stmt | ast.expr]] = []
+    rest: list[tuple[_Source, ast.FunctionDef, ast.stmt | ast.expr]] = []
+    for file, number in dict.fromkeys(places):
+        source = _Source.of(file)
+        function = None if source is None else source.function_at(number)
+        if source is None or function is None:
+            continue
+        for each in (function, *source.called_by(function)):
+            for node in _changeable(each):
+                here = node.lineno <= number <= (node.end_lineno or node.lineno)
+                (first if here else rest).append((source, each, node))
+    seen: set[tuple[str, int, int]] = set()
+    for source, function, node in (*first, *rest):
+        place = source.file, node.lineno, node.col_offset
+        if place not in seen:
+            seen.add(place)
+            yield from source.edits(node, function)
+
+
+def _changeable(function: ast.FunctionDef) -> Iterator[ast.stmt | ast.expr]:
+    """Yield the statements of a function, of those that have others in them the heads."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.For | ast.If | ast.While):
+            yield node.iter if isinstance(node, ast.For) else node.test
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+
+
+class _Source:
+    """A file of the user's code.
+
+    Args:
+        file: its path.
+        text: its text.
+        names: the globals of the module that it is.
+    """
+
+    def __init__(self, file: str, text: str, names: Mapping[str, object]) -> None:
+        self.file, self.text, self.names = file, text, names
+        self.tree = ast.parse(text)
+        self._starts = [0]
+        for line in text.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    @classmethod
+    def of(cls, file: str) -> _Source | None:
+        """Return the file; None where it is no module that was imported, or has changed."""
+        module = next((one for one in [*sys.modules.values()] if getattr(one, "__file__", None) == file), None)
+        text = "".join(linecache.getlines(file))
+        try:
+            return None if module is None or not text.isascii() else cls(file, text, vars(module))
+        except SyntaxError:
+            return None
+
+    def function_at(self, line: int) -> ast.FunctionDef | None:
+        """Return the innermost function that has a line."""
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(found, key=lambda node: node.lineno, default=None)
+
+    def called_by(self, function: ast.FunctionDef) -> list[ast.FunctionDef]:
+        """Return the functions of the file that a function calls."""
+        called = {
+            node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
+        }
+        every = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+        return [node for node in every if node.name in called and node is not function]
+
+    def edits(self, statement: ast.AST, function: ast.FunctionDef) -> Iterator[LineEdit]:
+        """Yield the changes to a statement of a function."""
+        owner = self._object(function)
+        if owner is None:
+            return
+        for node, texts in _changes(statement, function, self.tree):
+            start, end = self._span(node)
+            inside = self.text[start - 1] == "(" and self.text[end : end + 1] == ")"
+            for text in dict.fromkeys(texts):
+                bare = text[1:-1] if inside and text.startswith("(") and text.endswith(")") else text
+                changed = self.text[:start] + bare + self.text[end:]
+                code = self._compiled(changed, function)
+                line = self.text.count("\n", 0, start)
+                if code is not None and code.co_freevars == owner.__code__.co_freevars:
+                    old, new = (whole.splitlines()[line].strip()[:MAX_LINE] for whole in (self.text, changed))
+                    yield LineEdit(self.file, line + 1, old, new, code, owner)
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        place: ast.expr = node  # type: ignore[assignment]  # only nodes with a place are changed
+        return (
+            self._starts[place.lineno - 1] + place.col_offset,
+            self._starts[(place.end_lineno or place.lineno) - 1] + (place.end_col_offset or 0),
+        )
+
+    def _object(self, function: ast.FunctionDef) -> FunctionType | None:
+        """Return the function that the module has at a place."""
+        classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef) and function in node.body]
+        holder = self.names.get(classes[0].name) if classes else None
+        found = vars(holder).get(function.name) if isinstance(holder, type) else self.names.get(function.name)
+        return found if isinstance(found, FunctionType) and found.__code__.co_filename == self.file else None
+
+    def _compiled(self, text: str, function: ast.FunctionDef) -> CodeType | None:
+        """Return the code of a function in a changed text."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a change that makes no sense
+                tree = ast.parse(text)
+        except SyntaxError:
+            return None
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and (node.name, node.lineno) == (function.name, function.lineno):
+                node.decorator_list = []
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    whole = compile(ast.Module([node], []), self.file, "exec", dont_inherit=True, flags=_FUTURE)
+                return next((const for const in whole.co_consts if isinstance(const, CodeType)), None)
+        return None
+
+
+_FUTURE = 0x1000000  # annotations are not evaluated
+"""The flag of ``from __future__ import annotations``."""
+
+
+def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) -> Iterator[tuple[ast.AST, list[str]]]:
+    """Yield each place of a statement, with the texts that may stand there."""
+    parents = {child: node for node in ast.walk(statement) for child in ast.iter_child_nodes(node)}
+    variables = [arg.arg for arg in function.args.args if arg.arg != "self"]
+    variables += [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _stored(node)]
+    attributes = _attributes(function, tree)
+
+    def grouped(node: ast.AST, new: ast.AST) -> str:
+        parent = parents.get(node)
+        inner = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Attribute | ast.BoolOp | ast.Starred)
+        inner = inner or (isinstance(parent, ast.Subscript) and parent.value is node)
+        return f"({ast.unparse(new)})" if inner and isinstance(new, _GROUPED) else ast.unparse(new)
+
+    for change in _CHANGES:
+        for node in ast.walk(statement):
+            texts = [grouped(node, new) for new in change(node, variables, attributes)]
+            if texts:
+                yield node, texts
+    values = [node for node in ast.walk(statement) if _is_value(node)]
+    for first, second in combinations(values, 2):  # two values in each other's place
+        if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
+            texts = [ast.unparse(first), ast.unparse(second)]
+            yield statement, [_swapped(statement, first, second)] if texts[0] != texts[1] else []
+
+
+def _stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _is_value(node: ast.AST) -> bool:
+    loaded = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    return loaded and (isinstance(node, ast.Name) or ast.unparse(node).startswith("self."))
+
+
+def _inside(inner: ast.AST, outer: ast.AST) -> bool:
+    return any(node is inner for node in ast.walk(outer))
+
+
+def _swapped(statement: ast.AST, first: ast.AST, second: ast.AST) -> str:
+    """Return a statement with two of its parts in each other's place."""
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            other = {id(first): second, id(second): first}.get(id(node))
+            return self.generic_visit(_shallow(node)) if other is None else other
+
+    return ast.unparse(Swap().visit(statement))
+
+
+def _shallow(node: ast.AST) -> ast.AST:
+    """Return a copy of a node whose lists are its own."""
+    fields = {name: [*value] if isinstance(value, list) else value for name, value in ast.iter_fields(node)}
+    return ast.copy_location(type(node)(**fields), node)
+
+
+def _attributes(function: ast.FunctionDef, tree: ast.Module) -> list[str]:
+    """Return the attributes that the function's class sets."""
+    owner = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and function in node.body), None)
+    set_here = (node for node in ast.walk(owner or function) if isinstance(node, ast.Attribute))
+    return list(dict.fromkeys(node.attr for node in set_here if isinstance(node.ctx, ast.Store)))
+
+
+Change = Callable[[ast.AST, Sequence[str], Sequence[str]], Iterator[ast.AST]]
+"""A node, the function's variables and the attributes of its class -> what may stand in the node's place."""
+
+
+def _names(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in variables:
+        yield from (ast.Name(name, ast.Load()) for name in dict.fromkeys(variables) if name != node.id)
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and isinstance(node.ctx, ast.Load):
+        yield from (ast.Attribute(node.value, name, ast.Load()) for name in attributes if name != node.attr)
+    if isinstance(node, ast.Attribute):
+        family = next((family for family in FUNCTIONS if node.attr in family), ())
+        yield from (ast.Attribute(node.value, name, ast.Load()) for name in family if name != node.attr)
+
+
+def _numbers(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield from (
+            ast.Constant(number) for number in (node.value - 1, node.value + 1, 0, 1, 2, -1) if number != node.value
+        )
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
+        yield from (ast.Constant(number) for number in (0, 1, 1 - node.operand.value, -1 - node.operand.value))
+
+
+def _operators(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if isinstance(node, ast.BinOp):
+        yield from (node.left, node.right, ast.BinOp(node.right, node.op, node.left))
+    operator = {ast.BinOp: "op", ast.BoolOp: "op"}.get(type(node))
+    present = getattr(node, operator) if operator else node.ops[0] if isinstance(node, ast.Compare) else None
+    family = next((family for family in OPERATORS if isinstance(present, family)), ())
+    for kind in family:
+        if not isinstance(present, kind):
+            changed = _shallow(node)
+            if isinstance(changed, ast.Compare):
+                changed.ops = [kind(), *changed.ops[1:]]  # type: ignore[list-item]  # it is one of them
+            else:
+                changed.op = kind()  # type: ignore[attr-defined]  # as above
+            yield changed
+    if isinstance(node, ast.UnaryOp):
+        yield node.operand
+    if isinstance(node, ast.Compare):
+        yield ast.UnaryOp(ast.Invert(), node)
+
+
+def _calls(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if not isinstance(node, ast.Call):
+        return
+    if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
+        yield node.func.value  # x.f(...) -> x
+    if (
+        isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in variables
+    ):
+        yield node.func.value
+    if node.args and not isinstance(node.args[0], ast.Starred):
+        yield node.args[0]  # f(x, ...) -> x
+    for place in range(len(node.args)):
+        yield ast.Call(node.func, [arg for number, arg in enumerate(node.args) if number != place], node.keywords)
+    for keyword in node.keywords:
+        yield ast.Call(node.func, node.args, [other for other in node.keywords if other is not keyword])
+
+
+def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Tuple | ast.List) and 1 < len(node.elts) <= 4:  # more has too many orders
+        for order in permutations(node.elts):
+            if list(order) != node.elts:
+                yield type(node)(list(order), node.ctx)
+
+
+_CHANGES: tuple[Change, ...] = (_names, _operators, _numbers, _orders, _calls)
+"""The likeliest first."""
