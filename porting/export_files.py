@@ -7,9 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
 from porting.checkpoint.atomic import refused
@@ -25,7 +23,10 @@ from porting.errors import Code, Fault, Message, Option, Wording
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
 from porting.printable import dtype_name
-from porting.target import TargetError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 METADATA = {"format": "pt"}
 """The metadata by which transformers knows that the weights are torch's."""
@@ -46,6 +47,8 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
     try:
         return writer_of(to)
     except CheckpointError as error:
+        from porting.target import TargetError  # noqa: PLC0415  # files are compared with their record without torch
+
         raise TargetError(error.faults) from error
 
 

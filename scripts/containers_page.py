@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from porting.checkpoint.container import DTYPES, Container
+from porting.checkpoint.layout import ElementType
 from porting.checkpoint.registry import CONTAINERS, SAFETENSORS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "containers.md"
@@ -71,9 +70,7 @@ def _option(container: Container) -> str:
 def _refused(container: Container) -> str:
     if not container.promises.writes:
         return ""
-    lost = {
-        str(one).removeprefix("torch.") for one in DTYPES | {torch.complex128} if one not in container.promises.dtypes
-    }
+    lost = {str(element) for element in DTYPES | {ElementType.COMPLEX128} if element not in container.promises.dtypes}
     floats = {name for name in lost if name.startswith("float8")}
     named = sorted(lost - floats) + (["float8"] if floats else [])
     return ", ".join(named)

@@ -20,14 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.inner_path import InnerPathNeededError, Tree
-from porting.checkpoint.layout import ChecksummedRange, Contents, Extent
+from porting.checkpoint.layout import ChecksummedRange, Contents, ElementType, Extent
 from porting.checkpoint.state_dict import read_tensors, require_flat, require_stored
 from porting.checkpoint.state_pickle import StateMachine, TensorSpec, describe
 from porting.checkpoint.zip_file import (
@@ -47,7 +45,6 @@ from porting.checkpoint.zip_file import (
 from porting.checkpoint.zip_file import locate as locate_entry
 from porting.errors import Code, Fault
 from porting.limits import LimitError, charge
-from porting.printable import dtype_name
 
 SAVE_AGAIN = "save the state dict again with torch.save"
 SAVED_AGAIN = "the checkpoint is damaged: fetch it, or save it, again"
@@ -169,12 +166,12 @@ def _read_inside(
     return replace(contents, notes=(*contents.notes, *notes, *classes))
 
 
-def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, ...]) -> Extent:
+def locate_tensor(source: ByteSource, *, element: ElementType, shape: tuple[int, ...]) -> Extent:
     """Find the elements of the only tensor in an archive of ``torch.save``.
 
     Args:
         source: the archive's bytes, and no others.
-        dtype, shape: what the tensor is said to be.
+        element, shape: what the tensor is said to be.
 
     Raises:
         CheckpointError: it is no such archive, or holds something else.
@@ -187,9 +184,9 @@ def locate_tensor(source: ByteSource, *, dtype: torch.dtype, shape: tuple[int, .
         )
     contents = read_tensors({ONE: value}, records, source, name=ONE)
     loaded.machine.require_used(value, records)
-    if (value.dtype, value.size) != (dtype, shape):
+    if (value.element, value.size) != (element, shape):
         found, expected = (
-            f"{list(sizes)} of {dtype_name(kind)}" for kind, sizes in ((value.dtype, value.size), (dtype, shape))
+            f"{list(sizes)} of {kind}" for kind, sizes in ((value.element, value.size), (element, shape))
         )
         raise checkpoint_error(
             Code.DCP_CHUNK, source.where, f"it holds a tensor {found}, and .metadata says {expected}", SAVED_AGAIN
@@ -320,7 +317,7 @@ def _read_legacy(source: ByteSource, kind: type[Kind], *, locate: bool) -> Loade
     value, keys = machine.load(), machine.load()
     if not isinstance(keys, list):
         raise _damaged(source, "no list of storages follows the structure")
-    item_sizes = {key: storage.dtype.itemsize if storage.dtype else 1 for key, storage in machine.storages.items()}
+    item_sizes = {key: storage.element.itemsize if storage.element else 1 for key, storage in machine.storages.items()}
     return Loaded(machine=machine, value=value, records=_records(source, machine.position, keys, item_sizes))
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from porting.checkpoint.container import allow_time
 from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
-from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, Message, Wording, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKSUM_PIECE = 1 << 18
 """Bytes read at a time: larger pieces fall out of the processor's cache and cost several times as much."""
@@ -117,7 +118,7 @@ class Checkpoint:
             self._extents = {name: extent for part in contents for name, extent in part.extents.items()}
         self._chunks = {name: (part, chunks) for part in contents for name, chunks in part.chunks.items()}
         self._located: dict[str, tuple[StoredBox, ...]] = {}
-        self._archives: dict[tuple[Chunk, torch.dtype], Extent] = {}
+        self._archives: dict[tuple[Chunk, ElementType], Extent] = {}
         self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
 
     def __repr__(self) -> str:
@@ -162,9 +163,21 @@ class Checkpoint:
                 self._verify_checksum(piece.file, piece.extent.record)
         return found
 
+    def run(self, name: str) -> StoredBox | None:
+        """The bytes of a tensor where they lie together in row-major order and need no check; else None.
+
+        Raises:
+            CheckpointError: as of :meth:`pieces`.
+        """
+        pieces, info = self.pieces(name), self.tensors[name]
+        extent = pieces[0].extent if len(pieces) == 1 else None
+        if extent is None or extent.stride is not None or info.element is ElementType.BOOL:
+            return None
+        return pieces[0] if extent.stop - extent.start == info.nbytes else None
+
     def _extent(self, part: Contents, file: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
         """Where a chunk's elements lie; tied tensors have the same chunks, which are located once."""
-        key = chunk, info.dtype
+        key = chunk, info.element
         if key not in self._archives:
             self._archives[key] = part.locate(file, chunk, info)
         return self._archives[key]
@@ -208,7 +221,7 @@ class Checkpoint:
         if len(pieces) != 1:
             return False
         extent, info = pieces[0].extent, self.tensors[name]
-        aligned = extent.start % info.dtype.itemsize == 0
+        aligned = extent.start % info.element.itemsize == 0
         return extent.decode is None and aligned and info.nbytes <= extent.stop - extent.start
 
     def require_in_place(self) -> None:
@@ -264,6 +277,8 @@ class Checkpoint:
         info = self.tensors[name]
         if len(pieces) == 1:
             return self._read(name, pieces[0], own=own)
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
         whole = torch.empty(info.shape, dtype=info.dtype)
         for piece in pieces:
             box = tuple(slice(start, start + size) for start, size in zip(piece.starts, piece.sizes, strict=True))
@@ -274,10 +289,11 @@ class Checkpoint:
         info, source, extent = self.tensors[name], piece.file, piece.extent
         # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
         # everywhere.
-        dtype = torch.uint8 if info.dtype == torch.bool else info.dtype
+        is_bool = info.element is ElementType.BOOL
+        dtype = (ElementType.UINT8 if is_bool else info.element).dtype
         fetch = source.copy if own else source.view
         flat = fetch(extent.start, extent.stop, dtype)
-        if info.dtype == torch.bool:
+        if is_bool:
             flat = self._as_bool(flat, source, name)
         if extent.stride is None:
             return flat.view(piece.sizes)
@@ -319,7 +335,7 @@ class Checkpoint:
                 elif first is not part:
                     same = (
                         self._same_bytes(first, part, name)
-                        if info == _as_if_in_file(first.tensors[name], info)
+                        if info == replace(first.tensors[name], file=info.file)
                         else False
                     )
                     verdict = "with equal bytes" if same else "with different values"
@@ -362,11 +378,4 @@ class Checkpoint:
         if flat.numel() and int(flat.max()) > 1:
             message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
             raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
-        return flat.view(torch.bool)
-
-
-def _as_if_in_file(info: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """The tensor as if it were in the other's file, to compare everything but the file."""
-    return TensorInfo(
-        name=info.name, shape=info.shape, dtype=info.dtype, nbytes=info.nbytes, file=other.file, repeated=info.repeated
-    )
+        return flat.view(ElementType.BOOL.dtype)

@@ -6,21 +6,25 @@ Where its files lie, on this machine or on the hub, it does not know: a :class:`
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import ShardIndex
-from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described
+from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described, ElementType
 from porting.checkpoint.names import check_names
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, Message, Option, Wording
 from porting.limits import grant
+from porting.printable import dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 ENOUGH = 1000
 """The number of files that cannot be opened after which no other is tried."""
@@ -48,7 +52,7 @@ class Promises:
     """
 
     writes: bool
-    dtypes: frozenset[torch.dtype] = DTYPES
+    dtypes: frozenset[ElementType] = DTYPES
     metadata: bool = False
     shards: bool = False
     deterministic: bool = True
@@ -311,7 +315,7 @@ class Container(ABC):
             name: the tensor.
             dtype: its dtype.
         """
-        if dtype in self.promises.dtypes:
+        if dtype_name(dtype) in map(str, self.promises.dtypes):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
 
@@ -379,6 +383,60 @@ def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSou
         raise CheckpointError(faults)
 
 
+STATE_DICT = "if it is a state dict that torch.save made, rename it to end in .bin"
+
+MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (b"PK\x03\x04", "a zip archive", "if torch.save made it, rename it to end in .bin"),
+    (b"\x1f\x8b", "a gzip archive", "run `gunzip` on it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive", "run `unzstd` on it first"),
+    (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
+    (b"\xfd7zXZ", "an xz archive", "run `unxz` on it first"),
+    (b"\x89HDF", "an HDF5 file (TensorFlow or Keras)", "take the safetensors files of the model instead"),
+    (b"\x93NUMPY", "a NumPy array", "save the tensors with safetensors"),
+    (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
+    *(
+        (
+            b"\x80" + bytes([protocol]),
+            "a pickle",
+            "if it is a state dict that torch.save made, rename it to end in .bin",
+        )
+        for protocol in (2, 3, 4, 5)
+    ),
+)
+"""The first bytes of files of other formats, what they are, and a hint."""
+
+_TOML = re.compile(rb"\[\[?[a-z_]+\]\]?\s|[a-z_]+ *= ")
+
+
+def foreign(source: ByteSource) -> FileKind | None:  # noqa: PLR0911  # a list of kinds, one after the other
+    """The kind of a file that no container reads; None if its first bytes do not tell."""
+    head = source.pread(0, min(source.size, 1024))
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        return FileKind("an empty file", "the download or the copy never began: fetch it again")
+    if head.startswith(b"version https://git-lfs"):
+        return FileKind("a Git-LFS pointer", "run `git lfs pull` in its directory")
+    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        return FileKind("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
+    if head[257:262] == b"ustar":
+        return FileKind("a tar archive", "unpack it, or save the weights again with a current torch.save")
+    for magic, title, hint in MAGIC:
+        if head.startswith(magic):
+            return FileKind(title, hint)
+    if _TOML.match(text) or source.where.endswith(".toml"):
+        return FileKind("a TOML text", Message("a mapping table is passed as ", Option("table")))
+    if source.where.endswith(".py"):
+        into = Wording(python="into=", command="--into file.py:NAME")
+        return FileKind("a Python file", Message("what builds a module is passed as ", into))
+    if text.startswith((b"{", b"[")):
+        hint = "the path may name the index or the configuration where the weights are meant"
+        return FileKind("a JSON text", hint)
+    if not head.strip(b"\0"):
+        zeros = f"a file that begins with {len(head)} zero bytes"
+        return FileKind(zeros, "an interrupted download left it: fetch it again")
+    return None
+
+
 def allow_time(sources: Iterable[ByteSource]) -> None:
     """Extend the time budget by what files on this machine may take; the hub may claim any size for its own."""
     for source in sources:
@@ -407,7 +465,7 @@ def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[di
 
 def nbytes(tensor: Described) -> int:
     """The bytes of a tensor's elements."""
-    return torch.Size(tensor.shape).numel() * tensor.dtype.itemsize
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 # ------------------------------------------------------------------------------- CRC-32 of bytes after others

@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from porting.checkpoint.bin_file import locate_tensor
 from porting.checkpoint.container import (
     Container,
@@ -29,15 +27,24 @@ from porting.checkpoint.container import (
     UnrecognisedError,
     WriteOptions,
     divided,
+    foreign,
     open_all,
 )
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.dcp_metadata import SAVE_AGAIN, DistributedContents, read_metadata
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Described, Extent, TensorInfo, WeightFile
+from porting.checkpoint.layout import (
+    ChecksummedRange,
+    Chunk,
+    Contents,
+    Described,
+    ElementType,
+    Extent,
+    TensorInfo,
+    WeightFile,
+)
 from porting.checkpoint.names import DCP_METADATA
-from porting.checkpoint.sniff import foreign
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge
@@ -160,7 +167,7 @@ def _locate_chunk(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
     """
     where = f"{source.where}: tensor {quote(info.name)}, chunk at {list(chunk.starts)}"
     try:
-        extent = locate_tensor(_FileRange(source, chunk, where), dtype=info.dtype, shape=chunk.sizes)
+        extent = locate_tensor(_FileRange(source, chunk, where), element=info.element, shape=chunk.sizes)
     except CheckpointError as error:
         # The hints for a state dict do not fit a chunk.
         faults = [replace(fault, hint=SAVE_AGAIN) for fault in error.faults]
@@ -258,12 +265,12 @@ def _check_ranges(
     """
     faults = FaultList(where)
     ranges: dict[str, list[tuple[int, int, str]]] = {}
-    ties: dict[tuple[tuple[int, ...], torch.dtype, tuple[Chunk, ...]], list[str]] = {}
+    ties: dict[tuple[tuple[int, ...], ElementType, tuple[Chunk, ...]], list[str]] = {}
     for name, chunks in found.chunks.items():
         info = found.tensors[name]
         for chunk in chunks:
             size = sources[chunk.file].size
-            needed, given = math.prod(chunk.sizes) * info.dtype.itemsize, chunk.stop - chunk.start
+            needed, given = math.prod(chunk.sizes) * info.element.itemsize, chunk.stop - chunk.start
             if given < needed:
                 message = f"its chunk at {list(chunk.starts)} needs {needed} bytes and has {given} in {chunk.file}"
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=SAVE_AGAIN)
@@ -273,7 +280,7 @@ def _check_ranges(
                     f"of {chunk.file}, which has {size}"
                 )
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=f"the file was cut short, or {SAVE_AGAIN}")
-        same = ties.setdefault((info.shape, info.dtype, chunks), [])
+        same = ties.setdefault((info.shape, info.element, chunks), [])
         same.append(name)
         if len(same) == 1 or not chunks:
             for chunk in chunks:
@@ -326,6 +333,8 @@ def _metadata(tensors: Mapping[str, Described], tied: Mapping[str, str], ranges:
     Raises:
         CheckpointError: this torch has no ``torch.distributed``.
     """
+    import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
     try:
         from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: PLC0415  # takes a second, and only writing needs it
         from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415  # as above

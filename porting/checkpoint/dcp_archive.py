@@ -12,12 +12,15 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-
+from porting.checkpoint.layout import ElementType
 from porting.checkpoint.state_pickle import STORAGES
 from porting.checkpoint.zip_file import Directory, local_header
 from porting.printable import dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 ALIGNED = 64
 """Bytes: the largest alignment that a processor needs."""
@@ -86,7 +89,7 @@ def _pickle(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
         strides.insert(0, numel)
         numel *= max(size, 1)
     count = 0 if 0 in shape else numel
-    kind = next((name for name, stored_dtype in STORAGES.items() if stored_dtype == dtype), "")
+    kind = next((name for name, element in STORAGES.items() if element is ElementType.of(dtype)), "")
     storage = f"ctorch\n{kind}\n" if kind else "ctorch.storage\nUntypedStorage\n"
     call = "_rebuild_tensor_v2" if kind else "_rebuild_tensor_v3"  # the third names the dtype of an untyped storage
     behind = b"" if kind else f"ctorch\n{dtype_name(dtype)}\n".encode()

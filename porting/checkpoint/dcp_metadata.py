@@ -338,21 +338,21 @@ class _Reading:
         size, parts = fields.get("size"), fields.get("chunks")
         properties = fields.get("properties")
         given = properties.fields if isinstance(properties, Node) else None
-        dtype = DTYPES.get(kind.name) if isinstance(kind := _first(given), Global) else None
-        if not isinstance(size, tuple) or not isinstance(parts, list) or dtype is None:
+        element = DTYPES.get(kind.name) if isinstance(kind := _first(given), Global) else None
+        if not isinstance(size, tuple) or not isinstance(parts, list) or element is None:
             return self._wrong(name, "it is no tensor with a dtype, a size and chunks")
         if isinstance(given, tuple) and given[1:2] != ("torch.strided",):
             return self._wrong(name, f"its layout is {quote(given[1])[1:-1]}, and only dense tensors are read")
-        reason = _size_fault(size, dtype.itemsize)
+        reason = _size_fault(size, element.itemsize)
         if reason:
             return self._wrong(name, reason)
         if id(parts) in self._lists:
             return self._wrong(name, "its chunks are those of another tensor", Code.DCP_CHUNK)
         self._lists.add(id(parts))
-        nbytes = math.prod(size) * dtype.itemsize
+        nbytes = math.prod(size) * element.itemsize
         made = tuple(self._chunks(name, size, parts, places))
         tensors[name] = TensorInfo(
-            name=name, shape=size, dtype=dtype, nbytes=nbytes, file=made[0].file if made else DCP_METADATA
+            name=name, shape=size, element=element, nbytes=nbytes, file=made[0].file if made else DCP_METADATA
         )
         chunks[name] = made
         return None

@@ -14,14 +14,16 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 import xxhash
 
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault, Message, Wording
 from porting.opening import LINKED, Opened, open_file
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -253,6 +255,8 @@ class LocalFile:
         one file.  Bytes that do not lie on a multiple of the element size are copied.
         """
         self.require_unchanged()
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
         if start == stop:
             return torch.empty(0, dtype=dtype)
         if start % dtype.itemsize:
@@ -269,6 +273,8 @@ class LocalFile:
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """A copy in anonymous memory, which no later change of the file reaches."""
         self.require_unchanged()
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
         tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
         buffer = memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr()) if stop > start else b"")
         self.read_into(buffer, start)
@@ -280,6 +286,8 @@ class LocalFile:
         """The addresses between which the file is mapped: a change of the file may change tensors there."""
         if self._mapping is None:
             return None
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
         first = torch.frombuffer(self._mapping, dtype=torch.uint8, count=1).data_ptr()
         return first, first + self.size
 

@@ -8,15 +8,14 @@ name.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
-
-import torch
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents, Extent, TensorInfo, WeightFile, shape_fault
+from porting.checkpoint.layout import Contents, ElementType, Extent, TensorInfo, WeightFile, shape_fault
 from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
 from porting.errors import Code
 from porting.limits import charge, reading
@@ -25,9 +24,9 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 
-DTYPES: Mapping[int, torch.dtype] = {
-    0: torch.float32, 1: torch.float16, 24: torch.int8, 25: torch.int16, 26: torch.int32, 27: torch.int64,
-    28: torch.float64, 30: torch.bfloat16,
+DTYPES: Mapping[int, ElementType] = {
+    0: ElementType.FLOAT32, 1: ElementType.FLOAT16, 24: ElementType.INT8, 25: ElementType.INT16,
+    26: ElementType.INT32, 27: ElementType.INT64, 28: ElementType.FLOAT64, 30: ElementType.BFLOAT16,
 }  # fmt: skip
 """The types that torch has, by number."""
 
@@ -101,14 +100,14 @@ def _read(source: ByteSource, name: str) -> Contents:
     extents: dict[str, Extent] = {}
     end, last = 0, ""
     for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
-        dtype = DTYPES.get(kind)
-        if dtype is None:
+        element = DTYPES.get(kind)
+        if element is None:
             quantisation = f"the quantised type {QUANTISED[kind]}" if kind in QUANTISED else f"the unknown type {kind}"
             hint = "take the weights in float32, float16 or bfloat16"
             faults.add(Code.GGUF_FILE, f"it has {quantisation}, which is not read", tensor=tensor, hint=hint)
             continue
-        reason = shape_fault(shape, dtype) or ("it is there twice" if tensor in tensors else "")
-        nbytes = torch.Size(shape).numel() * dtype.itemsize if not reason else 0
+        reason = shape_fault(shape, element) or ("it is there twice" if tensor in tensors else "")
+        nbytes = math.prod(shape) * element.itemsize if not reason else 0
         if not reason and (offset % alignment or begin + offset + nbytes > source.size):
             reason = f"its {nbytes} bytes from byte {begin + offset} on do not lie in the file's {source.size}"
         elif not reason and nbytes and offset < end:
@@ -117,7 +116,7 @@ def _read(source: ByteSource, name: str) -> Contents:
             faults.add(Code.GGUF_FILE, reason, tensor=tensor, hint=FETCH_AGAIN)
             continue
         end, last = max(end, offset + nbytes), tensor
-        tensors[tensor] = TensorInfo(name=tensor, shape=shape, dtype=dtype, nbytes=nbytes, file=name)
+        tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=name)
         extents[tensor] = Extent(start=begin + offset, stop=begin + offset + nbytes)
     check_names(tensors, faults)
     faults.raise_if_any()

@@ -10,14 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.inner_path import InnerPath, InnerPathNeededError
-from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.layout import ElementType, TensorInfo
 from porting.checkpoint.source import open_checkpoint
 from porting.limits import charge, reading
-from porting.printable import dtype_name
 
 DIGITS = re.compile(r"(\d+)")
 
@@ -95,7 +92,7 @@ class _Family(NamedTuple):
 
     literals: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    element: ElementType
 
 
 def inspect_checkpoint(
@@ -161,7 +158,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         ),
         shared=tuple(tuple(sorted(names)) for names in checkpoint.shared),
         count=len(tensors),
-        parameters=sum(info.nbytes // info.dtype.itemsize for info in tensors),
+        parameters=sum(info.nbytes // info.element.itemsize for info in tensors),
         nbytes=sum(info.nbytes for info in tensors),
         warnings=tuple(fault.line for fault in checkpoint.warnings),
     )
@@ -195,14 +192,14 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     A group's pattern stands for exactly its tensors: where the numbers of two places do not combine freely,
     there are several groups.
 
-    >>> spec = {"shape": (2,), "dtype": torch.float32, "nbytes": 8, "file": "model.safetensors"}
+    >>> spec = {"shape": (2,), "element": ElementType.FLOAT32, "nbytes": 8, "file": "model.safetensors"}
     >>> group_tensors(TensorInfo(name=f"h.{i}.w", **spec) for i in range(3))[0].pattern
     'h.{0..2}.w'
     """
     families: dict[_Family, list[tuple[str, ...]]] = {}
     for info in tensors:
         parts = DIGITS.split(info.name)
-        family = _Family(tuple(parts[::2]), info.shape, info.dtype)
+        family = _Family(tuple(parts[::2]), info.shape, info.element)
         families.setdefault(family, []).append(tuple(parts[1::2]))
     groups = []
     for family, numbers in families.items():
@@ -213,9 +210,9 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
                 TensorGroup(
                     pattern=_pattern(family.literals, box),
                     shape=family.shape,
-                    dtype=dtype_name(family.dtype),
+                    dtype=str(family.element),
                     count=count,
-                    nbytes=count * math.prod(family.shape) * family.dtype.itemsize,
+                    nbytes=count * math.prod(family.shape) * family.element.itemsize,
                 )
             )
     return tuple(groups)

@@ -4,35 +4,107 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-import torch
+from porting.checkpoint.errors import CheckpointError
+from porting.errors import Code, Fault
+from porting.printable import dtype_name
 
-from porting.errors import Fault
+if TYPE_CHECKING:  # torch is imported where tensors are made: reading headers does not wait for it
+    import torch
 
-if TYPE_CHECKING:
     from porting.checkpoint.files import LocalFile, Readable
 
-SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    **({"F8_E8M0": torch.float8_e8m0fnu} if hasattr(torch, "float8_e8m0fnu") else {}),  # since torch 2.7
+
+class ElementType(Enum):
+    """The type of a tensor's elements, known without torch: its name, the bytes of an element and its kind."""
+
+    BOOL = "bool", 1, "bool"
+    UINT8 = "uint8", 1, "int"
+    INT8 = "int8", 1, "int"
+    UINT16 = "uint16", 2, "int"
+    INT16 = "int16", 2, "int"
+    FLOAT16 = "float16", 2, "float"
+    BFLOAT16 = "bfloat16", 2, "float"
+    UINT32 = "uint32", 4, "int"
+    INT32 = "int32", 4, "int"
+    FLOAT32 = "float32", 4, "float"
+    UINT64 = "uint64", 8, "int"
+    INT64 = "int64", 8, "int"
+    FLOAT64 = "float64", 8, "float"
+    COMPLEX64 = "complex64", 8, "complex"
+    COMPLEX128 = "complex128", 16, "complex"
+    FLOAT8_E4M3FN = "float8_e4m3fn", 1, "float"
+    FLOAT8_E5M2 = "float8_e5m2", 1, "float"
+    FLOAT8_E4M3FNUZ = "float8_e4m3fnuz", 1, "float"
+    FLOAT8_E5M2FNUZ = "float8_e5m2fnuz", 1, "float"
+    FLOAT8_E8M0FNU = "float8_e8m0fnu", 1, "float"
+
+    def __init__(self, title: str, itemsize: int, kind: str) -> None:
+        self.title = title
+        self.itemsize = itemsize
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return self.title
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Torch's dtype of that name.
+
+        Raises:
+            CheckpointError: this torch has none (``float8_e8m0fnu`` came with torch 2.7).
+        """
+        found = _DTYPES.get(self)
+        if found is None:
+            import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
+            found = getattr(torch, self.title, None)
+            if not isinstance(found, torch.dtype):
+                message = f"torch {torch.__version__} has no dtype {self}, and it is needed to read the values"
+                raise CheckpointError(Fault(code=Code.TENSOR_UNWRITABLE, message=message, hint="install a newer torch"))
+            _DTYPES[self] = found
+        return found
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> ElementType:
+        """The element type of one of torch's dtypes.
+
+        Raises:
+            CheckpointError: no file that is read here has it.
+        """
+        found = _BY_TITLE.get(dtype_name(dtype))
+        if found is None:
+            raise CheckpointError(
+                Fault(code=Code.TENSOR_UNWRITABLE, message=f"no file has a name for the dtype {dtype}")
+            )
+        return found
+
+
+_DTYPES: dict[ElementType, torch.dtype] = {}
+_BY_TITLE = {one.title: one for one in ElementType}
+
+SAFETENSORS_DTYPES: Mapping[str, ElementType] = {
+    "BOOL": ElementType.BOOL,
+    "U8": ElementType.UINT8,
+    "I8": ElementType.INT8,
+    "U16": ElementType.UINT16,
+    "I16": ElementType.INT16,
+    "F16": ElementType.FLOAT16,
+    "BF16": ElementType.BFLOAT16,
+    "U32": ElementType.UINT32,
+    "I32": ElementType.INT32,
+    "F32": ElementType.FLOAT32,
+    "U64": ElementType.UINT64,
+    "I64": ElementType.INT64,
+    "F64": ElementType.FLOAT64,
+    "C64": ElementType.COMPLEX64,
+    "F8_E4M3": ElementType.FLOAT8_E4M3FN,
+    "F8_E5M2": ElementType.FLOAT8_E5M2,
+    "F8_E4M3FNUZ": ElementType.FLOAT8_E4M3FNUZ,
+    "F8_E5M2FNUZ": ElementType.FLOAT8_E5M2FNUZ,
+    "F8_E8M0": ElementType.FLOAT8_E8M0FNU,
 }
 """The format's names for the dtypes that torch can hold, one element in whole bytes."""
 
@@ -49,19 +121,19 @@ MAX_BYTES = 2**63 - 1
 """torch counts elements, strides and bytes in signed 64-bit integers."""
 
 
-def shape_fault(shape: Sequence[int], dtype: torch.dtype) -> str:
+def shape_fault(shape: Sequence[int], element: ElementType) -> str:
     """The reason why no tensor can have a shape; empty if one can.
 
     Args:
         shape: the sizes.
-        dtype: the dtype.
+        element: the type of its elements.
 
-    >>> shape_fault([1 << 40, 0, 1 << 40], torch.float32)
+    >>> shape_fault([1 << 40, 0, 1 << 40], ElementType.FLOAT32)
     'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
     """
     if len(shape) > MAX_RANK:
         return f"{len(shape)} dimensions; torch handles {MAX_RANK}"
-    span = dtype.itemsize
+    span = element.itemsize
     for size in shape:
         span *= size or 1  # torch computes strides from the other sizes even when one is 0
         if span > MAX_BYTES:
@@ -93,7 +165,7 @@ class TensorInfo:
     Attributes:
         name: the on-disk key.
         shape: its sizes, slowest dimension first; ``()`` for a scalar.
-        dtype: the element type on disk.
+        element: the type of its elements on disk.
         nbytes: its elements' bytes.
         file: the name, inside the checkpoint, of the file that it lies in.
         repeated: how many of its elements are not stored, since they repeat others (stride 0).
@@ -101,10 +173,15 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    element: ElementType
     nbytes: int
     file: str
     repeated: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its elements on disk; asking for it imports torch."""
+        return self.element.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

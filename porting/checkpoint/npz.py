@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from porting.checkpoint.container import (
     Container,
@@ -40,6 +40,7 @@ from porting.checkpoint.layout import (
     ChecksummedRange,
     Contents,
     Described,
+    ElementType,
     Extent,
     TensorInfo,
     WeightFile,
@@ -64,6 +65,9 @@ from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge, reading
 from porting.printable import dtype_name
 
+if TYPE_CHECKING:
+    import torch
+
 SAVE_AGAIN = "save the arrays again with numpy.savez"
 NUMPY = Writer(name="numpy.savez", code=Code.NPZ_FILE, again=SAVE_AGAIN, methods=frozenset({STORED, DEFLATED}))
 
@@ -71,14 +75,15 @@ MAGIC = b"\x93NUMPY"
 LONGEST = 10_000
 """Bytes of an array's header; numpy reads no longer one either."""
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "b1": torch.bool, "u1": torch.uint8, "i1": torch.int8, "u2": torch.uint16, "i2": torch.int16, "f2": torch.float16,
-    "u4": torch.uint32, "i4": torch.int32, "f4": torch.float32, "u8": torch.uint64, "i8": torch.int64,
-    "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
+DTYPES: Mapping[str, ElementType] = {
+    "b1": ElementType.BOOL, "u1": ElementType.UINT8, "i1": ElementType.INT8, "u2": ElementType.UINT16,
+    "i2": ElementType.INT16, "f2": ElementType.FLOAT16, "u4": ElementType.UINT32, "i4": ElementType.INT32,
+    "f4": ElementType.FLOAT32, "u8": ElementType.UINT64, "i8": ElementType.INT64, "f8": ElementType.FLOAT64,
+    "c8": ElementType.COMPLEX64, "c16": ElementType.COMPLEX128,
 }  # fmt: skip
 """The dtypes of both numpy and torch, by numpy's kind and size."""
 
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {element: name for name, element in DTYPES.items()}
 
 NO_NUMBERS = {
     "O": ("Python objects, which are pickles; none is read, since that could run code", "save arrays of numbers"),
@@ -152,11 +157,11 @@ class Npz(Container):
             array = _array(_Inflated(source, member, places), tensor, faults)
             if array is not None:
                 tensors[tensor] = TensorInfo(
-                    name=tensor, shape=array.shape, dtype=array.dtype, nbytes=member.size - array.start, file=name
+                    name=tensor, shape=array.shape, element=array.element, nbytes=member.size - array.start, file=name
                 )
                 extents[tensor] = array.extent(member, places)
                 beyond = max(entry.size - COMPRESSED * entry.packed, 0)
-                charge("made", int(beyond) * max(WIDEST // array.dtype.itemsize - 1, 0), where=source.where)
+                charge("made", int(beyond) * max(WIDEST // array.element.itemsize - 1, 0), where=source.where)
         check_names(tensors, faults)
         faults.raise_if_any()
         file = WeightFile(name=name, size=source.size, format=self.name, metadata={}, names=tuple(tensors))
@@ -167,7 +172,7 @@ class Npz(Container):
         parts = name.split("/")
         if ".." in parts or not parts[0] or "\\" in name or ":" in parts[0] or "\0" in name:
             return "an archive's member of that name would lie outside of it", "rename it"
-        if dtype in NAMES:
+        if dtype_name(dtype) in map(str, NAMES):
             return "", ""
         message = f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it"
         if not dtype.is_floating_point:
@@ -210,7 +215,7 @@ def _header(described: Described, at: int) -> bytes:
         described: the array.
         at: where in the file it begins.
     """
-    descr = np.dtype(NAMES[described.dtype]).newbyteorder("<").str
+    descr = np.dtype(NAMES[ElementType.of(described.dtype)]).newbyteorder("<").str
     text = repr({"descr": descr, "fortran_order": False, "shape": tuple(described.shape)}).encode()
     padding = -(at + len(MAGIC) + 4 + len(text) + 1) % ALIGNED
     return MAGIC + b"\1\0" + (len(text) + padding + 1).to_bytes(2, "little") + text + b" " * padding + b"\n"
@@ -241,14 +246,14 @@ class _Array:
     """The header of a member's array.
 
     Attributes:
-        shape, dtype: of the tensor.
+        shape, element: of the tensor.
         start: where in the member the elements begin.
         columns: the first axis is the fastest (Fortran's order).
         swapped: the elements are big-endian.
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    element: ElementType
     start: int
     columns: bool
     swapped: bool
@@ -262,7 +267,7 @@ class _Array:
             begin = member.record.start
             return Extent(start=begin + self.start, stop=member.record.stop, stride=stride, record=member.record)
         whole = replace(member.record, start=0, stop=member.size)
-        decode = partial(_Decoded, member=member, places=places, order=NAMES[self.dtype] if self.swapped else "")
+        decode = partial(_Decoded, member=member, places=places, order=NAMES[self.element] if self.swapped else "")
         return Extent(start=self.start, stop=member.size, stride=stride, record=whole, decode=decode)
 
 
@@ -314,19 +319,19 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
             raise _ArrayError("its header does not say descr, fortran_order and shape, and nothing else")
     if not all(type(size) is int and size >= 0 for size in shape):
         raise _ArrayError(f"its shape {quote(shape)} is no tuple of sizes")
-    dtype, swapped = _dtype(descr)
-    reason = shape_fault(shape, dtype)
+    element, swapped = _element(descr)
+    reason = shape_fault(shape, element)
     if reason:
         raise _ArrayError(reason)
-    needed = math.prod(shape) * dtype.itemsize
+    needed = math.prod(shape) * element.itemsize
     if size - start != needed:
-        kind = dtype_name(dtype)
+        kind = str(element)
         raise _ArrayError(f"it has {size - start} bytes, and shape {shown_sizes(shape)} of {kind} needs {needed}")
-    return _Array(shape=shape, dtype=dtype, start=start, columns=columns, swapped=swapped)
+    return _Array(shape=shape, element=element, start=start, columns=columns, swapped=swapped)
 
 
-def _dtype(descr: object) -> tuple[torch.dtype, bool]:
-    """The dtype of a header, and whether its elements are big-endian."""
+def _element(descr: object) -> tuple[ElementType, bool]:
+    """The element type of a header, and whether its elements are big-endian."""
     if isinstance(descr, list):
         raise _ArrayError("its elements are records of several fields", "save each field as an array of its own")
     parts = re.fullmatch(r"([<>|])([A-Za-z])([0-9]{0,9})", descr) if isinstance(descr, str) else None
@@ -336,10 +341,10 @@ def _dtype(descr: object) -> tuple[torch.dtype, bool]:
     if kind in NO_NUMBERS:
         kind_name, hint = NO_NUMBERS[kind]
         raise _ArrayError(f"its descr is {descr!r}: {kind_name}", hint)
-    dtype = DTYPES.get(kind + width)
-    if dtype is None or (order == "|") != (dtype.itemsize == 1):
+    element = DTYPES.get(kind + width)
+    if element is None or (order == "|") != (element.itemsize == 1):
         raise _ArrayError(f"its descr {quote(descr)} is no dtype that torch has", "save it as float64 or int64")
-    return dtype, order == ">"
+    return element, order == ">"
 
 
 class _Places:
@@ -517,6 +522,8 @@ class _Decoded(_Inflated):
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The elements in memory of their own."""
         self.require_unchanged()
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
         tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
         if stop > start:
             self.read_into(

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from porting.checkpoint.container import (
     Container,
     FileKind,
@@ -36,6 +34,7 @@ from porting.checkpoint.layout import (
     SAFETENSORS_DTYPES,
     Contents,
     Described,
+    ElementType,
     Extent,
     TensorInfo,
     WeightFile,
@@ -177,19 +176,19 @@ def _entry(key: str, entry: Json, file: str, faults: FaultList) -> tuple[TensorI
         _note_fields(key, entry, faults)
         return None
     name = entry["dtype"]
-    dtype = SAFETENSORS_DTYPES.get(name) if isinstance(name, str) else None
-    if dtype is None:
+    element = SAFETENSORS_DTYPES.get(name) if isinstance(name, str) else None
+    if element is None:
         faults.add(Code.SAFETENSORS_TENSOR, _dtype_fault(name), tensor=key, hint=CONVERT)
     shape = _sizes(key, "shape", entry["shape"], faults)
     offsets = _sizes(key, "data_offsets", entry["data_offsets"], faults)
-    if dtype is None or shape is None or offsets is None:
+    if element is None or shape is None or offsets is None:
         return None
-    reason = _range_fault(dtype, shape, offsets)
+    reason = _range_fault(element, shape, offsets)
     if reason:
         faults.add(Code.SAFETENSORS_TENSOR, reason, tensor=key, hint=FETCH_AGAIN)
         return None
     start, stop = offsets
-    info = TensorInfo(name=key, shape=tuple(shape), dtype=dtype, nbytes=stop - start, file=file)
+    info = TensorInfo(name=key, shape=tuple(shape), element=element, nbytes=stop - start, file=file)
     return info, start, stop
 
 
@@ -207,16 +206,16 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
 
 
-def _range_fault(dtype: torch.dtype, shape: list[int], offsets: list[int]) -> str:
+def _range_fault(element: ElementType, shape: list[int], offsets: list[int]) -> str:
     """The reason why a range cannot hold the shape: no range, rank, overflow, or size; empty if it can."""
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"its data_offsets {shown_sizes(offsets)} are no range"
-    reason = shape_fault(shape, dtype)
+    reason = shape_fault(shape, element)
     if reason:
         return reason
-    length, count = offsets[1] - offsets[0], math.prod(shape) * dtype.itemsize
+    length, count = offsets[1] - offsets[0], math.prod(shape) * element.itemsize
     if length != count:
-        needed = f"shape {shown_sizes(shape)} of {dtype_name(dtype)} needs {count}"
+        needed = f"shape {shown_sizes(shape)} of {element} needs {count}"
         return f"its range {shown_sizes(offsets)} has {length} bytes, and {needed}"
     return ""
 
@@ -287,7 +286,7 @@ def _kind(value: Json) -> str:
     return names[type(value)]
 
 
-DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+DTYPE_NAMES = {str(element): name for name, element in SAFETENSORS_DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +338,7 @@ def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | N
         content["__metadata__"] = dict(sorted(metadata.items()))
     for name, tensor in tensors.items():
         content[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[dtype_name(tensor.dtype)],
             "shape": list(tensor.shape),
             "data_offsets": [offsets[name], offsets[name] + nbytes(tensor)],
         }

@@ -60,8 +60,8 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
             tensors[key] = TensorInfo(
                 name=key,
                 shape=spec.size,
-                dtype=spec.dtype,
-                nbytes=_count(spec) * spec.dtype.itemsize,
+                element=spec.element,
+                nbytes=_count(spec) * spec.element.itemsize,
                 file=name,
                 repeated=max(_count(spec) - _steps(spec), 0),
             )
@@ -135,7 +135,7 @@ def made_of(specs: Iterable[object], records: Mapping[str, ChecksummedRange]) ->
     for spec in specs:
         if isinstance(spec, TensorSpec):
             elements += _count(spec)
-            widths[spec.storage.key] = max(widths[spec.storage.key], spec.dtype.itemsize)
+            widths[spec.storage.key] = max(widths[spec.storage.key], spec.element.itemsize)
     stored = sum((record.stop - record.start) // widths[key] for key, record in records.items())
     return WIDEST * max(elements - SHARED * stored, 0)
 
@@ -167,8 +167,8 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange],
             Code.BIN_TENSOR, f"its storage {quote(storage.key)} is not in the file", tensor=key, hint=FETCH_AGAIN
         )
         return None
-    itemsize = spec.dtype.itemsize
-    length = storage.count * (storage.dtype.itemsize if storage.dtype else 1)
+    itemsize = spec.element.itemsize
+    length = storage.count * (storage.element.itemsize if storage.element else 1)
     if length != record.stop - record.start:
         faults.add(
             Code.BIN_TENSOR,
@@ -208,7 +208,7 @@ def _shape_fault(spec: TensorSpec) -> str:
     if min(numbers) < 0:
         return "a negative size, stride or offset"
     if max(numbers) > MAX_BYTES or shape_fault(
-        spec.size, spec.dtype
+        spec.size, spec.element
     ):  # in this order: products of long numbers are slow
         return "its sizes overflow 64 bits"
     if spec.lazy:

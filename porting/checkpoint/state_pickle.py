@@ -16,36 +16,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import MAX_RANK
+from porting.checkpoint.layout import MAX_RANK, ElementType
 from porting.errors import Code
 from porting.limits import charge, reading
-from porting.printable import dtype_name
 
 STORAGES = {
-    "BoolStorage": torch.bool,
-    "ByteStorage": torch.uint8,
-    "CharStorage": torch.int8,
-    "ShortStorage": torch.int16,
-    "IntStorage": torch.int32,
-    "LongStorage": torch.int64,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "ComplexFloatStorage": torch.complex64,
-    "ComplexDoubleStorage": torch.complex128,
+    "BoolStorage": ElementType.BOOL,
+    "ByteStorage": ElementType.UINT8,
+    "CharStorage": ElementType.INT8,
+    "ShortStorage": ElementType.INT16,
+    "IntStorage": ElementType.INT32,
+    "LongStorage": ElementType.INT64,
+    "HalfStorage": ElementType.FLOAT16,
+    "BFloat16Storage": ElementType.BFLOAT16,
+    "FloatStorage": ElementType.FLOAT32,
+    "DoubleStorage": ElementType.FLOAT64,
+    "ComplexFloatStorage": ElementType.COMPLEX64,
+    "ComplexDoubleStorage": ElementType.COMPLEX128,
 }
 
-DTYPES = {dtype_name(dtype): dtype for dtype in (*STORAGES.values(), torch.uint16, torch.uint32)}
-DTYPES |= {
-    name: getattr(torch, name)
-    for name in ("uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
-    if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
-}
+DTYPES = {str(element): element for element in ElementType}
+"""The element types by the names that torch has for them."""
 
 OTHER_TENSORS = {
     "_rebuild_sparse_tensor": "a sparse tensor",
@@ -68,10 +61,10 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """A storage, by its key in the archive.  ``dtype`` is None when it is untyped: then ``count`` is bytes."""
+    """A storage, by its key in the archive.  ``element`` is None when it is untyped: then ``count`` is bytes."""
 
     key: str
-    dtype: torch.dtype | None
+    element: ElementType | None
     count: int
 
 
@@ -80,7 +73,7 @@ class TensorSpec:
     """A tensor as the pickle describes it: a strided view of a storage, offsets and strides in elements."""
 
     storage: StorageRef
-    dtype: torch.dtype
+    element: ElementType
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -448,7 +441,7 @@ class StateMachine:
             case "Size", (tuple() | list() as sizes,) if is_shape(sizes):
                 self._push(tuple(sizes))
             case "_rebuild_parameter", (TensorSpec() as spec, bool() as grad, dict() as hooks) if not hooks:
-                self._require_grad(spec.dtype, grad)
+                self._require_grad(spec.element, grad)
                 self._push(spec)
             case (("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3"), _):
                 self._tensors.append(spec := self._tensor(function.name, args))
@@ -461,28 +454,28 @@ class StateMachine:
         more: list[object] = []
         match function.removeprefix("_rebuild_tensor"), args:
             case "", (StorageRef() as storage, offset, tuple() as size, tuple() as stride):
-                dtype, grad = storage.dtype, False
+                element, grad = storage.element, False
             case "_v2", (
                 StorageRef() as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
                 dict() as hooks, *more
             ) if not hooks and len(more) < 2:  # fmt: skip
-                dtype = storage.dtype
+                element = storage.element
             case "_v3", (
-                StorageRef(dtype=None) as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
+                StorageRef(element=None) as storage, offset, tuple() as size, tuple() as stride, bool() as grad,
                 dict() as hooks, Global("torch", name), *more
             ) if not hooks and len(more) < 2:  # fmt: skip
-                dtype = DTYPES.get(name)
+                element = DTYPES.get(name)
             case _:
                 raise self.error("a tensor whose description is incomplete")
         whole = is_whole(size) and is_whole(stride) and len(size) == len(stride)
-        if dtype is None or not whole or type(offset) is not int:
+        if element is None or not whole or type(offset) is not int:
             raise self.error("a tensor without a proper dtype, size or stride")
-        self._require_grad(dtype, grad)
-        return TensorSpec(storage, dtype, offset, size, stride, self._lazy(more[0] if more else None))
+        self._require_grad(element, grad)
+        return TensorSpec(storage, element, offset, size, stride, self._lazy(more[0] if more else None))
 
-    def _require_grad(self, dtype: torch.dtype, grad: bool) -> None:
-        if grad and not (dtype.is_floating_point or dtype.is_complex):
-            raise self.error(f"a tensor of {dtype_name(dtype)} with a gradient")
+    def _require_grad(self, element: ElementType, grad: bool) -> None:
+        if grad and element.kind not in ("float", "complex"):
+            raise self.error(f"a tensor of {element} with a gradient")
 
     def _lazy(self, metadata: object) -> str:
         """The lazy conjugation and negation that the last argument of a tensor asks for."""

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from porting.checkpoint.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
 from porting.checkpoint.checkpoint import Checkpoint
@@ -24,6 +22,10 @@ from porting.checkpoint.registry import MARKS, SAFETENSORS
 from porting.checkpoint.safetensors_file import DTYPE_NAMES, Header, new_header, parse_header, shard_of
 from porting.errors import Code
 from porting.opening import Folder, Member
+from porting.printable import dtype_name
+
+if TYPE_CHECKING:
+    import torch
 
 PIECE = 1 << 18
 """Bytes copied at a time; pieces above a megabyte are several times slower."""
@@ -259,11 +261,11 @@ def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 def _unwritable(tensor: torch.Tensor) -> str:
     """The reason why a tensor cannot be stored; empty if it can."""
-    if tensor.layout != torch.strided:
+    if str(tensor.layout) != "torch.strided":
         return f"its layout is {tensor.layout}, and the format stores dense tensors"
     if tensor.is_meta:
         return "it is on the meta device and has no values"
-    if tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
+    if tensor.is_quantized or dtype_name(tensor.dtype) not in DTYPE_NAMES:
         return f"the format has no name for its dtype {tensor.dtype}"
     return ""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, by_table
+from porting.comparing.jobs import SPAN, THREADS, map_jobs, spans
 from porting.comparing.numbers import Difference, Odd, compare_pieces
-from porting.comparing.streaming import PIECE, SPAN, THREADS, Reader, Readers, map_jobs, spans
+from porting.comparing.streaming import PIECE, Reader, Readers
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel

@@ -15,22 +15,27 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import local
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.comparing.canonical import Side, canonical, in_order
-from porting.comparing.differences import Progress
-from porting.comparing.streaming import THREADS, Reader, Readers, map_jobs, spans
+from porting.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from porting.comparing.jobs import THREADS, map_jobs, spans
 from porting.limits import reading, spending
-from porting.notation.table import Table
-from porting.plan.recipe import Recipe
 from porting.printable import dtype_name
 from porting.tables import find_table
+
+if TYPE_CHECKING:  # a checkpoint's bytes are digested without torch
+    import torch
+    from torch import Tensor
+
+    from porting.comparing.canonical import Side
+    from porting.comparing.differences import Progress
+    from porting.comparing.streaming import Reader
+    from porting.notation.table import Table
+    from porting.plan.recipe import Recipe
 
 FIRST_LINE = "porting hash 1"
 
@@ -128,28 +133,66 @@ def digest(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     checkpoint.allow_time()
     chosen = None if table is None else find_table(table, checkpoint.config, checkpoint.tensors)
-    with reading(checkpoint.location):
-        found = canonical(checkpoint, chosen, side)
-        recipes = list(in_order(found.recipes))
-    total = sum(recipe.numel * recipe.dtype.itemsize for recipe in recipes)
+    jobs: Sequence[TensorInfo | Recipe]
+    left_out: Mapping[str, str] = {}
+    if chosen is None and not values:
+        work: Callable[[Any], TensorDigest] = _Stored(checkpoint)  # Any: of each job that it is given
+        jobs = sorted(checkpoint.tensors.values(), key=lambda info: info.name)
+    else:
+        from porting.comparing.canonical import canonical, in_order  # noqa: PLC0415  # plans need torch
+        from porting.comparing.streaming import Readers  # noqa: PLC0415  # as above
+
+        with reading(checkpoint.location):
+            found = canonical(checkpoint, chosen, side)
+            jobs, left_out = list(in_order(found.recipes)), found.left_out
+        readers = Readers(checkpoint)
+
+        def work(recipe: Recipe) -> TensorDigest:
+            return _tensor_digest(recipe, readers.mine, values=values)
+
+    total = sum(job.nbytes for job in jobs)
     done = 0
     tensors: list[TensorDigest] = []
-
-    readers = Readers(checkpoint)
-
-    def work(recipe: Recipe) -> TensorDigest:
-        return _tensor_digest(recipe, readers.mine, values=values)
-
-    def nbytes(recipe: Recipe) -> int:
-        return recipe.nbytes
-
-    for recipe, result in zip(recipes, map_jobs(recipes, work, nbytes, threads=threads), strict=True):
+    for job, result in zip(jobs, map_jobs(jobs, work, lambda job: job.nbytes, threads=threads), strict=True):
         tensors.append(result)
-        done += recipe.numel * recipe.dtype.itemsize
+        done += job.nbytes
         if progress is not None:
-            progress(recipe.name, done, total)
+            progress(job.name, done, total)
     checkpoint.require_in_place()
-    return Digest(tensors=tuple(tensors), values=values, left_out=found.left_out, nbytes=total)
+    return Digest(tensors=tuple(tensors), values=values, left_out=left_out, nbytes=total)
+
+
+PIECE = 1 << 18
+"""Bytes that are read at a time: what a processor's cache holds."""
+
+
+class _Stored(local):
+    """Digests tensors as they are on disk: from their bytes where these lie together, else through torch.
+
+    Args:
+        checkpoint: whose tensors they are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._buffer = memoryview(bytearray(PIECE))
+        self._reader: Reader | None = None
+
+    def __call__(self, info: TensorInfo) -> TensorDigest:
+        box = self._checkpoint.run(info.name)
+        if box is None:
+            from porting.comparing.streaming import Reader  # noqa: PLC0415  # only such tensors need torch
+            from porting.plan.recipe import as_it_is  # noqa: PLC0415  # as above
+
+            self._reader = self._reader or Reader(self._checkpoint)
+            return _tensor_digest(as_it_is(info.name, info), self._reader, values=False)
+        state = hashlib.sha256()
+        for start in range(box.extent.start, box.extent.stop, PIECE):
+            piece = self._buffer[: min(PIECE, box.extent.stop - start)]
+            box.file.read_into(piece, start)
+            state.update(piece)
+        box.file.require_unchanged()
+        return TensorDigest(name=info.name, dtype=str(info.element), shape=info.shape, sha256=state.hexdigest())
 
 
 def _tensor_digest(recipe: Recipe, reader: Reader, *, values: bool) -> TensorDigest:
@@ -164,6 +207,8 @@ def _tensor_digest(recipe: Recipe, reader: Reader, *, values: bool) -> TensorDig
 
 
 def _kind(dtype: torch.dtype) -> str:
+    import torch  # noqa: PLC0415  # as above
+
     if dtype.is_floating_point:
         return "float"
     if dtype.is_complex:
@@ -173,6 +218,8 @@ def _kind(dtype: torch.dtype) -> str:
 
 def _values(piece: Tensor) -> Tensor:
     """The elements in the widest dtype of their kind, with one NaN and without negative zeros."""
+    import torch  # noqa: PLC0415  # as above
+
     if piece.is_complex():
         piece = torch.view_as_real(piece).reshape(-1)
     if not piece.is_floating_point():

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.layout import RECORD, SAFETENSORS_DTYPES
@@ -29,8 +28,9 @@ from porting.converting.digests import ALGORITHM, of_bytes
 from porting.errors import Code
 from porting.limits import charge
 from porting.opening import Folder
-from porting.origin import PlannedTensor
-from porting.plan.recipe import Described
+
+if TYPE_CHECKING:
+    from porting.plan.recipe import Described
 
 FORMAT = "porting-provenance-2"
 LONGEST = 256 << 20
@@ -42,6 +42,8 @@ LONGEST_DIGEST = 128
 
 def versions() -> dict[str, str]:
     """The versions of the programs that made the files."""
+    import torch  # noqa: PLC0415  # files are compared with their record without torch
+
     return {"porting": version("porting"), "python": platform.python_version(), "torch": str(torch.__version__)}
 
 
@@ -97,12 +99,14 @@ class Record:
     @property
     def sources(self) -> dict[str, Described]:
         """The tensors of the converted checkpoint, in their order."""
+        from porting.origin import PlannedTensor  # noqa: PLC0415  # files are compared with their record without torch
+
         found: dict[str, Described] = {}
         for name, (_, group) in unpacked(self.section("source", "tensors")).items():
             match group:
                 case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
                     sizes = tuple(size for size in shape if isinstance(size, int))
-                    found[name] = PlannedTensor(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype])
+                    found[name] = PlannedTensor(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype].dtype)
         return found
 
 

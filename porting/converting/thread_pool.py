@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
-
-import torch
 
 from porting.limits import SMALL, spending
 
@@ -65,6 +64,7 @@ def work(
         BaseException: what the first job that failed raised; jobs that had not begun then are not begun.
         LimitError: there are so many small jobs that they take longer than a command may.
     """
+    torch = sys.modules.get("torch")  # jobs that only read bytes do not need it
     lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
     stop = Event()
     failures: list[BaseException] = []
@@ -72,7 +72,8 @@ def work(
     counted = 0.0
 
     def run(number: int, make: Callable[[], Owned]) -> None:
-        torch.set_num_threads(1)  # a piece is too small to be shared; the threads are here
+        if torch is not None:
+            torch.set_num_threads(1)  # a piece is too small to be shared; the threads are here
         try:
             owned = make()
             while not stop.is_set() and (taken := lanes.take(number)) is not None:
@@ -85,7 +86,7 @@ def work(
             failures.append(error)
             stop.set()
 
-    before = torch.get_num_threads()
+    before = 0 if torch is None else torch.get_num_threads()
     threads = [Thread(target=run, args=arguments, daemon=True) for arguments in enumerate(owners)]
     try:
         for thread in threads:
@@ -101,6 +102,7 @@ def work(
         stop.set()
         for thread in threads:
             thread.join()
-        torch.set_num_threads(before)
+        if torch is not None:
+            torch.set_num_threads(before)
     if failures:
         raise failures[0]

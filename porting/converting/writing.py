@@ -28,6 +28,7 @@ from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.limits import reading
 from porting.plan.recipe import Recipe
+from porting.printable import dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +254,11 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
             (
                 name,
                 task.sources[name],
-                {"file": info.file, "dtype": DTYPE_NAMES.get(info.dtype, str(info.dtype)), "shape": list(info.shape)},
+                {
+                    "file": info.file,
+                    "dtype": DTYPE_NAMES.get(dtype_name(info.dtype), str(info.dtype)),
+                    "shape": list(info.shape),
+                },
             )
             for name, info in checkpoint.tensors.items()
         ),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -142,6 +142,27 @@ class Formula(Operation):
         calls = (node for node in ast.walk(self.body) if isinstance(node, ast.Call))
         return frozenset(ast.unparse(one.args[1]) for one in calls if ast.unparse(one.func) == "fp4")
 
+    def work(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
+        """The elements of all values that come about while it is computed.
+
+        Args:
+            operands: the indices of each operand.
+            sizes: the size of every index.
+        """
+        computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))
+        return sum(math.prod(sizes[index] for index in replace(self, body=node).indices(operands)) for node in computed)
+
+    def short_blocks(self, sizes: Mapping[str, int]) -> str:
+        """The reason why blocks do not reach over the index that they are given for; empty where they do."""
+        for node in ast.walk(self.body):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "blocks":
+                length = _block_length(node)
+                for old, new in map(_resized, node.keywords):
+                    if sizes[old] * length < sizes[new]:
+                        reach = f"{sizes[old]} blocks of {length} end before the {sizes[new]} elements of {new!r}"
+                        return f"{ast.unparse(node)}: {reach}"
+        return ""
+
     def kept(self, index: str) -> bool:
         """Whether each element along an index is computed of elements at the same place alone."""
         return not any(
@@ -263,12 +284,13 @@ def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
     pairs = [_resized(one) for one in node.keywords]
     taken = named if function == "sum" else [old for old, _ in pairs]
     given = named if function == "fp4" else [new for _, new in pairs]
-    for index in taken:
-        if index not in inner:
-            raise FormulaError(f"{ast.unparse(node)}: {first} has no index {index!r}", node)
+    for place, index in enumerate(taken):
+        if index not in inner or index in taken[:place]:
+            trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
+            raise FormulaError(f"{ast.unparse(node)}: {first} {trouble}", node)
     left = inner - {*taken}
-    for index in given:
-        if index in left:
+    for place, index in enumerate(given):
+        if index in left or index in given[:place]:
             raise FormulaError(f"{ast.unparse(node)}: {first} has the index {index!r} already", node)
     return left | {*given}
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from porting.errors import Code, Fault
-from porting.limits import combinations
+from porting.limits import charge, combinations
 from porting.notation.axes import Axis, Index, Mismatch, Piece, leaves, pieces, row_indices, size_of, sized, solve_all
 from porting.notation.faults import NotationError
 from porting.notation.name import Value
-from porting.notation.rule import Rule, Term
+from porting.notation.rule import RESULT, Rule, Term
+from porting.ops import Formula
 from porting.plan.config import sizes_under
 from porting.plan.copies import Copy, make_copy
 from porting.plan.formulas import Layout, Operand, strides_of
@@ -127,6 +129,10 @@ class Fitter:
         if rule.formula is None:
             self._known[key] = tuple(_moves(rule, parts, sizes, counts))
         else:
+            if reason := rule.formula.short_blocks(sizes):
+                message = f"{reason}, in '{rule}'"
+                self.faults.append(Fault(code=Code.SHAPE_MISMATCH, where=rule.where, message=message))
+                return None
             result = _result(parts[-1][0], sizes)
             found = [
                 _operand(rule, number, next(one for one in part if not one.dropped), sizes, counts, result.indices)
@@ -153,6 +159,10 @@ class Fitter:
             operands.append(Operand(rule.operands[number], indices, extents, mine))
         (copy,) = result.copies
         named = replace(copy, source=target, target=target)
+        given = dict(zip(rule.operands, operand_indices, strict=True))
+        _charge_formula(rule, rule.formula, given, result.indices, sizes, whole=not copy.inverse.contiguous)
+        for name, back in rule.back.items():
+            _charge_formula(rule, back, {RESULT: result.indices}, given[name], sizes, whole=False)
         return Layout(operands=tuple(operands), result=replace(result, copies=(named,)), sizes=sizes)
 
     def _solve(
@@ -269,3 +279,36 @@ def _operand(
 
 def _offset(piece: Piece, at: Mapping[str, int]) -> int:
     return piece.offset + sum(piece.strides.get(index, 0) * value for index, value in at.items())
+
+
+REPEATED = 512
+"""Elements that a formula may compute for each element that it reads; the ranks of adapters are smaller."""
+
+HELD = 8
+"""Elements that a formula may hold at a time for each element that it reads."""
+
+
+def _charge_formula(
+    rule: Rule,
+    formula: Formula | None,
+    operands: Mapping[str, Sequence[str]],
+    result: Sequence[str],
+    sizes: Mapping[str, int],
+    *,
+    whole: bool,
+) -> None:
+    """Charge what a formula makes far beyond what it reads: all values together, those of a row, and the result.
+
+    Raises:
+        LimitError: it is more than a command may make.
+    """
+    if formula is None:
+        return
+    read = sum(math.prod(sizes[index] for index in indices) for indices in operands.values())
+    in_rows = (
+        not whole and bool(result) and formula.kept(result[0]) and any(result[0] in one for one in operands.values())
+    )
+    row = formula.work(operands, {**sizes, result[0]: 1} if in_rows else sizes)
+    made = math.prod(sizes[index] for index in result)
+    beyond = max(formula.work(operands, sizes) - REPEATED * read, row - HELD * read, made - REPEATED * read, 0)
+    charge("made", 8 * beyond, where=rule.where)

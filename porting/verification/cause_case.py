@@ -160,7 +160,7 @@ class CauseCase:
         uncounted = replace(self, port=replace(self.port, clock=Clock()))
         with changed:
             try:
-                found = uncounted._isolated(FunctionMode(), _copied)
+                found = uncounted._isolated(FunctionMode(), Tensor.detach, Activations())
             except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
                 return {}
         return {

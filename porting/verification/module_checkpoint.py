@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.layout import ElementType, TensorInfo
 from porting.errors import Code, Fault, VerifyError, nearest
 from porting.target import named_tensors
 
@@ -39,7 +39,9 @@ class HeldWeights(Checkpoint):
             names.setdefault(id(tensor), set()).add(name)
         self.shared = tuple(frozenset(group) for group in names.values() if len(group) > 1)
         self.tensors = {
-            name: TensorInfo(name=name, shape=tuple(one.shape), dtype=one.dtype, nbytes=one.nbytes, file=location)
+            name: TensorInfo(
+                name=name, shape=tuple(one.shape), element=ElementType.of(one.dtype), nbytes=one.nbytes, file=location
+            )
             for name, one in self._held.items()
         }
 

@@ -17,7 +17,7 @@ from porting.errors import PortingError
 from tests.checkpoint.hostile import refused
 from tests.converting.drawing import values
 
-TYPES = {dtype: number for number, dtype in DTYPES.items()}
+TYPES = {element.dtype: number for number, element in DTYPES.items()}
 
 
 def bits(tensor: torch.Tensor) -> bytes:

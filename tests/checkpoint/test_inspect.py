@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from porting.checkpoint import inspect_checkpoint
 from porting.checkpoint.inspect import group_tensors
-from porting.checkpoint.layout import TensorInfo
+from porting.checkpoint.layout import ElementType, TensorInfo
 
 
 def infos(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[TensorInfo]:
-    return [TensorInfo(name=name, shape=shape, dtype=torch.float32, nbytes=24, file="f") for name in names]
+    return [TensorInfo(name=name, shape=shape, element=ElementType.FLOAT32, nbytes=24, file="f") for name in names]
 
 
 def patterns(*names: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_there_and_back_through_a_table(drawn: Drawn, deflated: bool) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    dtypes = [dtype for dtype in DTYPES.values() if dtype != torch.complex128]
+    dtypes = [element.dtype for element in DTYPES.values() if element.dtype != torch.complex128]
     tensors = {str(dtype).removeprefix("torch."): values((7, 3), dtype, seed) for seed, dtype in enumerate(dtypes)}
     tensors |= {"wide": values((300, 400), torch.float32, 99), "scalar": torch.tensor(2.5), "a/b.ç": torch.ones(3)}
     return write(tmp_path / "source", tensors | {"empty": torch.zeros(0, 3)})

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
 from porting.checkpoint.container import DTYPES, Container, Seal, WriteOptions
+from porting.checkpoint.layout import ElementType
 from porting.checkpoint.registry import CONTAINERS, MAINS, container_of, named, writer_of
 from porting.comparing import diff, digest
 from porting.converting import convert, verify_files
@@ -37,7 +38,7 @@ from tests.hub_server import Hub
 TABLE = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
 HOLDING = [container for container in CONTAINERS if not container.single]
 WRITTEN = [container for container in HOLDING if container.promises.writes]
-ALL_DTYPES = sorted(DTYPES | {torch.complex128}, key=str)
+ALL_DTYPES = [element.dtype for element in ElementType]
 
 
 SAVERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {"bin": saved, "gguf": gguf_file}
@@ -51,7 +52,7 @@ def option(container: Container) -> str | None:
 
 def tensors_for(container: Container) -> dict[str, torch.Tensor]:
     """One of every dtype that the container stores."""
-    stored = [dtype for dtype in ALL_DTYPES if dtype in container.promises.dtypes & DTYPES]
+    stored = sorted((element.dtype for element in container.promises.dtypes & DTYPES), key=str)
     more = {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "wide": values((300, 40), torch.float32, 9)}
     return {str(dtype): values((7, 3), dtype, 1) for dtype in stored} | more
 
@@ -141,7 +142,7 @@ def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Pa
     assert str(digest(folder)) == str(digest(tmp_path / f"source of {container.name}"))
     assert diff(folder, tmp_path / f"source of {container.name}").equal
     assert verify_files(folder).same
-    lost = [dtype for dtype in ALL_DTYPES if dtype not in container.promises.dtypes]
+    lost = [dtype for dtype in ALL_DTYPES if ElementType.of(dtype) not in container.promises.dtypes]
     described = {str(one): torch.zeros(2, dtype=one) for one in lost}
     with pytest.raises(CheckpointError) as caught:
         container.outline(described, WriteOptions(where="x"))

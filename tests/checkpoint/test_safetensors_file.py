@@ -181,7 +181,9 @@ def test_bool_that_is_neither_0_nor_1_is_refused_when_it_is_read(tmp_path: Path)
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=20)
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 ORACLE_DTYPES = [
-    dtype for name, dtype in SAFETENSORS_DTYPES.items() if name not in ("F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+    element.dtype
+    for name, element in SAFETENSORS_DTYPES.items()
+    if name not in ("F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 ]
 
 
@@ -233,15 +235,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def test_every_dtype_of_torch_that_the_format_names_is_read(tmp_path: Path) -> None:
     header, data = {}, b""
-    for name, dtype in SAFETENSORS_DTYPES.items():
-        header[name] = entry([2], len(data), len(data) + 2 * dtype.itemsize, name)
-        data += bytes([0, 1] * dtype.itemsize)
+    for name, element in SAFETENSORS_DTYPES.items():
+        header[name] = entry([2], len(data), len(data) + 2 * element.itemsize, name)
+        data += bytes([0, 1] * element.itemsize)
     path = tmp_path / "model.safetensors"
     path.write_bytes(st_file(header, data))
     checkpoint = open_checkpoint(path)
-    for name, dtype in SAFETENSORS_DTYPES.items():
-        assert checkpoint.read(name).dtype == dtype
-        assert checkpoint.read(name, own=True).dtype == dtype
+    for name, element in SAFETENSORS_DTYPES.items():
+        assert checkpoint.read(name).dtype == element.dtype
+        assert checkpoint.read(name, own=True).dtype == element.dtype
 
 
 def test_a_header_of_many_tensors_is_read_in_linear_steps(tmp_path: Path) -> None:

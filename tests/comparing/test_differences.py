@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from porting.cli.app import app
 from porting.comparing import diff
 from porting.comparing.differences import Verdict
-from porting.comparing.streaming import THREADS, TURNED, Reader
+from porting.comparing.jobs import THREADS
+from porting.comparing.streaming import TURNED, Reader
 from porting.errors import PortingError
 from porting.notation.table import parse_table
 from porting.plan.plan import PlanError

@@ -19,6 +19,7 @@ from porting.checkpoint import open_checkpoint
 from porting.checkpoint.bin_file import locate_tensor
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.layout import ElementType
 from porting.comparing import diff
 from porting.converting import convert, verify_files
 from porting.converting.making import Made, Maker
@@ -168,7 +169,7 @@ def test_more_than_four_gigabytes(shape: tuple[int, ...], tmp_path: Path) -> Non
         file.write(made.front)
         file.seek(made.size - len(made.back))
         file.write(made.back)
-    extent = locate_tensor(LocalFile(path), dtype=dtype, shape=shape)
+    extent = locate_tensor(LocalFile(path), element=ElementType.of(dtype), shape=shape)
     assert extent.start == len(made.front)
     assert extent.start % 64 == 0
     assert extent.stop - extent.start == torch.Size(shape).numel()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from porting.comparing import diff, digest
 from porting.converting import convert, making, verify_files
+from porting.errors import PortingError
 from porting.exporting import export
 from porting.loading import load
 from porting.notation.table import parse_table
@@ -156,3 +158,45 @@ def test_a_module_is_loaded_and_exported(source: Path, tmp_path: Path) -> None:
         module.get_parameter("head").add_(1)
     with pytest.raises(PlanError, match="give the rule 'back', a formula over y for each source"):
         export(module, table, tmp_path / "refused")
+
+
+OUTER = {"s [p]": (60_000,), "t [q]": (60_000,)}
+
+HOSTILE = {
+    "an outer product": ({"s [p]": (1500,), "t [q]": (1500,), "u [r]": (1500,)}, "s * t * u", "[p q r]", "made"),
+    "one that is summed again": (OUTER, "sum(s * t, p)", "[q]", "made"),
+    "one that is summed away": ({"w [o]": (4,), **OUTER}, "w * sum(s * t, p, q)", "[o]", "made"),
+    "one that is summed many times": (OUTER, " + ".join(["sum(s * t, p)"] * 15), "[q]", "made"),
+    "blocks that are too few": (
+        {"w [o i]": (6, 4), "s [k]": (2,)},
+        "w * blocks(s, 2, k=o)",
+        "[o i]",
+        "2 blocks of 2 end before the 6 elements of 'o'",
+    ),
+    "an index in two ways": (
+        {"w [o i]": (6, 4), "s [k]": (3,)},
+        "w * blocks(s, 2, k=o, k=i)",
+        "[o i]",
+        "s has the index 'k' once only",
+    ),
+    "an index summed twice": ({"w [o i]": (6, 4)}, "sum(w, i, i)", "[o]", "w has the index 'i' once only"),
+}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "formula", "result", "said"), HOSTILE.values(), ids=[name.replace(" ", "-") for name in HOSTILE]
+)
+def test_a_formula_that_makes_far_more_than_it_reads_is_refused_in_a_line(
+    shapes: dict[str, tuple[int, ...]],
+    formula: str,
+    result: str,
+    said: str,
+    tmp_path: Path,
+) -> None:
+    save_file({term[0]: torch.randn(shape) for term, shape in shapes.items()}, tmp_path / "model.safetensors")
+    source = ", ".join(f'{term[0]} = "{term}"' for term in shapes)
+    text = f'[mapping]\nname = "t"\n[[rule]]\nsource = {{ {source} }}\ntarget = "y {result}"\nformula = "{formula}"\n'
+    with pytest.raises(PortingError, match=re.escape(said)) as caught:
+        convert(tmp_path / "model.safetensors", tmp_path / "out", parse_table(text))
+    assert len(str(caught.value)) < 1000
+    assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import porting
 from porting import limits as limits_of_commands
 from porting.checkpoint import open_checkpoint
-from porting.comparing.streaming import map_jobs
+from porting.comparing.jobs import map_jobs
 from porting.converting.thread_pool import work as share
 from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
 from porting.notation.table import parse_table
