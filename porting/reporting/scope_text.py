@@ -8,8 +8,7 @@ from torch import nn
 
 from porting.reporting.outcome import Outcome, Shown
 from porting.target import named_tensors
-from porting.trials.battery import KEPT
-from porting.trials.scope import Scope, Status
+from porting.trials.scope import KEPT, Scope, Status
 
 MOST_FAILED = 3
 """So many batches that the port fails on are named; then comes how many more there are."""

@@ -19,7 +19,7 @@ from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
-from porting.trials.scope import Kind
+from porting.trials.scope import KEPT, Kind
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
 """Short, odd, prime, and around powers of two."""
@@ -35,7 +35,7 @@ LENGTH, SHORT = 9, 5
 COMBINED = (2, 5, 8, 13, 48)
 """Tokens in the rows of the batches that vary several properties at a time."""
 
-GIVEN, RANDOM, LEFT_OUT, KEPT = "as usual", "random", "left out", "the padding token where the mask keeps it"
+GIVEN, RANDOM, LEFT_OUT = "as usual", "random", "left out"
 LIKELY = "token ids that your code or the config names"
 """Values of such properties."""
 

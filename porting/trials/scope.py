@@ -59,6 +59,10 @@ class Result:
     said: str = ""
 
 
+KEPT = "the padding token where the mask keeps it"
+"""What a trial is called whose mask hides nothing, though it has padding tokens."""
+
+
 class ImpurityKind(StrEnum):
     """In which way a port is not a pure function of its inputs."""
 
