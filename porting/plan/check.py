@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -100,6 +100,8 @@ def _checked(
             prefix=table.prefix,
             target_prefix=table.target_prefix,
         )
+        if not alignment.steps and min(len(table.rules), len(source.tensors)) >= MANY:
+            raise PlanError([*faults, _of_another(table, source.tensors)])
         near = Nearest()
         idle = _idle(table, alignment, near)  # told first: what they meant to fill is missing because of them
         unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
@@ -140,6 +142,21 @@ def _checked(
         dtype=dtype,
         warnings=tuple(alike([*_approximate(table), *parted(source.shared, alignment, places)])),
     )
+
+
+MANY = 6
+"""If so many rules read none of so many tensors, the table is of another checkpoint, and no rule is misspelled."""
+
+
+def _of_another(table: Table, tensors: Iterable[str]) -> Fault:
+    """The fault of a table that reads nothing of a checkpoint: one, in place of one for each rule and each tensor."""
+    names = list(tensors)
+    read = table.rules[0].sources[0].name if table.rules[0].sources else table.rules[0]
+    message = f"none of its {len(table.rules)} rules reads any of the checkpoint's {len(names)} tensors"
+    hint = (
+        f"the first rule reads {str(read)!r}, the first tensor is {names[0]!r}: is this the checkpoint that it is for?"
+    )
+    return Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint=hint)
 
 
 def _working(alignment: Alignment, sources: Mapping[str, Described]) -> torch.dtype | None:

@@ -124,8 +124,11 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 
 def _size_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
     """The largest difference in float64, and the largest rounding error in each working dtype."""
-    off = f"{_largest(report.probes):.1e} of the activations' scale"
-    yield Text(f"float64: off by {off}{' at most' if verbose else ''} (tolerance {MEANING:.0e})")
+    largest = _largest(report.probes)
+    raised = max((probe.bound.end_to_end or 0.0 for probe in report.probes if probe.leak or probe.lowered), default=0.0)
+    inside = f"; {raised:.0e} behind float32 inside" if largest > MEANING and raised > NOTICEABLE else ""
+    off = f"{largest:.1e} of the activations' scale"
+    yield Text(f"float64: off by {off}{' at most' if verbose else ''} (tolerance {MEANING:.0e}{inside})")
     for dtype, noise in report.noise.items():
         ratio = max((probe.rounding[dtype].worst for probe in report.probes), default=0.0)
         text = f"{dtype}: {_times(ratio)} the reference's own rounding error{' at most' if verbose else ''}"

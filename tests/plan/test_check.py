@@ -135,6 +135,16 @@ def test_all_faults_are_told_at_once_and_no_weight_is_read() -> None:
     assert all("\n" not in str(fault) for fault in caught.value.faults)
 
 
+def test_a_table_of_another_checkpoint_is_one_fault() -> None:
+    rules = "".join(f'"model.part{i}.weight" = "part{i}.weight"\n' for i in range(10))
+    table = f'[mapping]\nname = "other"\n[require]\nact = ["silu"]\n[tensors]\n{rules}'
+    with pytest.raises(PlanError) as caught:
+        plan(headers(checkpoint(), CONFIG), {f"part{i}.weight": (4,) for i in range(10)}, table)
+    assert [fault.code for fault in caught.value.faults] == [Code.CONFIG_REFUSED, Code.NO_SOURCE]
+    assert "none of its 10 rules reads any of the checkpoint's" in str(caught.value)
+    assert "'model.part0.weight'" in str(caught.value)
+
+
 def test_an_empty_checkpoint_and_an_empty_module() -> None:
     assert {fault.rpartition(" ")[2] for fault in refused(headers({}, CONFIG))} == {
         "[no-source]",
