@@ -51,6 +51,9 @@ SQUARES = (2, 3, 4, 5, 8)
 MOST_ROWS = 32
 """Batches of as many rows as a number of the config says have no more."""
 
+ACROSS = 16
+"""Tokens in the rows of a batch of which all tokens but one are kept: with its rows more than a hundred in all."""
+
 WIDEST = 96
 """Tokens in the longest rows of the batches that vary several properties at a time."""
 
@@ -317,7 +320,7 @@ class _Rows:
             drawn = torch.randint(0, 2, (rows, min(SHORT, width)), generator=self._generator)
             drawn[torch.arange(rows), torch.arange(rows) % drawn.shape[1]] = 1
             yield self._trial(Kind.MASK, "as many rows as a number of the config says", self._hidden(drawn))
-        across = min(WIDTH, self.model.longest)
+        across = min(ACROSS, self.model.longest)
         if across > 1:
             one_hidden = torch.ones(max(BATCHES), across, dtype=torch.long)
             one_hidden[len(one_hidden) // 2, across // 2] = 0

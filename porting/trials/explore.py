@@ -28,7 +28,7 @@ from porting.trials.scope import OTHERWISE, Impurity, Kind, NotRun, Result, Retu
 PLACED = 3
 """Of so many differing trials it is looked for where they begin to differ."""
 
-PASSES = 6
+PASSES = 8
 """The trials take so many times the tokens of the batches that every probe sees."""
 
 OVERHEAD = 40
@@ -40,7 +40,7 @@ MANY = 20
 STATES = 6
 """So many of the shortest batches are each run after each other one."""
 
-SMALL, LEAST = 30_000_000, 8_000
+SMALL, LEAST = 30_000_000, 12_000
 """A model of fewer numbers is tried on so many tokens at least."""
 
 

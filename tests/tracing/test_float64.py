@@ -95,7 +95,7 @@ def test_a_norm_a_rotation_and_a_softmax_in_float32(reference: type[Turned], por
     (casts,) = [note for note in report.notes if "casts to less" in note]
     named = "norm (aten._to_copy), the model itself (aten._to_copy)"
     assert casts == f"{side} casts to less than float64 in {named}: the float64 run leaves these casts out"
-    assert f"note: {casts[:60]}" in str(report)
+    assert f"note: {casts[:60]}" in report.details()
     brief = shown(report, verbose=False)
     assert "less than float64" not in brief
     assert len(brief.splitlines()) <= 12  # with two of gradients
@@ -234,7 +234,7 @@ def test_what_cannot_be_left_out_is_bounded_where_it_is_and_end_to_end_behind_it
     assert all((probe.bound.isolated or 0.0) < 1e-11 for probe in behind)
     assert here.bound.isolated is not None
     assert 1e-9 < (here.meaning.isolated or 0.0) <= here.bound.isolated < 1e-5
-    assert f"{core} -> 0 computes in less than float64 ({lowered})" in " ".join(str(report).split())
+    assert f"{core} -> 0 computes in less than float64 ({lowered})" in " ".join(report.details().split())
 
 
 def test_only_what_would_be_rounded_is_left_out() -> None:

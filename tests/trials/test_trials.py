@@ -52,7 +52,7 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert {"no padding", "right padding", "left padding", "gaps", "random masks"} <= set(scope.masks)
     assert scope.tokens == (50, 50)
     text = " ".join(faithful.details().split())
-    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 17 rows in a batch; masks: none, right, left" in text
+    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 20 rows in a batch; masks: none, right, left" in text
     assert "output compared, except padded places and rows of padding alone: logits, pooled" in text
     assert "not run: gradients, training mode and autocast" in text
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
