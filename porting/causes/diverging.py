@@ -26,6 +26,9 @@ MASKED = -5e3
 CLOSE = 1e-11
 """Largest difference of the moments, relative to their size, of tensors with the same numbers."""
 
+ROUNDED = 1e-6
+"""The same where a pass computes something in float32: rounding alone takes its steps so far from the reference's."""
+
 MOVING = frozenset({
     "dropout", "view_as", "tensor_split", "view", "reshape", "transpose", "permute", "expand", "expand_as",
     "contiguous", "clone", "detach", "to", "float", "double", "type_as", "type", "unsqueeze", "squeeze", "flatten",
@@ -119,9 +122,11 @@ class TensorIndex:
     Args:
         tape: the pass.
         weights: index the parameters and buffers, and not the computed tensors.
+        close: how far moments of the same numbers may be apart, relative to their size.
     """
 
-    def __init__(self, tape: Tape, *, weights: bool = False) -> None:
+    def __init__(self, tape: Tape, *, weights: bool = False, close: float = CLOSE) -> None:
+        self._close = close
         refs = (ref for ref in map(Ref, range(len(tape.values))) if (ref in tape.weights) == weights)
         vectors = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
         for linear in () if weights else linears(tape):  # a port may add the bias in a call of its own
@@ -141,7 +146,7 @@ class TensorIndex:
         scale = vector.abs().clamp_min(1e-300)
         scale[:5] = scale[:5].amax()  # means and extremes are compared relative to the largest of them
         scale[5:] = 1.0
-        matches = ((self._moments - vector).abs() <= CLOSE * scale).all(1)
+        matches = ((self._moments - vector).abs() <= self._close * scale).all(1)
         return [self._refs[place] for place in matches.nonzero().flatten().tolist()]
 
 
@@ -169,7 +174,9 @@ def moments(value: Tensor) -> Tensor | None:
     ])  # fmt: skip
 
 
-def divergence(port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequence[Ref]) -> Divergence | None:
+def divergence(
+    port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequence[Ref], *, close: float = CLOSE
+) -> Divergence | None:
     """Find where the port begins to differ from the reference on the way to a value.
 
     Args:
@@ -177,11 +184,12 @@ def divergence(port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequen
         point: the port's probe.
         own: the probe's value on the port's tape.
         wanted: its counterparts on the reference's tape.
+        close: how far results of the same step may be apart, where one is rounded to less than float64.
 
     Returns:
         The divergence, or None where no single step can be named.
     """
-    numbers = TensorIndex(reference)
+    numbers = TensorIndex(reference, close=close)
     alike = [ref for ref in numbers.like(port[own]) if reference.learned(ref)]
     if any(ref in wanted for ref in alike):
         return Divergence(probe=point, kind=Kind.ORDER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -100,7 +100,7 @@ def _checked(
             prefix=table.prefix,
             target_prefix=table.target_prefix,
         )
-        if not alignment.steps and min(len(table.rules), len(source.tensors)) >= MANY:
+        if not alignment.steps and _is_of_another(table, source.tensors):
             raise PlanError([*faults, _of_another(table, source.tensors)])
         near = Nearest()
         idle = _idle(table, alignment, near)  # told first: what they meant to fill is missing because of them
@@ -146,6 +146,14 @@ def _checked(
 
 MANY = 6
 """If so many rules read none of so many tensors, the table is of another checkpoint, and no rule is misspelled."""
+
+
+def _is_of_another(table: Table, tensors: Collection[str]) -> bool:
+    """Whether a table that reads nothing is of another checkpoint: no name is its own with something in front."""
+    if min(len(table.rules), len(tensors)) < MANY:
+        return False
+    read = [str(one.name) for rule in table.rules for one in rule.sources if "{" not in str(one.name)]
+    return not any(name.endswith(own) or own.endswith(f".{name}") for name in tensors for own in read)
 
 
 def _of_another(table: Table, tensors: Iterable[str]) -> Fault:

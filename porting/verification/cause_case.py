@@ -16,7 +16,7 @@ from torch import Tensor
 from porting.causes import dropout
 from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
-from porting.causes.diverging import Divergence, divergence
+from porting.causes.diverging import ROUNDED, Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
@@ -216,7 +216,12 @@ class CauseCase:
             replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(pairs))
         own = recorder.tape.marks.get(probe.port)
         wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
-        return None if own is None else divergence(recorder.tape, self._stage.tape, probe.port, own, wanted)
+        if own is None:
+            return None
+        tapes = recorder.tape, self._stage.tape
+        rounded = probe.leak is not None or probe.lowered
+        found = divergence(*tapes, probe.port, own, wanted, close=ROUNDED) if rounded else None
+        return found or divergence(*tapes, probe.port, own, wanted)
 
     @torch.no_grad()
     def repaired(self, until: float) -> list[RepairSet] | None:

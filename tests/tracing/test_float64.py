@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from rich.console import Console
 from torch import Tensor, nn
@@ -144,6 +145,32 @@ def test_without_verbose_float32_inside_is_one_line_and_innocent_rows_are_left_o
     (line,) = [line for line in brief.splitlines() if "less than float64" in line]
     assert line.startswith("computed in less than float64: layers.{0-2}")
     assert [row.split()[0] for row in brief.splitlines() if "innocent" in row] in ([], ["output"])
+
+
+class Gelu(Rough):
+    """A constant in float32, a projection that is no module, so that no probe stands in between, and an activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        constants = torch.arange(1, 9, dtype=torch.float32).cos()
+        found = F.linear(x * constants.to(x.dtype), self.linear.weight, self.linear.bias)
+        return F.gelu(found)
+
+
+class RoundsOtherwise(Gelu):
+    """The same constants by another way, which rounds otherwise, and a mistake behind them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        constants = (torch.arange(1, 9, dtype=torch.float32) + math.pi / 2).sin()
+        found = F.linear(x * constants.to(x.dtype), self.linear.weight, self.linear.bias)
+        return F.gelu(found, approximate="tanh")
+
+
+def test_the_line_is_that_of_the_mistake_and_not_of_a_constant_that_rounds_otherwise() -> None:
+    torch.manual_seed(0)
+    report = verify(reference=Layers(Gelu), into=Layers(RoundsOtherwise), inputs=BATCH)
+    assert report.verdict == "different"
+    assert report.divergence is not None
+    assert report.divergence.code == 'return F.gelu(found, approximate="tanh")'
 
 
 def shown(report: Report, *, verbose: bool) -> str:
