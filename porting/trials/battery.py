@@ -202,7 +202,11 @@ class _Rows:
         yield from self._positions(usual)
         for rows in BATCHES:
             lengths = [max(short - place % short, 1) for place in range(rows)]
-            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", self._padded(lengths))
+            what = f"{rows} row{'s' if rows > 1 else ''}"
+            yield self._trial(Kind.BATCH, what, self._padded(lengths))
+            if self._masked and rows > 2:  # padded in front too: a causal model hides what is behind anyway
+                left = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long().flip(1)
+                yield self._trial(Kind.BATCH, f"{what} padded in front", self._hidden(left))
         yield from self._tokens(usual)
         yield from self._named()
         yield from self._special(usual)

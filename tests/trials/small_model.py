@@ -242,6 +242,7 @@ INPUTS = {
     "one hidden token of hundreds": where(
         lambda given: _masked(given, lambda mask: int((mask == 0).sum()) * 100 < mask.numel())
     ),
+    "many rows that are padded in front": where(lambda given: _left(given) and len(given["input_ids"]) == 17),
     "rows of one token that is kept": where(
         lambda given: _masked(given, lambda mask: mask.shape[1] > 9 and int(mask.sum(1).max()) == 1)
     ),
