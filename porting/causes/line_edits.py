@@ -347,5 +347,16 @@ def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) 
                 yield type(node)(list(order), node.ctx)
 
 
-_CHANGES: tuple[Change, ...] = (_names, _operators, _numbers, _orders, _calls)
+_OTHER_EDGE: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+}  # fmt: skip
+"""The comparison that counts the edge as well, or no more."""
+
+
+def _edges(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OTHER_EDGE:
+        yield ast.Compare(node.left, [_OTHER_EDGE[type(node.ops[0])]()], node.comparators)
+
+
+_CHANGES: tuple[Change, ...] = (_edges, _names, _operators, _numbers, _orders, _calls)
 """The likeliest first."""

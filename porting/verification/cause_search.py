@@ -64,6 +64,9 @@ CHANGING = 8.0
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
 
+GENERAL = {Repaired.ROWS, Repaired.SEQUENCE}
+"""What says how the port differs and not why: an entry of the catalogue that explains it too says more."""
+
 NOISE = 1e-15
 """What rounding leaves at least, relative to the activation's scale."""
 
@@ -442,11 +445,12 @@ class _Trials:
             cause_case, mark, lambda one, there: one.maps(there, module, matrix)
         )
         search.weights_compared = self._weights_compared
+        kinds = {one.kind for one in self.repaired.repairs} if self.repaired is not None else set()
+        general = self.repaired is None or len(kinds) > 1 or kinds <= GENERAL
         search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
-        several = self.repaired is not None and len({one.kind for one in self.repaired.repairs}) > 1
-        whole = self._one_for_all(cause_case, explained) if self.repaired is None or several else None
+        whole = self._one_for_all(cause_case, explained) if general else None
         if whole is not None:
             return [*found, whole]
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}

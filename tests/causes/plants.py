@@ -93,7 +93,7 @@ FORTY = {
         "mask of 1 and 0 added to the scores as numbers",
         (("attn_mask=allowed,", "attn_mask=allowed.to(q.dtype),"),),
         names=("mask added as 0 and 1",),
-        says="attn_mask=allowed, scale",
+        says="attn_mask=allowed",
     ),
     "opt_head_split": Plant(
         "opt",
@@ -582,7 +582,7 @@ TWENTY = {
             "another expression",
             "other rows looked up",
         ),
-        says="self.tok(target)",
+        says="self.tok(target",
     ),
     "whisper_conv_gelu": Plant(
         "whisper",
