@@ -2,11 +2,15 @@
 
 A mistake is often one word: another variable, a number, an operator, an argument. Each such change to the lines on the
 way to the first difference is made for one pass; what the port then computes decides.
+
+Code that is changed at random may do anything. So only functions are changed that compute and do nothing else: no loop
+of theirs can run on for ever, and they keep no state and reach no file, process or module but torch's and the like.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import sys
 import warnings
@@ -15,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 from porting.frames import from_here
 
@@ -40,6 +44,28 @@ FUNCTIONS: tuple[tuple[str, ...], ...] = (
     ("amax", "mean", "sum"),
 )
 """Functions that take the same arguments."""
+
+COMPUTING = frozenset(
+    {"torch", "math", "numpy", "einops", "functools", "itertools", "operator", "typing", "dataclasses"}
+)
+"""Packages whose functions may be called in a function that is changed; not all of them: see :data:`REACHING`."""
+
+REACHING = frozenset({
+    "save", "load", "dump", "dumps", "loads", "write", "write_text", "write_bytes", "writelines", "open", "tofile",
+    "fromfile", "savez", "savetxt", "loadtxt", "memmap", "remove", "unlink", "rename", "rmdir", "rmtree", "mkdir",
+    "system", "popen", "run", "call", "exec", "eval", "compile", "execute", "setattr", "delattr", "hub", "distributed",
+})  # fmt: skip
+"""Functions and parts of packages that reach files, processes or state, by their last name."""
+
+BUILTINS = frozenset({
+    "abs", "all", "any", "bool", "callable", "complex", "dict", "divmod", "enumerate", "filter", "float", "frozenset",
+    "getattr", "hasattr", "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min",
+    "next", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "super", "tuple",
+    "type", "zip", "AssertionError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError",
+})  # fmt: skip
+"""Builtin functions that only compute."""
+
+_NO_COMPUTATION = (ast.While, ast.Global, ast.Nonlocal, ast.Delete, ast.Import, ast.ImportFrom)
 
 _GROUPED = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda)
 
@@ -110,7 +136,7 @@ def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
 def _changeable(function: ast.FunctionDef) -> Iterator[ast.stmt | ast.expr]:
     """Yield the statements of a function, of those that have others in them the heads."""
     for node in ast.walk(function):
-        if isinstance(node, ast.For | ast.If | ast.While):
+        if isinstance(node, ast.For | ast.If):
             yield node.iter if isinstance(node, ast.For) else node.test
         elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
             yield node
@@ -161,10 +187,38 @@ class _Source:
         every = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
         return [node for node in every if node.name in called and node is not function]
 
+    def only_computes(self, function: ast.FunctionDef) -> bool:
+        """Whether a function and those of the file that it calls do nothing that a change could turn into harm."""
+        found, open_ = [function], [function]
+        while open_:
+            called = [other for other in self.called_by(open_.pop()) if other not in found]
+            found, open_ = [*found, *called], [*open_, *called]
+        return all(self._is_harmless(node) for each in found for node in ast.walk(each))
+
+    def _is_harmless(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            return self._may_be_called(node)
+        keeps_state = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)  # it outlives the pass
+        return not keeps_state and not isinstance(node, _NO_COMPUTATION)
+
+    def _may_be_called(self, call: ast.Call) -> bool:
+        names, callee = [], call.func
+        while isinstance(callee, ast.Attribute | ast.Call | ast.Subscript):
+            names += [callee.attr] if isinstance(callee, ast.Attribute) else []
+            callee = callee.func if isinstance(callee, ast.Call) else callee.value
+        if not REACHING.isdisjoint(names) or not isinstance(callee, ast.Name):
+            return REACHING.isdisjoint(names)
+        value = self.names.get(callee.id)
+        if isinstance(value, ModuleType):
+            return value.__name__.partition(".")[0] in COMPUTING
+        if isinstance(value, FunctionType) and value.__code__.co_filename != self.file:
+            return value.__module__.partition(".")[0] in COMPUTING
+        return callee.id in BUILTINS or not hasattr(builtins, callee.id)
+
     def edits(self, statement: ast.AST, function: ast.FunctionDef) -> Iterator[LineEdit]:
         """Yield the changes to a statement of a function."""
         owner = self._object(function)
-        if owner is None:
+        if owner is None or not self.only_computes(function):
             return
         for node, texts in _changes(statement, function, self.tree):
             start, end = self._span(node)

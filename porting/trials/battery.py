@@ -205,8 +205,7 @@ class _Rows:
             what = f"{rows} row{'s' if rows > 1 else ''}"
             yield self._trial(Kind.BATCH, what, self._padded(lengths))
             if self._masked and rows > 2:  # padded in front too: a causal model hides what is behind anyway
-                left = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long().flip(1)
-                yield self._trial(Kind.BATCH, f"{what} padded in front", self._hidden(left))
+                yield self._trial(Kind.BATCH, f"{what} padded in front", self._hidden(_kept_places(lengths).flip(1)))
         yield from self._tokens(usual)
         yield from self._named()
         yield from self._special(usual)
@@ -279,8 +278,7 @@ class _Rows:
         width = max(lengths)
         if not self._masked and not self.model.internal:
             return self._given(self._ids(len(lengths), width))
-        mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
-        return self._hidden(mask)
+        return self._hidden(_kept_places(lengths))
 
     def _hidden(self, mask: Tensor) -> dict[str, Tensor]:
         """Rows whose masked places hold the padding's token."""
@@ -628,6 +626,11 @@ class _Signals:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _kept_places(lengths: Sequence[int]) -> Tensor:
+    """A mask ``[b s]`` of rows of these lengths, 1 = attend, that are padded behind."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 def _without(names: Collection[str], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

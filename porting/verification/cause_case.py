@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,44 @@ from porting.trials.pairing import Pairing
 from porting.verification.compare import Anchors, Comparison
 
 T = TypeVar("T")
+
+
+CHANGED_PASS = 4
+"""The pass of a changed port may take so many times the calls, and make tensors so many times as large."""
+
+
+class PassCost(FunctionMode):
+    """Counts the calls of torch's functions in a pass, and notes the size of the largest result.
+
+    Args:
+        usual: what a pass of the unchanged port takes; one that takes :data:`CHANGED_PASS` times as much is ended.
+
+    Attributes:
+        calls: the number of calls.
+        largest: bytes of the largest tensor.
+    """
+
+    def __init__(self, usual: PassCost | None = None) -> None:
+        super().__init__()
+        self._usual = usual
+        self.calls = self.largest = 0
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`.
+
+        Raises:
+            RuntimeError: the pass takes more than it may.
+        """
+        result = func(*args, **kwargs)
+        self.calls += 1
+        if type(result) is Tensor:
+            self.largest = max(self.largest, result.nbytes)
+        usual = self._usual
+        if usual is not None and (
+            self.calls > CHANGED_PASS * usual.calls or self.largest > CHANGED_PASS * usual.largest
+        ):
+            raise RuntimeError("a changed port takes far more calls or memory than the port itself")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +194,15 @@ class CauseCase:
 
     @torch.no_grad()
     def left_with(self, changed: AbstractContextManager[None], probes: Sequence[Probe]) -> dict[Point, float]:
-        """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run."""
+        """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run.
+
+        It may take some times as many calls of torch as the port does, and make tensors some times as large.
+        """
         uncounted = replace(self, port=replace(self.port, clock=Clock()))
+        usual = self._values_and_cost[1]
         with changed:
             try:
-                found = uncounted._isolated(FunctionMode(), Tensor.detach, Activations())
+                found = uncounted._isolated(PassCost(usual), Tensor.detach, Activations())
             except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
                 return {}
         return {
@@ -282,7 +324,8 @@ class CauseCase:
     ) -> Gap:
         """How far the port's value is from the reference's, some of whose activations are altered.
 
-        Where the port has values that are no numbers, the altered reference has to have them in the same places.
+        Where the port has values that are no numbers, the altered reference has to have them in the same places. Places
+        that the mask hides say nothing: a query that may see no key gives NaN on one side and a mean on the other.
         """
         own = (values or self._values)[point]
         one, anchor, exact = self.pairing.pairs[point], self.anchors[point], self.exact
@@ -290,6 +333,8 @@ class CauseCase:
             return APART
         changed = {**exact, **{name: value.double() for name, value in altered.items()}}
         expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
+        if anchor.seen is not None:
+            own, expected = (torch.where(anchor.seen, value, 0.0) for value in (own, expected))
         known = torch.isfinite(own)
         if not bool(known.all()):
             if not bool(known.any()) or not _alike(own, expected):
@@ -308,9 +353,14 @@ class CauseCase:
         there = one.carry({one.sources[0]: places}).flatten().long()
         return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
 
-    @cached_property
+    @property
     def _values(self) -> MutableMapping[Point, Tensor]:
-        return self._isolated(FunctionMode(), Tensor.detach, Activations())
+        return self._values_and_cost[0]
+
+    @cached_property
+    def _values_and_cost(self) -> tuple[MutableMapping[Point, Tensor], PassCost]:
+        cost = PassCost()
+        return self._isolated(cost, Tensor.detach, Activations()), cost
 
     @cached_property
     def _ends(self) -> MutableMapping[Point, Tensor]:

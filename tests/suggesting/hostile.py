@@ -78,7 +78,7 @@ def divides_by_nothing(config: Config) -> object:
 
 
 @refused(r"asks for 'heads_per_island', and no field of config\.json is known by that")
-def divides_by_a_field_that_is_not_there(config: Config) -> object:
+def compares_a_field_that_is_not_there(config: Config) -> object:
     assert str(config["heads_per_island"]) == "as many as there are"
     return Usual(config)
 

@@ -199,6 +199,25 @@ def test_a_field_that_is_not_there_and_a_module_that_is_built() -> None:
         with_fields(nn.Linear(2, 2), {"b": "hidden_size"}, FIELDS)
 
 
+def divided(config: Mapping[str, Any]) -> nn.Module:
+    """Reads a field that no config has, and whose value changes no tensor."""
+    assert config["hidden_size"] % config["heads_per_island"] == 0
+    names = ("vocab_size", "hidden_size", "max_position_embeddings", "type_vocab_size", "num_attention_heads")
+    return Encoder(*(config[name] for name in (*names, "intermediate_size", "num_hidden_layers")))
+
+
+def test_a_size_that_nothing_tells_is_said_and_the_proof_decides(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = reference()
+    draw_parameters(model, 0)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(PortingWarning, match="heads_per_island = hidden_size: config= says otherwise"):
+        found = suggest(tmp_path, divided)
+    assert found.verdict in (Verdict.EXACT, Verdict.TRUNK), str(found)
+    with pytest.raises(TargetError, match="building the module failed: AssertionError"):
+        suggest(tmp_path, divided, config={"heads_per_island": "vocab_size"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [None, EXPECTED[Encoder]])
 def test_the_table_says_what_was_meant_and_is_proven(tmp_path: Path, config: dict[str, str] | None) -> None:

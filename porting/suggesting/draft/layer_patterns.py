@@ -129,7 +129,7 @@ class _Shape:
         if computed is None:
             return None
         parts = re.split(r"(\{[^{}]*\})", name)
-        text = "".join(r"(\d+)" if one == computed.group() else _placeholder(one) for one in parts)
+        text = "".join(r"(\d+)" if one == computed.group() else _placeholder(one, "[^.]+") for one in parts)
         return cls(text=re.compile(text), factor=int(computed.group(1) or 1), shift=int(computed.group(2) or 0))
 
     def number(self, name: str) -> int | None:
@@ -143,11 +143,15 @@ class _Shape:
         return number is not None and number >= self.shift and (number - self.shift) % self.factor == 0
 
 
-def _placeholder(part: str) -> str:
+def _placeholder(part: str, index: str = r"\d+") -> str:
+    """What may stand in a part of a pattern; ``index``: in the place of an index whose spellings it does not say.
+
+    Those of ``{p}`` may stand on the rule's other side, and be words.
+    """
     if not part.startswith("{"):
         return re.escape(part)
     spellings = part[1:-1].partition(":")[2]
-    some = f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else r"\d+"
+    some = f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else index
     return ".+" if part.startswith("{*") else some
 
 
