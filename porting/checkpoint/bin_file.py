@@ -171,7 +171,7 @@ def locate_tensor(source: ByteSource, *, element: ElementType, shape: tuple[int,
 
     Args:
         source: the archive's bytes, and no others.
-        element, shape: what the tensor is said to be.
+        element, shape: those that the metadata gives the tensor.
 
     Raises:
         CheckpointError: it is no such archive, or holds something else.

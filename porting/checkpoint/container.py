@@ -398,7 +398,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
         (
             b"\x80" + bytes([protocol]),
             "a pickle",
-            "if it is a state dict that torch.save made, rename it to end in .bin",
+            STATE_DICT,
         )
         for protocol in (2, 3, 4, 5)
     ),

@@ -3,8 +3,9 @@
 The same conversion gives the same text: it has no time, no path and no name of a machine.  Its last field is the digest
 of the rest, so that damage to the record is detected.
 
-What is said of tensors stands once for all whose names differ in numbers alone and of which the same holds
-(:func:`packed`); for each tensor there are its group, its numbers, and the 16 bytes of its digest.
+Tensors whose names differ only in numbers, and that have the same dtype, shape and file, are one group, whose fields
+are stored once (:func:`packed`). Each tensor adds the number of its group, the numbers in its name, and its digest of
+16 bytes.
 """
 
 from __future__ import annotations
@@ -117,14 +118,14 @@ DIGEST = 16
 
 
 def packed(tensors: Iterable[tuple[str, str, Mapping[str, object]]]) -> dict[str, object]:
-    """What a record says of tensors.
+    """The tensors' section of a record, with repeated facts stored once for each group of names.
 
     Args:
-        tensors: the name of each, its digest, and what else is said of it.
+        tensors: for each its name, its digest in hexadecimal, and further fields, such as dtype and shape.
 
     Returns:
-        ``groups``: for each the texts between the numbers of its names, and what is said of its tensors; ``order``: of
-        each tensor the number of its group and the numbers of its name; ``digests``: all of them, in base64.
+        ``groups``: names that differ only in numbers, and the fields that their tensors share; ``order``: for each
+        tensor the number of its group and the numbers in its name; ``digests``: all digests, in base64.
 
     >>> packed([("h.0.w", "00" * 16, {"dtype": "F32"}), ("h.1.w", "ff" * 16, {"dtype": "F32"})])["order"]
     '0:0 0:1'
@@ -141,7 +142,7 @@ def packed(tensors: Iterable[tuple[str, str, Mapping[str, object]]]) -> dict[str
 
 
 def unpacked(section: Mapping[str, object]) -> dict[str, tuple[str, Mapping[str, object]]]:
-    """The digest of each tensor of a record, and what is said of its group; what :func:`packed` did not write is none.
+    """Read what :func:`packed` wrote: name -> the digest and the further fields; empty if it is anything else.
 
     Raises:
         LimitError: there are more names, or longer ones, than a command may read.

@@ -50,7 +50,7 @@ def parse(text: str, kind: str, longest: int) -> ast.expr:
         raise ArithmeticSyntaxError(f"{article} {kind} of {len(text)} characters, at most {longest} are read")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python thinks of "1if x else 2" is said better by the caller
+            warnings.simplefilter("ignore")  # Python warns of "1if x else 2", which the caller refuses
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ArithmeticSyntaxError(f"{text!r} is not {article} {kind}") from error

@@ -35,7 +35,7 @@ from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 
 NOTICEABLE = 100 * MEANING
-"""Without ``verbose`` a tolerance that was raised to more than this is said."""
+"""Without ``verbose``, only raised tolerances above this are printed."""
 
 MOST_STEPS = 3
 """So many steps of the reference are named, and so many callers of a step of the port."""

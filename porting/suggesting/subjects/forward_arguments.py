@@ -300,7 +300,7 @@ def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: i
 
 
 def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two calls gave the same, a number that is none included."""
+    """Whether two calls gave the same; NaN is equal to NaN."""
     return len(some) == len(others) and all(
         one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
         for one, two in zip(some, others, strict=True)
