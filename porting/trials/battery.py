@@ -487,6 +487,8 @@ class _Rows:
         rows, width = int(chosen["rows"]), int(chosen["width"])
         kind = chosen.get(MASK, "")
         kinds = dict(masks(width, self._generator))
+        if kind and kind not in (*kinds, KEPT, LEFT_OUT):
+            kind = "no padding"  # rows of two tokens are too short for the others
         if kind in kinds:
             mask = kinds[kind]
             inputs = self._hidden(mask[(torch.arange(rows) + 1) % len(mask)])

@@ -116,7 +116,7 @@ def test_the_switches_change_the_numbers(guilty: Report, page: Path) -> None:
         assert float(cell.inner_text()) == pytest.approx(probe.meaning.isolated, rel=0.5)
         browser.get_by_label("float32: rounding").check()
         assert cell.inner_text() == f"{probe.rounding['float32'].isolated:.0f}"
-        browser.get_by_label("end to end").check()
+        browser.get_by_role("radio", name="end to end").check()
         assert cell.inner_text() == f"{probe.rounding['float32'].end_to_end:.0f}"
         name = cell.get_attribute("aria-label")
         assert name == f"layer 1, activation: {cell.inner_text()}, above its bound, at fault itself"

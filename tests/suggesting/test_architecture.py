@@ -37,7 +37,7 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             FORWARD: "x = x + self.attention_norm(self.attention(x, cos, sin, seen))",
             BEHIND: "out: Tensor = x + self.ffn_norm(self.feed_forward(x))",
         },
-        "norm missing in a layer",
+        "norm behind the branch (in all layers)",
     ),
     "more norms": (
         {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import permutations
 
 from porting.suggesting.subjects.config_fields import SYNONYMS
 
@@ -75,7 +75,7 @@ def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[in
     alike: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for mine, (some, _) in groups.items():
         alike.setdefault(tuple(ours[name] for name in some), []).append(mine)
-    for turned in product(*(permutations(some) for some in alike.values())):
+    for turned in _exchanged(list(alike.values())):
         swapped = {
             mine: groups[other][1]
             for some, order in zip(alike.values(), turned, strict=True)
@@ -83,6 +83,16 @@ def namesakes(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[in
         }
         both = found | {a: b for mine, others in swapped.items() for a, b in zip(groups[mine][0], others, strict=True)}
         yield {name: both[name] for name in ours if name in both}
+
+
+def _exchanged(groups: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """All orders of each group's names, one at a time: `product` would first hold n! orders of a group of n."""
+    if not groups:
+        yield ()
+        return
+    for orders in _exchanged(groups[:-1]):
+        for order in permutations(groups[-1]):
+            yield (*orders, order)
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
