@@ -90,9 +90,14 @@ class LineEdit:
     function: FunctionType
 
     @property
+    def place(self) -> str:
+        """Where the line stands, ``file:line``."""
+        return f"{from_here(self.file)}:{self.line}"
+
+    @property
     def fix(self) -> str:
         """The line, and what should stand there."""
-        return f"{from_here(self.file)}:{self.line}: replace `{self.old}` by `{self.new}`"
+        return f"{self.place}: replace `{self.old}` by `{self.new}`"
 
     @contextmanager
     def made(self) -> Iterator[None]:

@@ -175,12 +175,18 @@ class NormElsewhere(Cause):
             yield Alteration(where=block.norm.call.module, rewrites=self.moved(model_parts, block))
 
     def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield all blocks at once."""
-        rewrites: dict[int, Rewrite] = {}
-        for block in self.blocks(model_parts):
-            rewrites |= self.moved(model_parts, block)
-        if rewrites:
-            yield Alteration(where="", rewrites=rewrites, detail="in all layers")
+        """Yield all blocks at once, then those whose norms differ in their numbers alone, as one in each layer."""
+        blocks = self.blocks(model_parts)
+        alike: dict[str, list[Block]] = {}
+        for block in blocks:
+            alike.setdefault(re.sub(r"\d+", "{i}", block.norm.call.module), []).append(block)
+        groups = {name: some for name, some in alike.items() if 1 < len(some) < len(blocks)}
+        for where, some in {"": blocks, **groups}.items():
+            rewrites: dict[int, Rewrite] = {}
+            for block in some:
+                rewrites |= self.moved(model_parts, block)
+            if rewrites:
+                yield Alteration(where=where, rewrites=rewrites, detail="in all layers")
 
 
 def _total(block: Block, branch: Stream) -> dict[int, Rewrite]:

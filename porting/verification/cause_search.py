@@ -342,7 +342,8 @@ def _with_edits(
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
-        named = [replace(one, fix=f"{edit.fix} ({one.fix})") for one in same if one.name and SEVERAL not in one.name]
+        written = f"{edit.place}: write `{edit.new}`"
+        named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
         if not named:
             off = list(right.values())
             named = [

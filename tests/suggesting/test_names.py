@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ def test_a_name_with_something_in_front_comes_before_one_that_is_alike() -> None
         "net.h.0.q.weight": "h.0.query.weight",
         "net.final.weight": "final.weight",
     }
+
+
+def test_the_orders_of_many_tensors_of_one_shape_are_not_all_held() -> None:
+    letters = "abcdefghijklm"  # 13! orders would need a terabyte
+    ours, theirs = ({f"{side}.{letter}.weight": (2, 2) for letter in letters} for side in ("net", "model"))
+    two = list(islice(namesakes(ours, theirs), 2))
+    assert two[0] == {f"net.{letter}.weight": f"model.{letter}.weight" for letter in letters}
+    assert two[1] != two[0]
+    assert set(two[1].values()) == set(theirs)
 
 
 def test_what_is_known_of_a_layer_holds_in_every_layer() -> None:
