@@ -60,6 +60,12 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
 
 def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
     """What a move brings into the elements from ``start`` to ``stop`` of its target, counted in row-major order."""
+    if copy.sizes and copy.contiguous:  # most are: one run, which takes no search
+        first, last = max(start - copy.target_offset, 0), min(stop - copy.target_offset, copy.sizes[0])
+        if first < last:
+            at = copy.source_offset + first, copy.target_offset + first - start
+            yield Copy(copy.source, copy.target, (last - first,), at[0], (1,), at[1], (1,))
+        return
     last = copy.target_offset + sum(
         (size - 1) * step for size, step in zip(copy.sizes, copy.target_strides, strict=True)
     )

@@ -33,9 +33,9 @@ from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
-from porting.sharding.places import PIECE, Layout, Places, layout
+from porting.sharding.places import Layout, Places, layout
 from porting.sharding.processes import Processes
-from porting.sharding.ranges import Ranges
+from porting.staging import PIECE, MoveReader
 from porting.target import TargetError, named_tensors
 
 
@@ -233,7 +233,7 @@ def _copy_unreplaced(
     for name, other in copies.items():
         if name in written:
             written[other], dtypes[other] = written[name], dtypes[name]
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     for name, info in checkpoint.tensors.items():
         numel = math.prod(info.shape)
         each = -(-numel // processes.count)
@@ -263,7 +263,7 @@ def _written_back(copy: Copy) -> Copy:
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
     """The steps that cannot be undone exactly, and whose values here have changed since they were loaded."""
     tensors = dict(named_tensors(module))
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     changed = set()
     for number, step in enumerate(plan.steps):
         if step.rule.exact:
