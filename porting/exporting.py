@@ -18,7 +18,7 @@ from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
-from porting.loading import PortingWarning, Provenance, cast, expected, provenance, same_bits
+from porting.loading import PortingWarning, Provenance, cast, expected, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content
@@ -222,7 +222,7 @@ def _from_shards(
     checkpoint = _require_followed(None if origin.changed else origin.checkpoint)
     dtypes = _dtypes(module, origin.plan, checkpoint)
     if dtype is not None:
-        _require_floating(dtype)
+        require_floating(dtype)
         dtypes = {
             name: dtype if tensor_dtype.is_floating_point else tensor_dtype for name, tensor_dtype in dtypes.items()
         }
@@ -338,17 +338,11 @@ def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Calla
     return all(same_bits(cast(value, values[name].dtype), values[name].cpu()) for name, value in loaded)
 
 
-def _require_floating(dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point:
-        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
-        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
-
-
 def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Cast the tensors to ``dtype``; also returns how many finite values of each became infinite."""
     if dtype is None:
         return dict(tensors), {}
-    _require_floating(dtype)
+    require_floating(dtype)
     result = {name: cast(tensor, dtype) for name, tensor in tensors.items()}
     infinite = {
         name: int(tensor.isfinite().sum() - result[name].isfinite().sum())

@@ -244,6 +244,13 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
+def require_floating(dtype: torch.dtype) -> None:
+    """Raises: TargetError when weights are to be cast to anything but floating-point numbers."""
+    if not dtype.is_floating_point:
+        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
+        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+
+
 def maker(
     table: Table, checkpoint: Checkpoint, into: Into, architecture: str | None, *, trust: bool
 ) -> tuple[Callable[[], nn.Module], Architecture | None]:

@@ -35,7 +35,7 @@ PIECE = 1 << 20
 CAST = 1 << 19
 """Bytes that are read at a time to be cast: they and their result stay in the cache while losses are counted."""
 
-SPARED = 1 << 16
+SPARED = 1 << 15
 """Bytes that a sparing reader buffers: less than the shard that it reads."""
 
 LONG = 1 << 12

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -155,25 +155,16 @@ def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortPlaces:
-    """A port's tensors as the places of a module.
-
-    Attributes:
-        places: a place for each tensor; those that the table ties share one.
-        same: the tied ones, each of which has to equal the other to be left out.
-    """
-
-    places: Mapping[str, Slot]
-    same: tuple[LeftOut, ...]
-
-
-def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
+def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str, Slot], tuple[LeftOut, ...]]:
     """Take the tensors of a checkpoint in the port's layout for the places of a module.
 
     Args:
         table: the table.
         tensors: the port's tensors.
+
+    Returns:
+        A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
+        equal the other to be left out.
     """
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
@@ -188,7 +179,7 @@ def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
         places[name] = Slot(
             name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other
         )
-    return PortPlaces(places=places, same=tuple(same))
+    return places, tuple(same)
 
 
 def sources_of(
