@@ -19,7 +19,7 @@ from porting.converting.making import LEAST, required
 from porting.converting.processes import ProcessGroup, all_or_none, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.workplace import FILES, workplace
-from porting.converting.writing import Written, write_files
+from porting.converting.writing import write_files
 from porting.errors import Code, Fault, Message, Option, Wording
 from porting.export_files import check_directory_name, chosen_writer, protected
 from porting.limits import spending
@@ -254,7 +254,7 @@ def carry_out(
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             require_equal(unequal(draft.recipes.same, draft.checkpoint)[0], draft.checkpoint.tensors)
-        written = write_files(
+        made, files = write_files(
             draft, place, group, threads=threads, memory=memory // threads, sha256=sha256, meter=meter
         )
         for checkpoint in (draft.checkpoint, draft.like):
@@ -265,7 +265,23 @@ def carry_out(
         if first:
             publish(FILES, place.folder, path, overwrite=overwrite)
         group.gather(None)
-    return _converted(draft, path, written, meter.now)
+    progress = meter.now
+    return Converted(
+        path=path,
+        table=draft.table.name,
+        reverse=draft.reverse,
+        tensors=len(draft.recipes.tensors),
+        files=files,
+        digests={name: one.digest for name, one in made.items()},
+        losses={name: one.losses for name, one in made.items() if one.losses},
+        left_out=draft.recipes.left_out,
+        tied=draft.recipes.tied,
+        absent=draft.recipes.absent,
+        not_copied=draft.not_copied,
+        warnings=draft.recipes.warnings,
+        resumed=progress.resumed,
+        progress=progress,
+    )
 
 
 def _require_resources(draft: Draft, threads: int, memory: int) -> None:
@@ -280,25 +296,6 @@ def _require_resources(draft: Draft, threads: int, memory: int) -> None:
         message = Message(Option("memory", memory), f": each of {threads} threads needs {least} bytes{names}")
         pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
         raise _wrong(message, Message(pass_memory, ", or fewer threads"))
-
-
-def _converted(draft: Draft, path: Path, written: Written, progress: Progress) -> Converted:
-    return Converted(
-        path=path,
-        table=draft.table.name,
-        reverse=draft.reverse,
-        tensors=len(draft.recipes.tensors),
-        files=written.files,
-        digests={name: made.digest for name, made in written.made.items()},
-        losses={name: made.losses for name, made in written.made.items() if made.losses},
-        left_out=draft.recipes.left_out,
-        tied=draft.recipes.tied,
-        absent=draft.recipes.absent,
-        not_copied=draft.not_copied,
-        warnings=draft.recipes.warnings,
-        resumed=progress.resumed,
-        progress=progress,
-    )
 
 
 def _wrong(message: str, hint: str = "") -> TargetError:

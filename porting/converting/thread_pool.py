@@ -51,7 +51,9 @@ class _Lanes(Generic[Owned]):
 
 
 def work(
-    jobs: Iterable[tuple[int, Job[Owned]]], owners: Sequence[Callable[[], Owned]], look: Callable[[], None]
+    jobs: Iterable[tuple[int, Job[Owned]]],
+    owners: Sequence[Callable[[], Owned]],
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Run all jobs in several threads, neighbours in their order.
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
-from porting.plan.clipping import ENDLESS, clip, window
+from porting.plan.clipping import ENDLESS, clip, row_major, window
 from porting.plan.copies import Copy, whole
-from porting.plan.formulas import Applied, strides_of
+from porting.plan.formulas import Applied
 from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 
 Read = Callable[[str], Tensor]
@@ -162,7 +162,7 @@ def _by_formula(applied: Applied, where: Window, parts: ReadParts) -> Tensor:
         return applied.compute(where.starts[0], where.starts[0] + where.sizes[0], read)
     if not where.numel or not where.shape:
         return applied.compute(0, where.numel, read)
-    strides, sizes = strides_of(where.shape), where.sizes
+    strides, sizes = row_major(where.shape), where.sizes
     first = sum(step * start for step, start in zip(strides, where.starts, strict=True))
     # what lies between the rows of a box is computed with them: a few at a time
     each, found = max(BETWEEN // strides[0], 1), []

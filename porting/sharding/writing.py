@@ -26,7 +26,7 @@ from porting.opening import Member
 from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
-from porting.plan.copies import Copy, order_copy
+from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
@@ -229,7 +229,7 @@ def _copy_unreplaced(
     written: dict[str, list[Copy]] = {}
     for step in steps:
         for copy in step.copies:
-            written.setdefault(copy.source, []).append(_written_back(copy))
+            written.setdefault(copy.source, []).append(copy.written_back)
     for name, other in copies.items():
         if name in written:
             written[other], dtypes[other] = written[name], dtypes[name]
@@ -250,14 +250,6 @@ def _copy_unreplaced(
             if name in dtypes and values.is_floating_point():
                 values = values.to(dtypes[name])  # as the module had it, when it was loaded in another dtype
             places.put(Copy(name, "", (stop - start,), start, (1,), 0, (1,)), values, counted=kept)
-
-
-def _written_back(copy: Copy) -> Copy:
-    """The reverse of a move; an element that was read for several places is written once."""
-    box = zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True)
-    return order_copy(
-        copy.target, copy.source, [axis for axis in box if axis[2]], copy.target_offset, copy.source_offset
-    )
 
 
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
