@@ -18,7 +18,7 @@ from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
-from porting.loading import PortingWarning, Provenance, cast, expected, provenance, require_floating, same_bits
+from porting.loading import PortingWarning, Provenance, cast, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content
@@ -322,8 +322,11 @@ def _tensors(
         return found, (), origin.left_out
     copied = []
     for left in origin.left_out:
-        if left.equals in found or Content.parse(left.equals) is not None:
-            found[left.name] = expected(left, plan, found.__getitem__)
+        content = Content.parse(left.equals)
+        if left.equals in found:
+            found[left.name] = found[left.equals]
+        elif content is not None:
+            found[left.name] = content.whole(plan.sources[left.name].shape, plan.sources[left.name].dtype)
         else:
             found[left.name] = checkpoint.read(left.name)
             copied.append(left.name)

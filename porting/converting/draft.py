@@ -137,7 +137,7 @@ def draft_into_port(
             target = build(make, bounds(checkpoint.tensors, checkpoint.config))
         plan = check(chosen, checkpoint, target, dtype=options.dtype, fresh=options.fresh)
     except PlanError as error:
-        if _recorded(checkpoint, chosen, None) is None:
+        if _recorded(checkpoint, None, chosen) is None:
             raise
         message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
         hint = Message("pass ", Option("reverse", True), " to go back")
@@ -161,12 +161,12 @@ def draft_back(
         PortingError: it cannot be done; carries all faults.
     """
     config = port.config if port.config or like is None else like.config
-    chosen = find_table(table, config, _named(port, like), ported=port.tensors)
+    chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
     config = source_config(chosen, config)
     with reading(where):
         port.allow_time()
         found, same = as_places(chosen, port.tensors)
-        sources = sources_of(chosen, found, config, _recorded(port, chosen, like))
+        sources = sources_of(chosen, found, config, _recorded(port, like, chosen))
         plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found, fresh=True)
         unnamed = require_named(chosen, plan.fresh, fresh=options.fresh)
         if len(plan.fresh) > len(unnamed):  # the port has more than what is followed
@@ -180,19 +180,13 @@ def draft_back(
         return _draft(port, like, chosen, recipes, options, where)
 
 
-def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mapping[str, Described] | None:
-    """The tensors of the checkpoint that the port was made from, as far as anything says so."""
+def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = None) -> Mapping[str, Described] | None:
+    """The tensors of the checkpoint that the port was made from, through a table, as far as anything says so."""
+    if like is not None:
+        return like.tensors
     record = _record(port)
-    if like is not None or record is None or record.text("table", "digest") != table.digest:
-        return None if like is None else like.tensors
-    return record.sources
-
-
-def _named(port: Checkpoint, like: Checkpoint | None) -> Mapping[str, Described] | None:
-    """The tensors by which a registry's entry becomes the table that a port was made through."""
-    record = _record(port)
-    if like is not None or record is None:
-        return None if like is None else like.tensors
+    if record is None or (table is not None and record.text("table", "digest") != table.digest):
+        return None
     return record.sources
 
 

@@ -21,7 +21,7 @@ from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
 from porting.origin import ANY_DTYPE, PlannedTensor
-from porting.plan.align import align
+from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import made_by
@@ -69,14 +69,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
         raise PlanError(faults)
     shapes = imagine(reversed_table(table), tensors, known)
     shapes |= _made_shapes(table, shapes, known)
-    aligned = align(
-        table.rules,
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        shapes,
-        sizes=known,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
+    aligned = align_table(table, tensors, shapes, known)
     dtypes = {name: made_dtype(step, tensors) for step in aligned.steps for name in step.targets}
     counts = {name: torch.int64 for name, make in made_by(table, shapes).items() if make.value == Content("arange")}
     dtypes = counts | dtypes
@@ -201,15 +194,12 @@ def sources_of(
     known, faults = sizes(table, config)
     if faults:
         raise PlanError(faults)
-    shapes = {name: slot.shape for name, slot in places.items()}
     wanted = {name: slot for name, slot in places.items() if slot.same_as == name}
     if recorded is None:
         source_shapes = imagine(table, wanted, known)
     else:
         source_shapes = {name: tuple(tensor.shape) for name, tensor in recorded.items()}
-    aligned = align(
-        table.rules, source_shapes, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix
-    )
+    aligned = align_table(table, source_shapes, places, known)
     dtypes = {name: places[step.targets[0]].dtype for step in aligned.steps for name in step.sources}
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}

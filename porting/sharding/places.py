@@ -45,13 +45,11 @@ class Layout:
 
     Attributes:
         shards: each, without its tensors.
-        sizes: the bytes of each.
         places: the tensors.
         same: whether all of it is as in the checkpoint that is followed.
     """
 
     shards: Mapping[str, Shard] = field(repr=False)
-    sizes: Mapping[str, int]
     places: Mapping[str, Place]
     same: bool
 
@@ -70,7 +68,7 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
         for described in [files[name].tensors[tensor]]
     }
     same = all(file.header is not None for file in files.values())
-    return Layout(shards=shards, sizes={name: shard.size for name, shard in shards.items()}, places=places, same=same)
+    return Layout(shards=shards, places=places, same=same)
 
 
 class Places:

@@ -80,7 +80,7 @@ def write_shards(
             placed = layout(weights)
             if processes.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
-                needed = sum(placed.sizes.values())
+                needed = sum(shard.size for shard in placed.shards.values())
                 temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
                 _prepare_files(temporary, placed, files)
         temporary = processes.gather(temporary)[0]
@@ -93,7 +93,7 @@ def write_shards(
         copies = {left.equals: left.name for left in left_out if left.equals}
         with processes.step(), Places(placed, temporary) as places:
             if placed.same and _has_same_dtypes(module, plan):
-                for old, new in zip(checkpoint.files, placed.sizes, strict=True):
+                for old, new in zip(checkpoint.files, placed.shards, strict=True):
                     _copy_share(checkpoint, old.name, temporary / new, processes)
             else:
                 _copy_unreplaced(checkpoint, module, plan, steps, copies, places, processes)
@@ -106,7 +106,7 @@ def write_shards(
         with processes.step():
             stack.close()
     total = sum(processes.gather(infinite + places.infinite), start=Counter[str]())
-    return tuple(sorted({*files, *placed.sizes})), dict(total)
+    return tuple(sorted({*files, *placed.shards})), dict(total)
 
 
 def _require_values(module: nn.Module, plan: Plan) -> None:
@@ -184,12 +184,12 @@ def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | 
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-    for name, size in placed.sizes.items():
+    for name, shard in placed.shards.items():
         descriptor = os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            reserve(descriptor, size)
-            os.ftruncate(descriptor, size)
-            for at, raw in placed.shards[name].frame:
+            reserve(descriptor, shard.size)
+            os.ftruncate(descriptor, shard.size)
+            for at, raw in shard.frame:
                 os.lseek(descriptor, at, os.SEEK_SET)
                 write_all(descriptor, raw)
             os.fsync(descriptor)
