@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
-from porting.loading import PortingWarning, Provenance, cast, provenance, require_floating, same_bits
+from porting.loading import PortingWarning, cast, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content
@@ -27,7 +26,7 @@ from porting.origin import Origin, follow, infer_origin, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
-from porting.sharding import is_sharded, require_made, write_shards
+from porting.sharding import is_sharded, moved_dtypes, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 
@@ -134,7 +133,11 @@ def export(
     spread = is_sharded(module)
     values = {} if spread else _values(module)
     record = provenance(module)
-    mapped = partial(_require_mapped_unchanged, record, values)
+
+    def mapped() -> None:  # values may be views of a file that was written to or truncated since
+        if record is not None:
+            record.checkpoint.require_unchanged(values.values())
+
     mapped()
     checkpoint = None
     if like is not None:
@@ -180,12 +183,6 @@ def export(
     )
     _warn(result)
     return result
-
-
-def _require_mapped_unchanged(record: Provenance | None, values: Mapping[str, Tensor]) -> None:
-    """Raises: CheckpointError when values are views of a file that was written to or truncated since."""
-    if record is not None:
-        record.checkpoint.require_unchanged(values.values())
 
 
 def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
@@ -264,9 +261,7 @@ def _from_shards(
 
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype to write each tensor of the checkpoint in: that of the module's tensor, if there is one."""
-    tensors = dict(named_tensors(module))
-    moved = [step for step in plan.steps if step.layout is None]  # a formula's sources may be of several
-    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
+    dtypes = moved_dtypes(module, plan)
     equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
     return {name: (dtypes | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 

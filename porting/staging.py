@@ -231,6 +231,22 @@ class MoveReader:
         return self._rows
 
 
+class BufferParts:
+    """Gives out parts of a buffer of bytes, one after the other, and memory of its own where that is full."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._end = 0
+
+    def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for so many elements, in one row."""
+        size = count * dtype.itemsize
+        start, self._end = self._end, self._end + (size + 63) // 64 * 64
+        if start + size > len(self._buffer):
+            return torch.empty(count, dtype=dtype)
+        return self._buffer[start : start + size].view(dtype)
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor."""
     count = tensor.numel() * tensor.itemsize

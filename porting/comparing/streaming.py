@@ -10,7 +10,7 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.plan.move import Window, compute
 from porting.plan.recipe import Recipe
-from porting.staging import PIECE, MoveReader
+from porting.staging import PIECE, BufferParts, MoveReader
 
 TURNED = 1 << 23
 """Bytes of a window of a transposed tensor: longer ones read longer runs, and take more memory."""
@@ -42,14 +42,7 @@ class Reader:
         Raises:
             CheckpointError: they cannot be read; a file that changed since it was opened is not.
         """
-        rooms = [self._memory]
-
-        def take(count: int, dtype: torch.dtype) -> Tensor:
-            nbytes = count * dtype.itemsize
-            room = rooms.pop() if rooms else torch.empty(nbytes, dtype=torch.uint8)
-            return room[:nbytes].view(dtype)
-
-        return compute(recipe, Window.of_row(start, stop), self._reader.read, take=take)
+        return compute(recipe, Window.of_row(start, stop), self._reader.read, take=BufferParts(self._memory))
 
 
 class Readers(local):

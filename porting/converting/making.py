@@ -21,7 +21,7 @@ from porting.plan.clipping import window
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
 from porting.plan.recipe import Recipe, as_it_is
-from porting.staging import MoveReader, Stored, bytes_of, in_long_runs
+from porting.staging import BufferParts, MoveReader, Stored, bytes_of, in_long_runs
 
 LEAST = 1 << 20
 """Bytes of memory that a thread needs."""
@@ -124,12 +124,12 @@ class Maker:
         for block, lost_here in self._blocks(recipe, out.room // recipe.dtype.itemsize):
             out.put(bytes_of(block))
             lost += lost_here
-        return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out), crc=out.crc)
+        return Made(digest=out.hexdigest(), losses=lost, sources=self._digests(recipe, out), crc=out.crc)
 
     def _digests(self, recipe: Recipe, out: Output) -> dict[str, str]:
         """The digests of the tensors of the input whose last byte was read now."""
         if self._whole:
-            return {recipe.copies[0].source: out.digest}
+            return {recipe.copies[0].source: out.hexdigest()}
         found = {}
         for name in dict.fromkeys(copy.source for copy in recipe.copies):
             pieces = self._checkpoint.pieces(name, verify=False)
@@ -207,7 +207,7 @@ class Maker:
     def _filled(self, recipe: Recipe, start: int, stop: int) -> tuple[Tensor, Losses]:
         """Compute the elements ``[start, stop)`` of a tensor."""
         casts = CountedCasts()
-        take = None if recipe.applied is not None else _BufferParts(self._block)
+        take = None if recipe.applied is not None else BufferParts(self._block)
         where = Window.of_row(start, stop)
         found = compute(recipe, where, self._reader.read, base=self._base, take=take, casts=casts)
         return found, casts.losses
@@ -224,16 +224,3 @@ def required(recipe: Recipe) -> int:
 def per_element(recipe: Recipe) -> int:
     """Bytes that an element of a block takes: in the dtype in which it is gathered, and in its own."""
     return recipe.work.itemsize + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0)
-
-
-class _BufferParts:
-    """Gives out parts of a buffer, one after the other."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self._buffer = buffer
-        self._end = 0
-
-    def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
-        size = count * dtype.itemsize
-        start, self._end = self._end, self._end + (size + 63) // 64 * 64
-        return self._buffer[start : start + size].view(dtype)

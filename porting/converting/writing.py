@@ -221,7 +221,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        digests[name] = out.digest
+        digests[name] = out.hexdigest()
     return digests
 
 

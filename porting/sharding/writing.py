@@ -92,7 +92,8 @@ def write_shards(
         steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
         copies = {left.equals: left.name for left in left_out if left.equals}
         with processes.step(), Places(placed, temporary) as places:
-            if placed.same and _has_same_dtypes(module, plan):
+            kept = all(plan.sources[name].dtype == dtype for name, dtype in moved_dtypes(module, plan).items())
+            if placed.same and kept:  # loading rounded nothing
                 for old, new in zip(checkpoint.files, placed.shards, strict=True):
                     _copy_share(checkpoint, old.name, temporary / new, processes)
             else:
@@ -167,13 +168,11 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
     return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
 
 
-def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
-    """Whether the module has the checkpoint's dtypes, so that loading rounded nothing."""
+def moved_dtypes(module: nn.Module, plan: Plan) -> dict[str, torch.dtype]:
+    """The dtype of the module's tensor that each source is moved to; a formula's sources may be of several."""
     tensors = dict(named_tensors(module))
     moved = [step for step in plan.steps if step.layout is None]
-    return all(
-        plan.sources[source].dtype == tensors[step.targets[0]].dtype for step in moved for source in step.sources
-    )
+    return {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
 
 
 def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
@@ -223,9 +222,7 @@ def _copy_unreplaced(
     processes: Processes,
 ) -> None:
     """Copy this process's share of the checkpoint's elements that no value of the module replaces."""
-    tensors = dict(named_tensors(module))
-    moved = [step for step in plan.steps if step.layout is None]
-    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
+    dtypes = moved_dtypes(module, plan)
     written: dict[str, list[Copy]] = {}
     for step in steps:
         for copy in step.copies:
