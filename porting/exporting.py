@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
-from porting.loading import PortingWarning, Provenance, cast, expected, provenance, same_bits
+from porting.loading import PortingWarning, cast, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content
@@ -27,7 +26,7 @@ from porting.origin import Origin, follow, infer_origin, table_for
 from porting.plan.align import Step
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
-from porting.sharding import is_sharded, require_made, write_shards
+from porting.sharding import is_sharded, moved_dtypes, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 
@@ -134,7 +133,11 @@ def export(
     spread = is_sharded(module)
     values = {} if spread else _values(module)
     record = provenance(module)
-    mapped = partial(_require_mapped_unchanged, record, values)
+
+    def mapped() -> None:  # values may be views of a file that was written to or truncated since
+        if record is not None:
+            record.checkpoint.require_unchanged(values.values())
+
     mapped()
     checkpoint = None
     if like is not None:
@@ -182,12 +185,6 @@ def export(
     return result
 
 
-def _require_mapped_unchanged(record: Provenance | None, values: Mapping[str, Tensor]) -> None:
-    """Raises: CheckpointError when values are views of a file that was written to or truncated since."""
-    if record is not None:
-        record.checkpoint.require_unchanged(values.values())
-
-
 def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
     """The followed checkpoint, which a sharded module must have.
 
@@ -222,7 +219,7 @@ def _from_shards(
     checkpoint = _require_followed(None if origin.changed else origin.checkpoint)
     dtypes = _dtypes(module, origin.plan, checkpoint)
     if dtype is not None:
-        _require_floating(dtype)
+        require_floating(dtype)
         dtypes = {
             name: dtype if tensor_dtype.is_floating_point else tensor_dtype for name, tensor_dtype in dtypes.items()
         }
@@ -264,9 +261,7 @@ def _from_shards(
 
 def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, torch.dtype]:
     """The dtype to write each tensor of the checkpoint in: that of the module's tensor, if there is one."""
-    tensors = dict(named_tensors(module))
-    moved = [step for step in plan.steps if step.layout is None]  # a formula's sources may be of several
-    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
+    dtypes = moved_dtypes(module, plan)
     equal = {left.name: dtypes[left.equals] for left in plan.left_out if left.equals in dtypes}
     return {name: (dtypes | equal).get(name, info.dtype) for name, info in checkpoint.tensors.items()}
 
@@ -322,8 +317,11 @@ def _tensors(
         return found, (), origin.left_out
     copied = []
     for left in origin.left_out:
-        if left.equals in found or Content.parse(left.equals) is not None:
-            found[left.name] = expected(left, plan, found.__getitem__)
+        content = Content.parse(left.equals)
+        if left.equals in found:
+            found[left.name] = found[left.equals]
+        elif content is not None:
+            found[left.name] = content.whole(plan.sources[left.name].shape, plan.sources[left.name].dtype)
         else:
             found[left.name] = checkpoint.read(left.name)
             copied.append(left.name)
@@ -338,17 +336,11 @@ def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Calla
     return all(same_bits(cast(value, values[name].dtype), values[name].cpu()) for name, value in loaded)
 
 
-def _require_floating(dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point:
-        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
-        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
-
-
 def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Cast the tensors to ``dtype``; also returns how many finite values of each became infinite."""
     if dtype is None:
         return dict(tensors), {}
-    _require_floating(dtype)
+    require_floating(dtype)
     result = {name: cast(tensor, dtype) for name, tensor in tensors.items()}
     infinite = {
         name: int(tensor.isfinite().sum() - result[name].isfinite().sum())

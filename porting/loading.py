@@ -22,11 +22,10 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
-from porting.ops import Content
 from porting.plan.check import check
 from porting.plan.config import arguments
 from porting.plan.move import compute_whole, forward
-from porting.plan.plan import LeftOut, Plan
+from porting.plan.plan import Plan
 from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
@@ -244,6 +243,13 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
+def require_floating(dtype: torch.dtype) -> None:
+    """Raises: TargetError when weights are to be cast to anything but floating-point numbers."""
+    if not dtype.is_floating_point:
+        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
+        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+
+
 def maker(
     table: Table, checkpoint: Checkpoint, into: Into, architecture: str | None, *, trust: bool
 ) -> tuple[Callable[[], nn.Module], Architecture | None]:
@@ -298,19 +304,6 @@ def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
         PlanError: some do not.
     """
     require_equal(unequal(plan.left_out, checkpoint)[0], plan.sources)
-
-
-def expected(left: LeftOut, plan: Plan, read: Callable[[str], Tensor]) -> Tensor:
-    """The tensor that a left-out tensor is stated to equal.
-
-    Args:
-        left: the tensor.
-        plan: the plan that leaves it out.
-        read: gives the other tensors.
-    """
-    shape, dtype = plan.sources[left.name].shape, plan.sources[left.name].dtype
-    content = None if left.equals in plan.sources else Content.parse(left.equals)
-    return read(left.equals) if content is None else content.whole(shape, dtype)
 
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,7 +15,7 @@ from porting.loading import choose_architecture, prove_left_out, provenance, rec
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
 from porting.notation.table import Architecture, Table, read_table
-from porting.plan.align import align
+from porting.plan.align import align_table
 from porting.plan.check import check
 from porting.plan.config import sizes
 from porting.plan.fault_grouping import group_alike, listed
@@ -269,14 +269,7 @@ def _infer_sources(
     if faults:
         raise PlanError(faults)
     shapes = imagine(table, wanted, known)
-    alignment = align(
-        table.rules,
-        shapes,
-        {name: slot.shape for name, slot in wanted.items()},
-        sizes=known,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
+    alignment = align_table(table, shapes, wanted, known)
     lacking = {step.rule.where: step.rule for step in alignment.steps if _lacks_values(step.rule)}
     if lacking:
         raise PlanError(_irreversible(rule) for rule in lacking.values())

@@ -1,4 +1,4 @@
-"""Moves out of the tensors of a checkpoint, read from its files into a piece of memory of fixed size.
+"""Reading what moves bring out of the tensors of a checkpoint, from its files, with a buffer of fixed size.
 
 A tensor may lie in several pieces, its axes in any order; what a move reads of a piece is a few runs of bytes.
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -20,13 +22,27 @@ from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import ByteSource, Readable
 from porting.checkpoint.layout import Extent
 from porting.errors import Code
-from porting.plan.clipping import clip_source, row_major, window
+from porting.plan.clipping import clip_source, row_major
 from porting.plan.copies import Copy
+from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
+from porting.plan.recipe import as_it_is
 from porting.plan.strided import through
 
-OnRead = Callable[[int, Sequence[memoryview]], None]
-"""Called with the place of bytes that were read of a piece of a tensor, and the buffers with them."""
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+CAST = 1 << 19
+"""Bytes that are read at a time to be cast: they and their result stay in the cache while losses are counted."""
+
+SPARED = 1 << 15
+"""Bytes that a sparing reader buffers: less than the shard that it reads."""
+
+LONG = 1 << 12
+"""Bytes of a run: reading shorter ones one by one takes longer than to sort them out in memory."""
+
+KNOWN = 1 << 12
+"""Moves whose sources' places are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,65 +95,156 @@ def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     return through(copy, shape, row_major(shape))
 
 
-class Staging:
-    """A buffer of fixed size that parts of moves are read into.
+def in_long_runs(copy: Copy, width: int) -> bool:
+    """Whether a move is one run, or several long ones; ``width`` are the bytes of an element."""
+    if not copy.sizes:
+        return True
+    if copy.source_strides[-1] != 1 or copy.target_strides[-1] != 1:
+        return False
+    return len(copy.sizes) == 1 or copy.sizes[-1] * width >= LONG
+
+
+class MoveReader:
+    """Reads what moves bring into windows, from the files of a checkpoint; for one thread.
 
     Args:
-        nbytes: its size.
+        checkpoint: has the tensors that the moves read.
+        staging: the buffer that is read into, 1-D, of bytes; one of its own when left out.
+        sparing: read what is wanted and what lies between short runs near each other, and nothing else: no checksum of
+            a chunk, which would take all of it.
+        on_read: called with the part of a move, the place of bytes that were read of its piece, and the buffers with
+            them, in the order in which they are read.
 
     Attributes:
-        memory: all of it, as bytes.
-        view: the same, for reading into.
+        checkpoint: the checkpoint.
+        nbytes: the bytes that were read so far.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self.memory = torch.empty(nbytes, dtype=torch.uint8)
-        self.view = bytes_of(self.memory)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        staging: Tensor | None = None,
+        *,
+        sparing: bool = False,
+        on_read: Callable[[Stored, int, Sequence[memoryview]], None] | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.nbytes = 0
+        self._memory = torch.empty(0, dtype=torch.uint8) if staging is None else staging
+        self._view = bytes_of(self._memory)
+        self._most = len(self._view) if staging is not None else SPARED if sparing else PIECE
+        self._sparing = sparing
+        self._on_read = on_read
+        self._moves: dict[Copy, tuple[Stored, ...]] = {}
         self._divided = 0, 0
         self._rows: list[memoryview] = []
 
-    def read(
-        self, move: Stored, dtype: torch.dtype, start: int, stop: int, *, most: int = 0, on_read: OnRead | None = None
-    ) -> Iterator[tuple[Tensor, Copy]]:
-        """Read the part of a move that lands in the elements from ``start`` to ``stop`` of its target.
+    def moves(self, copy: Copy) -> tuple[Stored, ...]:
+        """The parts of a move, each counted in elements of the piece of a file that it reads."""
+        if copy not in self._moves:
+            if len(self._moves) >= KNOWN:
+                self._moves.clear()
+            self._moves[copy] = tuple(self._stored(copy))
+        return self._moves[copy]
+
+    def _stored(self, copy: Copy) -> Iterator[Stored]:
+        return stored(copy, self.checkpoint, verify=not (self._sparing and self.checkpoint.in_chunks))
+
+    def _inside(self, copy: Copy, where: Window) -> Iterator[Stored]:
+        """The parts of a move that land in a window; in a box those of what :func:`by_axes` cuts for it."""
+        if where.is_row:
+            for move in self.moves(copy):
+                yield from (Stored(move.file, move.extent, part) for part in where.clip(move.copy))
+        elif copy.numel:
+            for part in where.clip(by_axes(copy, self.checkpoint)):
+                yield from self._stored(part)
+
+    def row(self, name: str, start: int, stop: int) -> Tensor:
+        """The elements from ``start`` to ``stop`` of a tensor in row-major order, in memory of their own."""
+        return compute(as_it_is(name, self.checkpoint.tensors[name]), Window.of_row(start, stop), self.read)
+
+    def read(self, copy: Copy, where: Window, /, into: Tensor | None = None) -> Iterator[tuple[Tensor, Copy]]:
+        """Read the part of a move that lands in a window of its target.
 
         Args:
-            move: the move.
-            dtype: its source's.
-            start, stop: the window, in row-major order.
-            most: bytes to be read at a time; 0 for as many as there is memory.
-            on_read: called with what is read, in the order in which that is done.
+            copy: the move.
+            where: the window.
+            into: the memory of the window, in one row: long runs of its dtype are read there, and not given out.
 
         Yields:
-            Parts of it, their target counted from ``start``, each with its elements: a view of the memory, which the
-            next part overwrites.
+            The elements of each part, a view of the buffer, which the next part overwrites; and the part.
 
         Raises:
             CheckpointError: they cannot be read, or are no booleans although they should be.
         """
+        dtype = self.checkpoint.tensors[copy.source].dtype
         width = dtype.itemsize
-        count = (most or self.memory.numel()) // width
-        for wanted in window(move.copy, start, stop):
-            for part in parts(wanted, width, count):
-                reads = reading(part, width, count)
-                size, pitch = reads.length * width, reads.pitch * width
-                rows = self._divide(len(reads.starts), size, pitch)
-                for begun, ended in reads.calls():
-                    at = reads.starts[begun] * width
-                    move.file.read_rows(rows[begun:ended], move.extent.start + at)
-                    if on_read is not None:
-                        on_read(at, rows[begun:ended])
-                if dtype == torch.bool:
-                    _require_booleans(self.memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
-                flat = self.memory[: reads.numel * width].view(dtype)
-                yield flat.as_strided(part.sizes, reads.strides), part
+        same = into is None or into.dtype == dtype
+        for move in self._inside(copy, where):
+            if into is not None and same and dtype != torch.bool and in_long_runs(move.copy, width):
+                self._read_runs(move, into)
+            else:
+                cast = not same and move.copy.source_strides in ((), (1,))
+                most = min(CAST, self._most) if cast else self._most
+                for part in parts(move.copy, width, most // width, sparing=self._sparing):
+                    yield self._read_part(move, part, dtype, most // width), part
+            move.file.require_unchanged()
+
+    def _read_part(self, move: Stored, part: Copy, dtype: torch.dtype, most: int) -> Tensor:
+        """Read a part into the buffer."""
+        width = dtype.itemsize
+        reads = reading(part, width, most, sparing=self._sparing)
+        size, pitch = reads.length * width, reads.pitch * width
+        if reads.numel * width > len(self._view):
+            self._memory, self._divided = torch.empty(reads.numel * width, dtype=torch.uint8), (0, 0)
+            self._view = bytes_of(self._memory)
+        rows = self._divide(len(reads.starts), size, pitch)
+        for begun, ended in reads.calls():
+            at = reads.starts[begun] * width
+            move.file.read_rows(rows[begun:ended], move.extent.start + at)
+            self._count(move, at, rows[begun:ended])
+        if dtype == torch.bool:
+            _require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
+        return self._memory[: reads.numel * width].view(dtype).as_strided(part.sizes, reads.strides)
+
+    def _read_runs(self, move: Stored, into: Tensor) -> None:
+        """Read the runs of a move to their places."""
+        part, raw, width = move.copy, bytes_of(into), into.itemsize
+        count = (part.sizes[-1] if part.sizes else 1) * width
+        for place in product(*map(range, part.sizes[:-1])):
+            source = part.source_offset + sum(map(mul, place, part.source_strides))
+            target = part.target_offset + sum(map(mul, place, part.target_strides))
+            row = raw[target * width : target * width + count]
+            move.file.read_into(row, move.extent.start + source * width)
+            self._count(move, source * width, [row])
+
+    def _count(self, move: Stored, at: int, rows: Sequence[memoryview]) -> None:
+        self.nbytes += sum(map(len, rows))
+        if self._on_read is not None:
+            self._on_read(move, at, rows)
 
     def _divide(self, count: int, size: int, pitch: int) -> list[memoryview]:
         """Views of ``size`` bytes of the buffer that begin ``pitch`` bytes apart."""
         if self._divided != (size, pitch) or len(self._rows) < count:
             self._divided = size, pitch
-            self._rows = [self.view[at : at + size] for at in range(0, count * pitch, pitch)]
+            self._rows = [self._view[at : at + size] for at in range(0, count * pitch, pitch)]
         return self._rows
+
+
+class BufferParts:
+    """Gives out parts of a buffer of bytes, one after the other, and memory of its own where that is full."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._end = 0
+
+    def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for so many elements, in one row."""
+        size = count * dtype.itemsize
+        start, self._end = self._end, self._end + (size + 63) // 64 * 64
+        if start + size > len(self._buffer):
+            return torch.empty(count, dtype=dtype)
+        return self._buffer[start : start + size].view(dtype)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -19,7 +19,7 @@ from porting.plan.check import check
 from porting.plan.recipe import forward_recipes
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box
-from porting.sharding.ranges import Ranges
+from porting.staging import MoveReader
 from tests.checkpoint.distributed import in_pieces
 from tests.checkpoint.test_dcp import cuts
 from tests.converting.drawing import Drawn, bits, tables
@@ -58,7 +58,7 @@ def test_any_box_of_the_result_is_read_from_pieces(drawn: Drawn, turned: bool, m
             )
         table, checkpoint = parse_table(drawn.table), open_checkpoint(root)
         plan = check(table, checkpoint, places_of(table, checkpoint.tensors, {}))
-        reader = Ranges(checkpoint)
+        reader = MoveReader(checkpoint, sparing=True)
         for step in plan.steps:
             for recipe in forward_recipes(step, plan.sources, plan.targets, NOTHING):
                 starts = tuple(more.draw(st.integers(0, size - 1)) for size in recipe.shape)
@@ -78,7 +78,7 @@ def test_a_window_that_begins_in_the_middle_of_a_row(turned: bool, tmp_path: Pat
         torch.save({"w": whole.t().contiguous().t()}, tmp_path / "pytorch_model.bin")
     else:
         in_pieces(tmp_path, {"w": (whole, [((0, 0), (2, 10)), ((2, 0), (2, 4)), ((2, 4), (2, 6))])})
-    reader = Ranges(open_checkpoint(tmp_path))
+    reader = MoveReader(open_checkpoint(tmp_path), sparing=True)
     for start in range(40):
         for stop in range(start + 1, 41):
             assert torch.equal(reader.row("w", start, stop), whole.flatten()[start:stop])

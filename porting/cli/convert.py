@@ -96,16 +96,13 @@ def convert(
       porting convert ./my-checkpoint ./start --table bert --to dcp/model
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
-        from porting.converting import all_or_none, carry_out, estimate, prepare, torchrun_group
+        from porting.converting import ConvertOptions, all_or_none, carry_out, estimate, prepare, torchrun_group
 
         with torchrun_group() as group:  # several processes that torchrun started, or this one
             screen.silent = group.rank > 0
             with all_or_none(group):
                 origin, path = options.source_and_destination(source, destination)
-                draft = prepare(
-                    origin,
-                    path,
-                    model.table,
+                wanted = ConvertOptions(
                     reverse=reverse,
                     into=model.builder(),
                     architecture=model.architecture,
@@ -118,6 +115,7 @@ def convert(
                     to=to,
                     overwrite=overwrite,
                 )
+                draft = prepare(origin, path, model.table, wanted)
             for warning in draft.recipes.warnings:
                 screen.warn(warning)
             plan = _plan(draft, path)

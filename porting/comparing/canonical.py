@@ -7,7 +7,7 @@ trunk is saved), what the table drops left out, parts without a counterpart repl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from porting.notation.axes import Mismatch, pieces, solve_all
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
-from porting.plan.align import align
+from porting.plan.align import align_table
 from porting.plan.config import effective, sizes, sizes_under, source_config
 from porting.plan.copies import make_copy
 from porting.plan.inferred_source import imagine
@@ -161,15 +161,7 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
     if faults:
         raise PlanError(faults)
     shapes = imagine(table, checkpoint.tensors, known)
-    alignment = align(
-        table.rules,
-        shapes,
-        {name: info.shape for name, info in checkpoint.tensors.items()},
-        sizes=known,
-        fields=config,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
+    alignment = align_table(table, shapes, checkpoint.tensors, known, config)
     named = [(tie.name, f"tied to {tie.with_}") for tie in table.ties]
     named += [(fresh.name, fresh.reason) for fresh in table.fresh]
     lines = made_by(table, alignment.unwritten)
@@ -225,8 +217,3 @@ def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
 def _filling(rule: Rule) -> float | None:
     """The filling for elements that the port does not hold; None if it holds all."""
     return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours
-
-
-def in_order(recipes: tuple[Recipe, ...]) -> Iterator[Recipe]:
-    """Recipes by name, in the order of their characters' code points."""
-    yield from sorted(recipes, key=lambda recipe: recipe.name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Table
-from porting.plan.align import Alignment, align
+from porting.plan.align import Alignment, align_table
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
 from porting.plan.leftovers import made_by, make_recipes
 from porting.plan.matching import Matcher
@@ -93,15 +93,7 @@ def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint="pass them the other way"))
     config = a.config or source_config(table, b.config)
     known, faults = sizes(table, config)
-    alignment = align(
-        table.rules,
-        {name: info.shape for name, info in a.tensors.items()},
-        {name: info.shape for name, info in b.tensors.items()},
-        sizes=known,
-        fields=config,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
+    alignment = align_table(table, a.tensors, b.tensors, known, config)
     values = effective(table, config)
     unusable = uncomputable((step.rule for step in alignment.steps), values)
     faults = [*refused(table, config), *faults, *alignment.faults, *unusable]
@@ -162,7 +154,7 @@ def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     tied: list[Counterpart] = []
     alone: list[str] = []
-    for name in _unwritten_names(alignment):
+    for name in (*alignment.unwritten, *(name for unsourced in alignment.unsourced for name in unsourced.names)):
         matches = matcher.read(name)
         tie = table.ties[matches[0].key[0]] if matches else None
         other = "" if tie is None else present(tie.with_, matches[0].bindings, table.target_prefix, b.tensors)
@@ -202,8 +194,3 @@ def _fresh(table: Table, names: Iterable[str]) -> tuple[dict[str, str], tuple[st
     lines = {name: matches[0].key[0] for name in names if (matches := matcher.read(name))}
     reasons = {name: table.fresh[number].reason for name, number in lines.items()}
     return reasons, tuple(name for name in names if name not in lines)
-
-
-def _unwritten_names(alignment: Alignment) -> Iterator[str]:
-    yield from alignment.unwritten
-    yield from (name for unsourced in alignment.unsourced for name in unsourced.names)

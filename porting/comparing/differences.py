@@ -14,11 +14,12 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.comparing.counterparts import Counterpart, Counterparts, by_name, by_table
 from porting.comparing.jobs import SPAN, THREADS, map_jobs, spans
 from porting.comparing.numbers import Difference, Odd, compare_pieces
-from porting.comparing.streaming import PIECE, Reader, Readers
+from porting.comparing.streaming import Reader, Readers
 from porting.limits import reading, spending
 from porting.notation.table import Table
 from porting.plan.recipe import Recipe, as_it_is, unravel
 from porting.printable import dtype_name
+from porting.staging import PIECE
 from porting.tables import find_table
 
 

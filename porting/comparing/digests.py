@@ -139,12 +139,12 @@ def digest(
         work: Callable[[Any], TensorDigest] = _Stored(checkpoint)  # Any: of each job that it is given
         jobs = sorted(checkpoint.tensors.values(), key=lambda info: info.name)
     else:
-        from porting.comparing.canonical import canonical, in_order  # noqa: PLC0415  # plans need torch
+        from porting.comparing.canonical import canonical  # noqa: PLC0415  # plans need torch
         from porting.comparing.streaming import Readers  # noqa: PLC0415  # as above
 
         with reading(checkpoint.location):
             found = canonical(checkpoint, chosen, side)
-            jobs, left_out = list(in_order(found.recipes)), found.left_out
+            jobs, left_out = sorted(found.recipes, key=lambda recipe: recipe.name), found.left_out
         readers = Readers(checkpoint)
 
         def work(recipe: Recipe) -> TensorDigest:

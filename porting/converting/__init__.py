@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from porting.converting.conversion import Converted, carry_out, convert, prepare
-    from porting.converting.draft import Draft
+    from porting.converting.draft import ConvertOptions, Draft
     from porting.converting.integrity import FilesReport, verify_files
     from porting.converting.processes import all_or_none, torchrun_group
     from porting.converting.progress import Progress, estimate
 
 __all__ = [
+    "ConvertOptions",
     "Converted",
     "Draft",
     "FilesReport",
@@ -26,7 +27,7 @@ __all__ = [
 
 _HOMES = {
     "conversion": ("Converted", "carry_out", "convert", "prepare"),
-    "draft": ("Draft",),
+    "draft": ("ConvertOptions", "Draft"),
     "integrity": ("FilesReport", "verify_files"),
     "processes": ("all_or_none", "torchrun_group"),
     "progress": ("Progress", "estimate"),

@@ -14,16 +14,16 @@ from porting.checkpoint.atomic import check_destination, explained, publish, swe
 from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
-from porting.converting.draft import Draft, draft_back, draft_into_port
+from porting.converting.draft import ConvertOptions, Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST, required
-from porting.converting.processes import ProcessGroup, all_or_none, current_group, shared_failures
+from porting.converting.processes import ProcessGroup, all_or_none, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.workplace import FILES, workplace
-from porting.converting.writing import Written, write_files
+from porting.converting.writing import write_files
 from porting.errors import Code, Fault, Message, Option, Wording
 from porting.export_files import check_directory_name, chosen_writer, protected
 from porting.limits import spending
-from porting.loading import Into
+from porting.loading import Into, require_floating
 from porting.notation.table import Table
 from porting.plan.plan import LeftOut
 from porting.sharding import require_equal, unequal
@@ -157,12 +157,9 @@ def convert(
     >>> made.tensors, back.tensors
     (40, 53)
     """
-    group = current_group()
+    group = ProcessGroup()
     with all_or_none(group):
-        draft = prepare(
-            source,
-            destination,
-            table,
+        options = ConvertOptions(
             reverse=reverse,
             into=into,
             architecture=architecture,
@@ -175,43 +172,36 @@ def convert(
             to=to,
             overwrite=overwrite,
         )
+        draft = prepare(source, destination, table, options)
     return carry_out(
         draft, destination, threads=threads, memory=memory, sha256=sha256, overwrite=overwrite, tell=tell, group=group
     )
+
+
+DEFAULTS = ConvertOptions()
 
 
 def prepare(
     source: str | os.PathLike[str] | Checkpoint,
     destination: str | os.PathLike[str],
     table: Table | str | Path | None = None,
-    *,
-    reverse: bool = False,
-    into: Into = None,
-    architecture: str | None = None,
-    derive: bool = False,
-    like: str | os.PathLike[str] | Checkpoint | None = None,
-    dtype: torch.dtype | None = None,
-    fresh: bool = False,
-    trust: bool = False,
-    shard_size: int | None = None,
-    to: str | None = None,
-    overwrite: bool = False,
+    options: ConvertOptions = DEFAULTS,
 ) -> Draft:
     """Do all of :func:`convert` that reads no weights; arguments and errors are the same."""
     path = Path(destination)
-    if dtype is not None and not dtype.is_floating_point:
-        message = Message(Option("dtype", dtype), ", expected a floating-point dtype")
-        raise TargetError(Fault(code=Code.DTYPE_CHANGE, message=message, hint="integers are never made of floats"))
+    reverse, like, dtype, shard_size = options.reverse, options.like, options.dtype, options.shard_size
+    if dtype is not None:
+        require_floating(dtype)
     if shard_size is not None and shard_size < 1:
         raise _wrong(Message(Option("shard_size", shard_size), ", expected a positive number of bytes"))
-    writer, _ = chosen_writer(to)
+    writer, _ = chosen_writer(options.to)
     check_directory_name(path)
     if shard_size is not None and not writer.promises.shards:
         message = Message(
             Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
         )
         raise _wrong(message, f"leave it out, or write {SAFETENSORS.title}")
-    if reverse and (into is not None or architecture is not None or derive):
+    if reverse and (options.into is not None or options.architecture is not None or options.derive):
         raise _wrong(
             Message(Option("reverse", True), " reads the port's tensors from the source: no module is built"),
             "leave the module out",
@@ -224,27 +214,13 @@ def prepare(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
     sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
-    if path.exists() and not overwrite:
+    if path.exists() and not options.overwrite:
         sweep(path)  # a process that died between the directory's appearing and its own tidying up
-    check_destination(path, overwrite=overwrite, sources=sources)
+    check_destination(path, overwrite=options.overwrite, sources=sources)
     check_replaceable(path)
     if reverse:
-        return draft_back(
-            checkpoint, table, like=followed, dtype=dtype, fresh=fresh, shard_size=shard_size, to=to, where=str(path)
-        )
-    return draft_into_port(
-        checkpoint,
-        table,
-        into=into,
-        architecture=architecture,
-        derive=derive,
-        dtype=dtype,
-        fresh=fresh,
-        trust=trust,
-        shard_size=shard_size,
-        to=to,
-        where=str(path),
-    )
+        return draft_back(checkpoint, table, followed, options, where=str(path))
+    return draft_into_port(checkpoint, table, options, where=str(path))
 
 
 @spending()
@@ -270,7 +246,7 @@ def carry_out(
         CheckpointError, PlanError, TargetError: as in :func:`convert`.
     """
     _require_resources(draft, threads, memory)
-    path, group = Path(destination), group or current_group()
+    path, group = Path(destination), group or ProcessGroup()
     draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
     first = group.rank == 0
@@ -278,7 +254,7 @@ def carry_out(
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             require_equal(unequal(draft.recipes.same, draft.checkpoint)[0], draft.checkpoint.tensors)
-        written = write_files(
+        made, files = write_files(
             draft, place, group, threads=threads, memory=memory // threads, sha256=sha256, meter=meter
         )
         for checkpoint in (draft.checkpoint, draft.like):
@@ -289,7 +265,23 @@ def carry_out(
         if first:
             publish(FILES, place.folder, path, overwrite=overwrite)
         group.gather(None)
-    return _converted(draft, path, written, meter.now)
+    progress = meter.now
+    return Converted(
+        path=path,
+        table=draft.table.name,
+        reverse=draft.reverse,
+        tensors=len(draft.recipes.tensors),
+        files=files,
+        digests={name: one.digest for name, one in made.items()},
+        losses={name: one.losses for name, one in made.items() if one.losses},
+        left_out=draft.recipes.left_out,
+        tied=draft.recipes.tied,
+        absent=draft.recipes.absent,
+        not_copied=draft.not_copied,
+        warnings=draft.recipes.warnings,
+        resumed=progress.resumed,
+        progress=progress,
+    )
 
 
 def _require_resources(draft: Draft, threads: int, memory: int) -> None:
@@ -304,25 +296,6 @@ def _require_resources(draft: Draft, threads: int, memory: int) -> None:
         message = Message(Option("memory", memory), f": each of {threads} threads needs {least} bytes{names}")
         pass_memory = Wording(python=f"pass memory={enough}", command=f"pass --memory {enough >> 20}MiB")
         raise _wrong(message, Message(pass_memory, ", or fewer threads"))
-
-
-def _converted(draft: Draft, path: Path, written: Written, progress: Progress) -> Converted:
-    return Converted(
-        path=path,
-        table=draft.table.name,
-        reverse=draft.reverse,
-        tensors=len(draft.recipes.tensors),
-        files=written.files,
-        digests={name: made.digest for name, made in written.made.items()},
-        losses={name: made.losses for name, made in written.made.items() if made.losses},
-        left_out=draft.recipes.left_out,
-        tied=draft.recipes.tied,
-        absent=draft.recipes.absent,
-        not_copied=draft.not_copied,
-        warnings=draft.recipes.warnings,
-        resumed=progress.resumed,
-        progress=progress,
-    )
 
 
 def _wrong(message: str, hint: str = "") -> TargetError:

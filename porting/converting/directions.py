@@ -134,8 +134,6 @@ def _restored_recipe(
 
 
 def _irreversible(step: Step, name: str) -> Fault:
-    if step.layout is not None:
-        return irreversible(step.rule)
     message = f"'{step.rule}' has a part in {name!r} that no tensor of the port holds"
     return Fault(
         code=Code.IRREVERSIBLE, where=step.rule.where, message=message, hint="give the rule a fill, or " + a_like()

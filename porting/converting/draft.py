@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
@@ -41,6 +43,7 @@ from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe
 from porting.printable import dtype_name
 from porting.tables import find_table
+from porting.target import Slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,23 @@ class Draft:
         return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of :func:`porting.convert` by which an output is drafted; each is described there."""
+
+    reverse: bool = False
+    into: Into = None
+    architecture: str | None = None
+    derive: bool = False
+    like: str | os.PathLike[str] | Checkpoint | None = None
+    dtype: torch.dtype | None = None
+    fresh: bool = False
+    trust: bool = False
+    shard_size: int | None = None
+    to: str | None = None
+    overwrite: bool = False
+
+
 def _state(content: bytes | Member) -> list[object]:
     if isinstance(content, bytes):
         return [of_bytes(content)]
@@ -97,18 +117,7 @@ def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
 
 
 def draft_into_port(
-    checkpoint: Checkpoint,
-    table: Table | str | Path | None,
-    *,
-    into: Into,
-    architecture: str | None,
-    derive: bool,
-    dtype: torch.dtype | None,
-    fresh: bool,
-    trust: bool,
-    shard_size: int | None,
-    to: str | None,
-    where: str,
+    checkpoint: Checkpoint, table: Table | str | Path | None, options: ConvertOptions, *, where: str
 ) -> Draft:
     """A checkpoint into the port's layout.
 
@@ -116,40 +125,34 @@ def draft_into_port(
         PortingError: it cannot be done; carries all faults.
     """
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
+    into, architecture = options.into, options.architecture
+    target: nn.Module | Mapping[str, Slot]
     try:
-        if derive or (into is None and architecture is None and not chosen.architectures):
+        if options.derive or (into is None and architecture is None and not chosen.architectures):
             with reading(checkpoint.location):
                 checkpoint.allow_time()
-                places = places_of(chosen, checkpoint.tensors, checkpoint.config)
-            plan = check(chosen, checkpoint, places, dtype=dtype, fresh=fresh)
+                target = places_of(chosen, checkpoint.tensors, checkpoint.config)
         else:
-            make, _ = maker(chosen, checkpoint, into, architecture, trust=trust)
-            plan = check(
-                chosen, checkpoint, build(make, bounds(checkpoint.tensors, checkpoint.config)), dtype=dtype, fresh=fresh
-            )
+            make, _ = maker(chosen, checkpoint, into, architecture, trust=options.trust)
+            target = build(make, bounds(checkpoint.tensors, checkpoint.config))
+        plan = check(chosen, checkpoint, target, dtype=options.dtype, fresh=options.fresh)
     except PlanError as error:
-        if _recorded(checkpoint, chosen, None) is None:
+        if _recorded(checkpoint, None, chosen) is None:
             raise
         message = f"{checkpoint.location} is in the port's layout already: a conversion through this table made it"
         hint = Message("pass ", Option("reverse", True), " to go back")
         raise PlanError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint)) from error
     with reading(where):
         checkpoint.allow_time()
-        recipes = into_port(plan)
-        return _draft(
-            checkpoint, None, chosen, recipes, reverse=False, dtype=dtype, shard_size=shard_size, to=to, where=where
-        )
+        return _draft(checkpoint, None, chosen, into_port(plan), options, where)
 
 
 def draft_back(
     port: Checkpoint,
     table: Table | str | Path | None,
-    *,
     like: Checkpoint | None,
-    dtype: torch.dtype | None,
-    fresh: bool,
-    shard_size: int | None,
-    to: str | None,
+    options: ConvertOptions,
+    *,
     where: str,
 ) -> Draft:
     """A checkpoint in the port's layout back into the layout that the table's left side describes.
@@ -158,54 +161,32 @@ def draft_back(
         PortingError: it cannot be done; carries all faults.
     """
     config = port.config if port.config or like is None else like.config
-    chosen = find_table(table, config, _named(port, like), ported=port.tensors)
+    chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
     config = source_config(chosen, config)
     with reading(where):
         port.allow_time()
-        return _back(port, chosen, config, like, dtype, shard_size=shard_size, fresh=fresh, to=to, where=where)
+        found, same = as_places(chosen, port.tensors)
+        sources = sources_of(chosen, found, config, _recorded(port, like, chosen))
+        plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found, fresh=True)
+        unnamed = require_named(chosen, plan.fresh, fresh=options.fresh)
+        if len(plan.fresh) > len(unnamed):  # the port has more than what is followed
+            more = {name: found[name] for name in plan.fresh if name not in unnamed}
+            sources |= respelled(sources_of(chosen, more, config, None), chosen, sources)
+            plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found, fresh=bool(unnamed))
+        _require_one_dtype(plan)
+        recipes = back_from_port(plan, options.dtype, like.tensors if like is not None else {}, same)
+        lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)
+        recipes = replace(recipes, left_out=(*recipes.left_out, *lost))
+        return _draft(port, like, chosen, recipes, options, where)
 
 
-def _back(
-    port: Checkpoint,
-    chosen: Table,
-    config: Mapping[str, object],
-    like: Checkpoint | None,
-    dtype: torch.dtype | None,
-    *,
-    shard_size: int | None,
-    fresh: bool,
-    to: str | None,
-    where: str,
-) -> Draft:
-    found = as_places(chosen, port.tensors)
-    recorded = _recorded(port, chosen, like)
-    sources = sources_of(chosen, found.places, config, recorded)
-    plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found.places, fresh=True)
-    unnamed = require_named(chosen, plan.fresh, fresh=fresh)
-    if len(plan.fresh) > len(unnamed):  # the port has more than what is followed
-        more = {name: found.places[name] for name in plan.fresh if name not in unnamed}
-        sources |= respelled(sources_of(chosen, more, config, None), chosen, sources)
-        plan = check(chosen, PlannedCheckpoint(tensors=sources, config=config), found.places, fresh=bool(unnamed))
-    _require_one_dtype(plan)
-    recipes = back_from_port(plan, dtype, like.tensors if like is not None else {}, found.same)
-    lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)
-    recipes = replace(recipes, left_out=(*recipes.left_out, *lost))
-    return _draft(port, like, chosen, recipes, reverse=True, dtype=dtype, shard_size=shard_size, to=to, where=where)
-
-
-def _recorded(port: Checkpoint, table: Table, like: Checkpoint | None) -> Mapping[str, Described] | None:
-    """The tensors of the checkpoint that the port was made from, as far as anything says so."""
+def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = None) -> Mapping[str, Described] | None:
+    """The tensors of the checkpoint that the port was made from, through a table, as far as anything says so."""
+    if like is not None:
+        return like.tensors
     record = _record(port)
-    if like is not None or record is None or record.text("table", "digest") != table.digest:
-        return None if like is None else like.tensors
-    return record.sources
-
-
-def _named(port: Checkpoint, like: Checkpoint | None) -> Mapping[str, Described] | None:
-    """The tensors by which a registry's entry becomes the table that a port was made through."""
-    record = _record(port)
-    if like is not None or record is None:
-        return None if like is None else like.tensors
+    if record is None or (table is not None and record.text("table", "digest") != table.digest):
+        return None
     return record.sources
 
 
@@ -234,13 +215,10 @@ def _draft(
     like: Checkpoint | None,
     table: Table,
     recipes: Recipes,
-    *,
-    reverse: bool,
-    dtype: torch.dtype | None,
-    shard_size: int | None,
-    to: str | None,
+    options: ConvertOptions,
     where: str,
 ) -> Draft:
+    reverse, dtype, shard_size, to = options.reverse, options.dtype, options.shard_size, options.to
     files, left = companions(checkpoint)
     files.pop(RECORD, None)
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}

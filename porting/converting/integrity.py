@@ -101,7 +101,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     with reading(str(root.path / RECORD)):
         checked = [_CheckedFile(root, name, entry, record, chunks, digests) for name, entry in files.items()]
     jobs = [job for file in checked for job in file.jobs()]
-    work(jobs, [partial(_buffer)] * threads, _ignore_progress)
+    work(jobs, [lambda: memoryview(bytearray(PIECE))] * threads)
     for file in checked:
         problems += file.problems(sha256=sha256)
     found = {name for file in checked for name in file.names}
@@ -148,14 +148,6 @@ def _is_looked_for(root: Folder, name: str) -> bool:
     if lower.removesuffix(".txt") in NAMED:
         return False
     return not lower.endswith(NOTES) or root.kind(name) != "a file"
-
-
-def _buffer() -> memoryview:
-    return memoryview(bytearray(PIECE))
-
-
-def _ignore_progress() -> None:
-    pass
 
 
 class _Chunks:

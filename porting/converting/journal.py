@@ -75,7 +75,7 @@ class Journal:
         self._end = os.fstat(self._descriptor).st_size
         self._lock = Lock()
         if continued:
-            self._end += write_line(self._descriptor, b"\n", self._end)  # the last line may have been cut off
+            self._append(b"\n")  # the last line may have been cut off
         else:
             os.ftruncate(self._descriptor, 0)
             self._end = 0
@@ -97,13 +97,11 @@ class Journal:
     def _write(self, entry: Mapping[str, object]) -> None:
         raw = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            self._end += write_line(self._descriptor, raw, self._end)
+            self._append(raw)
 
-
-def write_line(descriptor: int, raw: bytes, at: int) -> int:
-    """Write a line at a place; returns its length."""
-    write_at(descriptor, raw, at)
-    return len(raw)
+    def _append(self, raw: bytes) -> None:
+        write_at(self._descriptor, raw, self._end)
+        self._end += len(raw)
 
 
 def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sources: Container[str]) -> Past | None:

@@ -1,15 +1,13 @@
 """Making the tensors of the output, in memory that does not grow with them.
 
-A tensor is made from its first element to its last.  Long runs of elements are read one after the other, cast if
-needed, and written (:mod:`porting.converting.long_runs`).  Any other tensor is made in blocks: the elements of a block
-are read as runs of the source (:mod:`porting.plan.pieces`), gathered, cast and written.
+A tensor is made from its first element to its last, in blocks: the elements of a block are read from the source
+(:class:`porting.staging.MoveReader`), gathered, cast and written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 import xxhash
@@ -18,23 +16,18 @@ from torch import Tensor
 from porting.checkpoint import Checkpoint
 from porting.converting.casts import NONE, CountedCasts, Losses
 from porting.converting.digests import PIECE, StreamDigests, Sum, of_range
-from porting.converting.long_runs import in_long_runs, in_order
 from porting.converting.output import BLOCK, Output, read_back
 from porting.plan.clipping import window
-from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
 from porting.plan.recipe import Recipe, as_it_is
-from porting.staging import Staging, Stored, bytes_of, stored
+from porting.staging import BufferParts, MoveReader, Stored, bytes_of, in_long_runs
 
 LEAST = 1 << 20
 """Bytes of memory that a thread needs."""
 
 STAGED = 1 << 20
 """Bytes that are read at a time beside a block, to be transposed."""
-
-CAST = 1 << 19
-"""Bytes that are read at a time to be cast: they and their result stay in the cache while losses are counted."""
 
 LONG = 1 << 14
 """Bytes: runs shorter than this, on the average, make a block larger, for each costs a call of the system."""
@@ -79,15 +72,15 @@ class Maker:
     ) -> None:
         self._crc = crc
         self._checkpoint = checkpoint
-        self._like = like
         self._on_written = on_written
-        self._staging = Staging(min(STAGED, memory // 4) // 64 * 64)
-        self._view = self._staging.view
+        staging = torch.empty(min(STAGED, memory // 4) // 64 * 64, dtype=torch.uint8)
+        self._view = bytes_of(staging)
+        self._reader = MoveReader(checkpoint, staging, on_read=self._update_digest)
+        self._base = None if like is None else MoveReader(like, staging).read
         self._block = torch.empty((memory - len(self._view)) // 64 * 64, dtype=torch.uint8)
-        self._cast = min(CAST, len(self._view))
         self._streams = StreamDigests()
+        self._whole = False
         self._lengths: dict[object, int] = {}
-        self._divisions: dict[tuple[Copy, bool], tuple[Stored, ...]] = {}
 
     def digest_of(self, name: str) -> str:
         """The digest of a tensor of the input as it is stored; of one in several pieces, in row-major order."""
@@ -126,19 +119,17 @@ class Maker:
             OSError: writing failed.
         """
         out = Output(target, at, self._on_written, crc=self._crc)
-        moves = [part for copy in recipe.copies for part in self._stored(copy)]
-        lost = (
-            self._copy_runs(recipe, moves, out) if self._is_long_runs(recipe, moves) else self._put_blocks(recipe, out)
-        )
-        for file in {part.file.where: part.file for part in moves}.values():
-            file.require_unchanged()
-        self._divisions.clear()
-        return Made(digest=out.digest, losses=lost, sources=self._digests(recipe, out), crc=out.crc)
+        self._whole = self._is_whole(recipe)
+        lost = NONE
+        for block, lost_here in self._blocks(recipe, out.room // recipe.dtype.itemsize):
+            out.put(bytes_of(block))
+            lost += lost_here
+        return Made(digest=out.hexdigest(), losses=lost, sources=self._digests(recipe, out), crc=out.crc)
 
     def _digests(self, recipe: Recipe, out: Output) -> dict[str, str]:
         """The digests of the tensors of the input whose last byte was read now."""
-        if self._is_whole(recipe):
-            return {recipe.copies[0].source: out.digest}
+        if self._whole:
+            return {recipe.copies[0].source: out.hexdigest()}
         found = {}
         for name in dict.fromkeys(copy.source for copy in recipe.copies):
             pieces = self._checkpoint.pieces(name, verify=False)
@@ -160,56 +151,8 @@ class Maker:
 
     def _update_digest(self, part: Stored, at: int, rows: Sequence[memoryview]) -> None:
         """Add bytes of the input that were read to the digest of their tensor."""
-        if len(self._checkpoint.pieces(part.copy.source, verify=False)) == 1:
+        if not self._whole and len(self._checkpoint.pieces(part.copy.source, verify=False)) == 1:
             self._streams.update(part.copy.source, at, rows)
-
-    # ------------------------------------------------------------------------------------------ long runs
-
-    def _is_long_runs(self, recipe: Recipe, moves: Sequence[Stored]) -> bool:
-        """Whether a tensor consists of long runs of elements, cast at most once."""
-        dtypes = {self._checkpoint.tensors[part.copy.source].dtype for part in moves}
-        if not moves or not recipe.covered or recipe.arithmetic or torch.bool in dtypes:
-            return False
-        once = recipe.work == recipe.dtype or dtypes == {recipe.work}
-        return once and all(in_long_runs(part.copy, min(dtype.itemsize for dtype in dtypes)) for part in moves)
-
-    def _copy_runs(self, recipe: Recipe, moves: Sequence[Stored], out: Output) -> Losses:
-        width = recipe.dtype.itemsize
-        raw = bytes_of(self._block)
-        dtypes = [self._checkpoint.tensors[part.copy.source].dtype for part in moves]
-        whole = self._is_whole(recipe)
-        casts = CountedCasts()
-        filled, room = 0, max(1, out.room // width)
-        for run in in_order([part.copy for part in moves]):
-            move, dtype = moves[run.move], dtypes[run.move]
-            cast = dtype != recipe.dtype
-            done = 0
-            while done < run.count:
-                count = min(run.count - done, room - filled, self._cast // dtype.itemsize if cast else room)
-                at = (run.source + done) * dtype.itemsize
-                end = filled + count
-                piece = self._view[: count * dtype.itemsize] if cast else raw[filled * width : end * width]
-                move.file.read_into(piece, move.extent.start + at)
-                if cast:
-                    values = self._staging.memory[: len(piece)].view(dtype)
-                    casts.put(values, self._block[filled * width : end * width].view(recipe.dtype))
-                if not whole:
-                    self._update_digest(move, at, [piece])
-                done, filled = done + count, end
-                if filled == room:
-                    out.put(raw[: filled * width])
-                    filled, room = 0, max(1, out.room // width)
-        out.put(raw[: filled * width])
-        return casts.losses
-
-    # ------------------------------------------------------------------------------------------ block by block
-
-    def _put_blocks(self, recipe: Recipe, out: Output) -> Losses:
-        lost = NONE
-        for block, lost_here in self._blocks(recipe, out.room // recipe.dtype.itemsize):
-            out.put(bytes_of(block))
-            lost += lost_here
-        return lost
 
     def _blocks(self, recipe: Recipe, room: int = 0) -> Iterator[tuple[Tensor, Losses]]:
         """The tensor from its first element to its last; each block is overwritten by the next.
@@ -252,50 +195,22 @@ class Maker:
             width = self._checkpoint.tensors[copy.source].dtype.itemsize
             most = len(self._view) // width
             middle = copy.target_offset // length * length
-            for stored_part in self._stored(copy):
+            for stored_part in self._reader.moves(copy):
                 for part in window(stored_part.copy, middle, middle + length):
+                    if in_long_runs(part, width):
+                        continue
                     first = next(parts(part, width, most))
                     runs += reading(first, width, most).count
                     wanted += first.numel * width
         return wanted >= runs * LONG
 
-    def _stored(self, copy: Copy, *, like: bool = False) -> tuple[Stored, ...]:
-        """The parts of a move, each counted in elements of the piece of a file that it reads."""
-        if (copy, like) not in self._divisions:
-            self._divisions[copy, like] = tuple(stored(copy, self._of(like=like)))
-        return self._divisions[copy, like]
-
-    def _of(self, *, like: bool) -> Checkpoint:
-        """The checkpoint to read: the input, or the followed one."""
-        if not like:
-            return self._checkpoint
-        if self._like is None:
-            raise ValueError("a tensor is taken from a checkpoint that was not given")  # a bug of ours
-        return self._like
-
     def _filled(self, recipe: Recipe, start: int, stop: int) -> tuple[Tensor, Losses]:
         """Compute the elements ``[start, stop)`` of a tensor."""
         casts = CountedCasts()
-        found = compute(
-            recipe,
-            Window.of_row(start, stop),
-            partial(self._read, start=start, stop=stop, to=recipe.work),
-            base=partial(self._read, start=start, stop=stop, to=recipe.work, like=True),
-            take=None if recipe.applied is not None else _BufferParts(self._block),
-            casts=casts,
-            ranges=partial(self._read, to=torch.float64),
-        )
+        take = None if recipe.applied is not None else BufferParts(self._block)
+        where = Window.of_row(start, stop)
+        found = compute(recipe, where, self._reader.read, base=self._base, take=take, casts=casts)
         return found, casts.losses
-
-    def _read(
-        self, copy: Copy, start: int, stop: int, to: torch.dtype, *, like: bool = False
-    ) -> Iterator[tuple[Tensor, Copy]]:
-        """The parts of a move that land in ``[start, stop)``, each with its elements as a view of the buffer."""
-        dtype = self._of(like=like).tensors[copy.source].dtype
-        for part in self._stored(copy, like=like):
-            cast = dtype != to and part.copy.source_strides in ((), (1,))
-            on_read = None if like else partial(self._update_digest, part)
-            yield from self._staging.read(part, dtype, start, stop, most=self._cast if cast else 0, on_read=on_read)
 
 
 def required(recipe: Recipe) -> int:
@@ -309,16 +224,3 @@ def required(recipe: Recipe) -> int:
 def per_element(recipe: Recipe) -> int:
     """Bytes that an element of a block takes: in the dtype in which it is gathered, and in its own."""
     return recipe.work.itemsize + (recipe.dtype.itemsize if recipe.dtype != recipe.work else 0)
-
-
-class _BufferParts:
-    """Gives out parts of a buffer, one after the other."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self._buffer = buffer
-        self._end = 0
-
-    def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
-        size = count * dtype.itemsize
-        start, self._end = self._end, self._end + (size + 63) // 64 * 64
-        return self._buffer[start : start + size].view(dtype)

@@ -17,8 +17,8 @@ large as what is written.  Small ones cost more calls; large ones it may have to
 that lends its free memory out, writes of 128 KiB took five times as long as these."""
 
 
-class Output:
-    """A place in a file at which a tensor is written.
+class Output(Sum):
+    """A place in a file at which a tensor is written, and the digests of what was put there.
 
     Args:
         target: the descriptor of the file.
@@ -28,25 +28,15 @@ class Output:
     """
 
     def __init__(self, target: int, at: int, on_written: Callable[[int], None], *, crc: bool = False) -> None:
+        super().__init__(crc=crc)
         self._target = target
         self._at = at
         self._on_written = on_written
-        self._sum = Sum(crc=crc)
 
     @property
     def room(self) -> int:
         """Bytes up to the next multiple of :data:`BLOCK` in the file, so that writes are aligned."""
         return BLOCK - self._at % BLOCK
-
-    @property
-    def digest(self) -> str:
-        """The digest of all bytes that were put."""
-        return self._sum.hexdigest()
-
-    @property
-    def crc(self) -> int:
-        """The CRC-32 of all bytes that were put; 0 if it is not taken."""
-        return self._sum.crc
 
     def put(self, raw: memoryview) -> None:
         """Digest some bytes and write them.
@@ -56,7 +46,7 @@ class Output:
         """
         for begun in range(0, len(raw), BLOCK):
             block = raw[begun : begun + BLOCK]
-            self._sum.update(block)
+            self.update(block)
             while block:
                 piece = block[: WRITTEN - self._at % WRITTEN]
                 write_at(self._target, piece, self._at)

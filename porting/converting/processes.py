@@ -11,9 +11,12 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from porting.errors import Code, Fault, RankError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup as ProcessGroupOfTorch
 
 Value = TypeVar("Value")
 
@@ -29,64 +32,66 @@ class Failure:
     reason: str
 
 
-class ProcessGroup(Protocol):
-    """The processes that share a conversion.
+class ProcessGroup:
+    """The processes of ``torch.distributed`` that share a conversion; this one alone where there are not several.
+
+    Small Python objects pass between them, by a group of its own on gloo: the default one may be a group of GPUs.
+
+    Args:
+        alone: whether this process works alone, whatever the group.
 
     Attributes:
         rank: the number of this one.
         size: how many there are.
     """
 
-    rank: int
-    size: int
+    def __init__(self, *, alone: bool = False) -> None:
+        self.rank, self.size = (0, 1) if alone else ranks()
+        if self.size > 1:
+            import torch.distributed as dist  # noqa: PLC0415  # a heavy import, needed only for several processes
+
+            self._group = dist.new_group(backend="gloo")
 
     def gather(self, value: Value) -> list[Value]:
-        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks."""
-        ...  # pragma: no cover
-
-
-class SingleProcess:
-    """A group of this process alone."""
-
-    rank, size = 0, 1
-
-    def gather(self, value: Value) -> list[Value]:
-        """Return the only value."""
-        return [value]
-
-
-class DistributedProcesses:
-    """The processes of ``torch.distributed``.
-
-    Small Python objects pass between them, by a group of its own on gloo: the default one may be a group of GPUs.
-    """
-
-    def __init__(self) -> None:
-        import torch.distributed as dist  # noqa: PLC0415  # a heavy import, needed only for several processes
-
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
-
-    def gather(self, value: Value) -> list[Value]:
-        """Exchange a value with the other processes.
+        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks.
 
         Raises:
             RankError: a process has ended, or could not go on; says which, and why.
         """
-        import torch.distributed as dist  # noqa: PLC0415  # as above
-
-        found: list[Value | None] = [None] * self.size
-        try:
-            dist.all_gather_object(found, value, group=self._group)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1][:120]
-            message = f"another process of this conversion has ended: {reason}"
-            hint = "its own message says why; the same command goes on from here"
-            raise RankError(
-                Fault(code=Code.RANK_LOST, where=f"rank {self.rank}", message=message, hint=hint)
-            ) from error
+        if self.size == 1:
+            return [value]
+        message, hint = "another process of this conversion has ended", "; the same command goes on from here"
+        found = gathered(value, self._group, where=f"rank {self.rank}", message=message, hint=hint)
         _require_all(found, self.rank)
-        return cast("list[Value]", found)  # each process has put its value into its place
+        return found
+
+
+def ranks() -> tuple[int, int]:
+    """The number of this process in the default group of ``torch.distributed``, and how many there are."""
+    import torch.distributed as dist  # noqa: PLC0415  # as above
+
+    initialized = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
+
+
+def gathered(
+    value: Value, group: ProcessGroupOfTorch | None, *, where: str, message: str, hint: str = ""
+) -> list[Value]:
+    """The value of each process of a group, the default one if None.
+
+    Raises:
+        RankError: a process has ended.
+    """
+    import torch.distributed as dist  # noqa: PLC0415  # as above
+
+    found = [value] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(found, value, group=group)
+    except RuntimeError as error:
+        message = f"{message}: {str(error).strip().splitlines()[-1][:120]}"
+        hint = f"its own message says why{hint}"
+        raise RankError(Fault(code=Code.RANK_LOST, where=where, message=message, hint=hint)) from error
+    return found
 
 
 def _require_all(found: Sequence[object], own_rank: int) -> None:
@@ -124,20 +129,11 @@ def all_or_none(group: ProcessGroup) -> Iterator[None]:
     group.gather(None)
 
 
-def current_group() -> ProcessGroup:
-    """The processes of ``torch.distributed``, if it is initialized with several; else this process alone."""
-    import torch.distributed as dist  # noqa: PLC0415  # as above
-
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return DistributedProcesses()
-    return SingleProcess()
-
-
 @contextmanager
 def torchrun_group() -> Iterator[ProcessGroup]:
     """The processes that ``torchrun`` describes in the environment, if it does; else this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        yield SingleProcess()
+        yield ProcessGroup(alone=True)
         return
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
@@ -149,7 +145,7 @@ def torchrun_group() -> Iterator[ProcessGroup]:
     dist.init_process_group("gloo")
     before = signal.signal(signal.SIGTERM, ended)
     try:
-        yield current_group()
+        yield ProcessGroup()
     except BaseException:
         # The reason is about to be printed.  torchrun kills half a minute later what does not end by itself.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

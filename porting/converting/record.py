@@ -93,11 +93,6 @@ class Record:
         return {name: digest for name, (digest, _) in unpacked(self.section("tensors")).items()}
 
     @property
-    def source_digests(self) -> dict[str, str]:
-        """The digest of each tensor of the converted checkpoint."""
-        return {name: digest for name, (digest, _) in unpacked(self.section("source", "tensors")).items()}
-
-    @property
     def sources(self) -> dict[str, Described]:
         """The tensors of the converted checkpoint, in their order."""
         from porting.origin import PlannedTensor  # noqa: PLC0415  # files are compared with their record without torch

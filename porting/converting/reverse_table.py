@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -21,7 +21,7 @@ from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
 from porting.origin import ANY_DTYPE, PlannedTensor
-from porting.plan.align import align
+from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import made_by
@@ -69,14 +69,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
         raise PlanError(faults)
     shapes = imagine(reversed_table(table), tensors, known)
     shapes |= _made_shapes(table, shapes, known)
-    aligned = align(
-        table.rules,
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        shapes,
-        sizes=known,
-        prefix=table.prefix,
-        target_prefix=table.target_prefix,
-    )
+    aligned = align_table(table, tensors, shapes, known)
     dtypes = {name: made_dtype(step, tensors) for step in aligned.steps for name in step.targets}
     counts = {name: torch.int64 for name, make in made_by(table, shapes).items() if make.value == Content("arange")}
     dtypes = counts | dtypes
@@ -155,25 +148,16 @@ def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortPlaces:
-    """A port's tensors as the places of a module.
-
-    Attributes:
-        places: a place for each tensor; those that the table ties share one.
-        same: the tied ones, each of which has to equal the other to be left out.
-    """
-
-    places: Mapping[str, Slot]
-    same: tuple[LeftOut, ...]
-
-
-def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
+def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str, Slot], tuple[LeftOut, ...]]:
     """Take the tensors of a checkpoint in the port's layout for the places of a module.
 
     Args:
         table: the table.
         tensors: the port's tensors.
+
+    Returns:
+        A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
+        equal the other to be left out.
     """
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
     places: dict[str, Slot] = {}
@@ -188,7 +172,7 @@ def as_places(table: Table, tensors: Mapping[str, Described]) -> PortPlaces:
         places[name] = Slot(
             name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other
         )
-    return PortPlaces(places=places, same=tuple(same))
+    return places, tuple(same)
 
 
 def sources_of(
@@ -210,15 +194,12 @@ def sources_of(
     known, faults = sizes(table, config)
     if faults:
         raise PlanError(faults)
-    shapes = {name: slot.shape for name, slot in places.items()}
     wanted = {name: slot for name, slot in places.items() if slot.same_as == name}
     if recorded is None:
         source_shapes = imagine(table, wanted, known)
     else:
         source_shapes = {name: tuple(tensor.shape) for name, tensor in recorded.items()}
-    aligned = align(
-        table.rules, source_shapes, shapes, sizes=known, prefix=table.prefix, target_prefix=table.target_prefix
-    )
+    aligned = align_table(table, source_shapes, places, known)
     dtypes = {name: places[step.targets[0]].dtype for step in aligned.steps for name in step.sources}
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}

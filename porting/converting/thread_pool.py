@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
+from porting.comparing.jobs import one_thread_each
 from porting.limits import SMALL, spending
 
 PATIENCE = 0.1
@@ -51,7 +51,9 @@ class _Lanes(Generic[Owned]):
 
 
 def work(
-    jobs: Iterable[tuple[int, Job[Owned]]], owners: Sequence[Callable[[], Owned]], look: Callable[[], None]
+    jobs: Iterable[tuple[int, Job[Owned]]],
+    owners: Sequence[Callable[[], Owned]],
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Run all jobs in several threads, neighbours in their order.
 
@@ -64,7 +66,6 @@ def work(
         BaseException: what the first job that failed raised; jobs that had not begun then are not begun.
         LimitError: there are so many small jobs that they take longer than a command may.
     """
-    torch = sys.modules.get("torch")  # jobs that only read bytes do not need it
     lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
     stop = Event()
     failures: list[BaseException] = []
@@ -72,8 +73,6 @@ def work(
     counted = 0.0
 
     def run(number: int, make: Callable[[], Owned]) -> None:
-        if torch is not None:
-            torch.set_num_threads(1)  # a piece is too small to be shared; the threads are here
         try:
             owned = make()
             while not stop.is_set() and (taken := lanes.take(number)) is not None:
@@ -86,23 +85,21 @@ def work(
             failures.append(error)
             stop.set()
 
-    before = 0 if torch is None else torch.get_num_threads()
     threads = [Thread(target=run, args=arguments, daemon=True) for arguments in enumerate(owners)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(PATIENCE)
-                look()
-                with spending() as budget:
-                    budget.spend(sum(seconds) - counted)
-                counted = sum(seconds)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        if torch is not None:
-            torch.set_num_threads(before)
+    with one_thread_each():
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(PATIENCE)
+                    look()
+                    with spending() as budget:
+                        budget.spend(sum(seconds) - counted)
+                    counted = sum(seconds)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
     if failures:
         raise failures[0]

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -31,22 +31,9 @@ from porting.plan.recipe import Recipe
 from porting.printable import dtype_name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """The result of writing.
-
-    Attributes:
-        made: the tensors, in the order of the output.
-        files: the files and their bytes.
-    """
-
-    made: Mapping[str, Made]
-    files: Mapping[str, int]
-
-
 def write_files(
     draft: Draft, place: Workplace, group: ProcessGroup, *, threads: int, memory: int, sha256: bool, meter: Meter
-) -> Written:
+) -> tuple[dict[str, Made], dict[str, int]]:
     """Write every file of a draft.
 
     Args:
@@ -57,6 +44,9 @@ def write_files(
         memory: bytes for the buffers of each.
         sha256: record the SHA-256 of every file as well.
         meter: counts.
+
+    Returns:
+        The tensors, in the order of the output; and the bytes of each file.
 
     Raises:
         PortingError: the input cannot be read, is damaged, or changed.
@@ -85,7 +75,7 @@ def write_files(
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
     (files, *_) = group.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
-    return Written(made=made, files=files)
+    return made, files
 
 
 def _prepare_files(draft: Draft, place: Workplace, key: Mapping[str, object]) -> Past | None:
@@ -231,7 +221,7 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        digests[name] = out.digest
+        digests[name] = out.hexdigest()
     return digests
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from porting.errors import Fault
 from porting.notation.name import Bindings
 from porting.notation.rule import Rule, Term
+from porting.notation.table import Table
 from porting.plan.copies import Copy
 from porting.plan.fitting import Fitter
 from porting.plan.formulas import Layout
@@ -145,6 +147,30 @@ def align(
         faults=(*faults, *fitter.faults),
         absent=astray.absent,
     )
+
+
+class Shaped(Protocol):
+    """What has a shape, as tensors and their descriptions have."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+
+def align_table(
+    table: Table,
+    sources: Mapping[str, Shape | Shaped],
+    targets: Mapping[str, Shape | Shaped],
+    sizes: Mapping[str, int],
+    fields: Mapping[str, object] | None = None,
+) -> Alignment:
+    """:func:`align` for the rules of a table and its prefixes."""
+    theirs, ours = (
+        {name: one if isinstance(one, tuple) else tuple(one.shape) for name, one in side.items()}
+        for side in (sources, targets)
+    )
+    prefix, target_prefix = table.prefix, table.target_prefix
+    return align(table.rules, theirs, ours, sizes=sizes, fields=fields, prefix=prefix, target_prefix=target_prefix)
 
 
 def _lone(rule: Rule, members: Sequence[Members], others: Sequence[Term], key: Key) -> Lone:

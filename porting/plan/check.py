@@ -13,7 +13,7 @@ from porting.errors import Code, Fault, Message, Option, Wording, alike
 from porting.limits import reading, separately
 from porting.notation.rule import Rule
 from porting.notation.table import Table
-from porting.plan.align import Alignment, align
+from porting.plan.align import Alignment, align_table
 from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.fault_grouping import Nearest
 from porting.plan.leftovers import leave_out, make_recipes, renew
@@ -91,15 +91,7 @@ def _checked(
     known, faults = sizes(table, source.config)
     faults = [*refused(table, source.config), *faults]
     with separately():  # a search makes thousands of plans
-        alignment = align(
-            table.rules,
-            {name: tuple(info.shape) for name, info in source.tensors.items()},
-            {name: slot.shape for name, slot in places.items()},
-            sizes=known,
-            fields=source.config,
-            prefix=table.prefix,
-            target_prefix=table.target_prefix,
-        )
+        alignment = align_table(table, source.tensors, places, known, source.config)
         if not alignment.steps and _is_of_another(table, source.tensors):
             raise PlanError([*faults, _of_another(table, source.tensors)])
         near = Nearest()

@@ -38,10 +38,11 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
     ((2, 2), 1, (3, 1), (2, 1))
     """
     strides, local = row_major(shape), row_major(sizes)
-    digits = _digits(copy, shape, strides)
+    digits = split_by_axes(copy, shape, strides)
     choices: list[list[Part]] = []
-    box = zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True)
-    still = [one for one in box if one[2] == 0]  # elements that land in one place: the inverse of a broadcast
+    still = [
+        one for one in copy.directions if one[2] == 0
+    ]  # elements that land in one place: the inverse of a broadcast
     offset = copy.target_offset
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         at, offset = divmod(offset, strides[axis])
@@ -60,9 +61,13 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
 
 def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
     """What a move brings into the elements from ``start`` to ``stop`` of its target, counted in row-major order."""
-    last = copy.target_offset + sum(
-        (size - 1) * step for size, step in zip(copy.sizes, copy.target_strides, strict=True)
-    )
+    if copy.sizes and copy.contiguous:  # most are: one run, which takes no search
+        first, last = max(start - copy.target_offset, 0), min(stop - copy.target_offset, copy.sizes[0])
+        if first < last:
+            at = copy.source_offset + first, copy.target_offset + first - start
+            yield Copy(copy.source, copy.target, (last - first,), at[0], (1,), at[1], (1,))
+        return
+    last = copy.target_offset + sum((size - 1) * step for size, _, step in copy.directions)
     if copy.target_offset < stop and start <= last:
         yield from clip(copy, (ENDLESS,), (start,), (stop - start,))
 
@@ -84,11 +89,9 @@ def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: 
     >>> part.sizes, part.source_strides, part.target_offset, part.target_strides
     ((3,), (1,), 1, (2,))
     """
-    box = list(zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True))
-    again = [(size, 0, place) for size, place, step in box if not step]  # read once, and put in several places
-    back = order_copy(copy.target, copy.source, [one for one in box if one[2]], copy.target_offset, copy.source_offset)
-    for part in clip(back, shape, starts, sizes):
-        directions = list(zip(part.sizes, part.target_strides, part.source_strides, strict=True))
+    again = [(size, 0, place) for size, step, place in copy.directions if not step]  # read once, put in several places
+    for part in clip(copy.written_back, shape, starts, sizes):
+        directions = [(size, place, step) for size, step, place in part.directions]
         yield order_copy(copy.source, copy.target, directions + again, part.target_offset, part.source_offset)
 
 
@@ -101,10 +104,10 @@ def row_major(shape: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
-def _digits(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> list[list[Digit]]:
+def split_by_axes(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> list[list[Digit]]:
     """The move's directions, each cut where it runs on from one axis to the next slower one; slowest first."""
     digits: list[list[Digit]] = [[] for _ in shape]
-    for size, source_step, step in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
+    for size, source_step, step in copy.directions:
         for axis in reversed(range(len(shape))):
             if size == 1 or step == 0 or step >= strides[axis] * shape[axis]:
                 continue

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+Direction = tuple[int, int, int]
+"""A size, a stride in the source and one in the target."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -43,10 +46,23 @@ class Copy:
         return self.source_strides in ((), (1,)) and self.target_strides in ((), (1,))
 
     @property
+    def directions(self) -> list[Direction]:
+        """Each size, its stride in the source, and its stride in the target."""
+        return list(zip(self.sizes, self.source_strides, self.target_strides, strict=True))
+
+    @property
     def inverse(self) -> Copy:
         """The move back."""
-        box = zip(self.sizes, self.target_strides, self.source_strides, strict=True)
-        return order_copy(self.target, self.source, list(box), self.target_offset, self.source_offset)
+        return self._turned(self.directions)
+
+    @property
+    def written_back(self) -> Copy:
+        """The move back, by which an element that was read for several places is written once."""
+        return self._turned([one for one in self.directions if one[1]])
+
+    def _turned(self, directions: list[Direction]) -> Copy:
+        box = [(size, place, step) for size, step, place in directions]
+        return order_copy(self.target, self.source, box, self.target_offset, self.source_offset)
 
 
 def make_copy(
@@ -64,12 +80,10 @@ def make_copy(
     return order_copy(source, target, directions, source_box[0], target_box[0])
 
 
-def order_copy(
-    source: str, target: str, directions: list[tuple[int, int, int]], source_offset: int, target_offset: int
-) -> Copy:
-    """The move along these directions, each a size, a stride in the source and one in the target; ordered, merged."""
+def order_copy(source: str, target: str, directions: list[Direction], source_offset: int, target_offset: int) -> Copy:
+    """The move along these directions, ordered and merged."""
     directions = sorted((one for one in directions if one[0] != 1), key=lambda one: (-one[2], -one[1]))
-    merged: list[tuple[int, int, int]] = []
+    merged: list[Direction] = []
     for size, step, place in directions:
         if merged:
             slower, slower_step, slower_place = merged[-1]

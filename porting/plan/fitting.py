@@ -13,9 +13,10 @@ from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import RESULT, Rule, Term
 from porting.ops import Formula
+from porting.plan.clipping import row_major
 from porting.plan.config import sizes_under
 from porting.plan.copies import Copy, make_copy
-from porting.plan.formulas import Layout, Operand, strides_of
+from porting.plan.formulas import Layout, Operand
 
 Shape = tuple[int, ...]
 Key = tuple[Value, ...]
@@ -249,7 +250,7 @@ def _result(piece: Piece, sizes: Mapping[str, int]) -> Operand:
     """The target of a formula as a buffer: its indices in the order in which they lie in the tensor."""
     indices = tuple(sorted(piece.strides, key=lambda index: -piece.strides[index]))
     extents = tuple(sizes[index] for index in indices)
-    steps = dict(zip(indices, strides_of(extents), strict=True))
+    steps = dict(zip(indices, row_major(extents), strict=True))
     copy = make_copy("", "", {index: sizes[index] for index in indices}, (piece.offset, piece.strides), (0, steps))
     return Operand("", indices, extents, (copy,))
 
@@ -266,7 +267,7 @@ def _operand(
     inner = [index for index in rule.sources[number].name.indices if index in counts]
     every = [*inner, *piece.strides]
     indices = (*(index for index in result if index in every), *(index for index in every if index not in result))
-    steps = dict(zip(indices, strides_of([sizes[index] for index in indices]), strict=True))
+    steps = dict(zip(indices, row_major([sizes[index] for index in indices]), strict=True))
     moves = []
     for values in combinations([range(counts[index]) for index in inner], where=rule.where):
         at = dict(zip(inner, values, strict=True))

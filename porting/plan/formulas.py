@@ -21,6 +21,7 @@ from porting.errors import Code, Fault
 from porting.notation.rule import RESULT, Rule
 from porting.ops import Formula
 from porting.ops.operations import FLOAT64_BYTES
+from porting.plan.clipping import row_major
 from porting.plan.copies import Copy, make_copy
 
 
@@ -142,7 +143,7 @@ class Applied:
     ) -> Tensor:
         """What a part needs of an operand: one run of its buffer, for the target's slowest indices are its own."""
         extents = [sizes[index] for index in operand.indices]
-        steps = zip(operand.indices, strides_of(operand.sizes), strict=True)
+        steps = zip(operand.indices, row_major(operand.sizes), strict=True)
         first = sum(step * offsets.get(index, 0) for index, step in steps)
         buffer = torch.empty(math.prod(extents), dtype=torch.float64)
         for copy in operand.copies:
@@ -207,10 +208,10 @@ class Layout:
 def reordered(operand: Operand, name: str, order: Sequence[str]) -> Operand:
     """An operand with its axes in another order; it has one move, of all its elements."""
     extents = dict(zip(operand.indices, operand.sizes, strict=True))
-    inner = strides_of([extents[index] for index in order])
+    inner = row_major([extents[index] for index in order])
     steps = dict(zip(order, inner, strict=True))
     (copy,) = operand.copies
-    old = dict(zip(operand.indices, strides_of(operand.sizes), strict=True))
+    old = dict(zip(operand.indices, row_major(operand.sizes), strict=True))
     theirs = {index: _stride_in_source(copy, old[index]) for index in order if extents[index] > 1}
     sizes = {index: extents[index] for index in order}
     made = make_copy(copy.source, copy.target, sizes, (copy.source_offset, theirs), (0, steps))
@@ -223,20 +224,6 @@ def _stride_in_source(copy: Copy, stride: int) -> int:
         if ours <= stride < ours * size:
             return stride // ours * theirs
     raise ValueError(f"no direction of {copy} has the stride {stride}")  # a bug of ours: buffers are dense
-
-
-def strides_of(sizes: Sequence[int]) -> list[int]:
-    """The strides of a dense tensor in row-major order.
-
-    >>> strides_of((2, 3, 4))
-    [12, 4, 1]
-    """
-    found: list[int] = []
-    step = 1
-    for size in reversed(sizes):
-        found.append(step)
-        step *= size
-    return found[::-1]
 
 
 SEED = 1

@@ -16,26 +16,12 @@ from torch import Tensor
 
 from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
-from porting.plan.clipping import ENDLESS, clip, window
+from porting.plan.clipping import ENDLESS, clip, row_major, window
 from porting.plan.copies import Copy, whole
-from porting.plan.formulas import Applied, strides_of
+from porting.plan.formulas import Applied
 from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 
 Read = Callable[[str], Tensor]
-
-
-class ReadParts(Protocol):
-    """What a move brings into a window: parts of it, their target counted from its start, each with its elements."""
-
-    def __call__(self, copy: Copy, /) -> Iterable[tuple[Tensor, Copy]]:
-        """The parts that land in the window."""
-
-
-class ReadRange(Protocol):
-    """The same for any range of the move's target, which is a buffer of a formula's operand."""
-
-    def __call__(self, copy: Copy, /, *, start: int, stop: int) -> Iterable[tuple[Tensor, Copy]]:
-        """The parts that land between two elements in row-major order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +43,35 @@ class Window:
         return cls((ENDLESS,), (start,), (stop - start,))
 
     @property
+    def is_row(self) -> bool:
+        """Whether it counts elements in row-major order."""
+        return self.shape == (ENDLESS,)
+
+    @property
     def numel(self) -> int:
         """How many elements it has."""
         return math.prod(self.sizes)
 
     def holding(self, content: Content, shape: Sequence[int]) -> Tensor:
         """Its elements, in one row, of a tensor of this shape that holds ``content``."""
-        if self.shape == (ENDLESS,):
+        if self.is_row:
             return content.row(shape, self.starts[0], self.starts[0] + self.sizes[0])
         return content.box(self.starts, self.sizes).reshape(-1)
 
     def clip(self, copy: Copy) -> Iterator[Copy]:
         """What a move brings into it."""
-        if self.shape == (ENDLESS,):
+        if copy.numel == 0:
+            return iter(())
+        if self.is_row:
             return window(copy, self.starts[0], self.starts[0] + self.sizes[0])
         return clip(copy, self.shape, self.starts, self.sizes)
+
+
+class ReadParts(Protocol):
+    """What a move brings into a window: parts of it, their target counted from its start, each with its elements."""
+
+    def __call__(self, copy: Copy, where: Window, /, into: Tensor | None = None) -> Iterable[tuple[Tensor, Copy]]:
+        """The parts that land in the window; ``into`` is its memory, to which a reader may bring some by itself."""
 
 
 class Casts:
@@ -105,19 +105,17 @@ def compute(
     base: ReadParts | None = None,
     take: Callable[[int, torch.dtype], Tensor] | None = None,
     casts: Casts | None = None,
-    ranges: ReadRange | None = None,
 ) -> Tensor:
     """Elements of a tensor as they come about from others.
 
     Args:
         recipe: how the tensor comes about.
         where: which elements.
-        read: gives what a move of the recipe brings there.
+        read: gives what a move of the recipe brings there, or into a range of an operand of its formula.
         base: the same of the moves that bring the elements of ``recipe.base``.
         take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
             where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
         casts: puts values to their places.
-        ranges: gives what a move brings into a range of an operand of a formula.
 
     Returns:
         A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
@@ -128,8 +126,8 @@ def compute(
     take, casts = take or _allocate, casts or Casts()
     arithmetic, count = recipe.arithmetic, where.numel
     block = take(count, recipe.work)
-    if recipe.applied is not None and ranges is not None:
-        casts.put_window(_by_formula(recipe.applied, where, ranges), block)
+    if recipe.applied is not None:
+        casts.put_window(_by_formula(recipe.applied, where, read), block)
         casts.finish(block)
         return _finished(recipe, block, take, casts)
     wide = take(count, torch.float64) if arithmetic else None
@@ -137,7 +135,7 @@ def compute(
         _move(recipe, where, block, read, base, casts)
     else:
         wide.zero_()
-        for values, part in (found for copy in recipe.copies for found in read(copy)):
+        for values, part in (found for copy in recipe.copies for found in read(copy, where)):
             arithmetic.sum.add(_place(part, wide), casts.cast(values, recipe.work))
         casts.put_window(wide, block)  # one rounding, that of the sum; then that of what is computed of it
     if wide is not None:
@@ -154,17 +152,17 @@ def _finished(recipe: Recipe, block: Tensor, take: Callable[[int, torch.dtype], 
     return result
 
 
-def _by_formula(applied: Applied, where: Window, ranges: ReadRange) -> Tensor:
+def _by_formula(applied: Applied, where: Window, parts: ReadParts) -> Tensor:
     """The elements of a window that a formula gives, in one row."""
 
     def read(copy: Copy, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
-        return iter(ranges(copy, start=start, stop=stop))
+        return iter(parts(copy, Window.of_row(start, stop)))
 
-    if where.shape == (ENDLESS,):
+    if where.is_row:
         return applied.compute(where.starts[0], where.starts[0] + where.sizes[0], read)
     if not where.numel or not where.shape:
         return applied.compute(0, where.numel, read)
-    strides, sizes = strides_of(where.shape), where.sizes
+    strides, sizes = row_major(where.shape), where.sizes
     first = sum(step * start for step, start in zip(strides, where.starts, strict=True))
     # what lies between the rows of a box is computed with them: a few at a time
     each, found = max(BETWEEN // strides[0], 1), []
@@ -187,7 +185,7 @@ def _allocate(count: int, dtype: torch.dtype) -> Tensor:
 def _move(recipe: Recipe, where: Window, block: Tensor, read: ReadParts, base: ReadParts | None, casts: Casts) -> None:
     """Put what moves bring to its places in a window, and what stands elsewhere."""
     _begin(recipe, where, block, base, casts)
-    for values, part in (found for copy in recipe.copies for found in read(copy)):
+    for values, part in (found for copy in recipe.copies for found in read(copy, where, block)):
         casts.put(values, _place(part, block))
     for part in (part for copy in recipe.blanks for part in where.clip(copy)):
         _place(part, block).zero_()
@@ -213,7 +211,7 @@ def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None,
     elif recipe.covered:
         return
     elif recipe.base and base is not None:
-        for values, part in base(whole(recipe.base, recipe.name, recipe.numel)):
+        for values, part in base(whole(recipe.base, recipe.name, recipe.numel), where, block):
             casts.put(values, _place(part, block))
     elif recipe.fill is not None:
         block.fill_(recipe.fill)
@@ -255,20 +253,15 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     if device is None:
         device = read(moves[0].source).device if moves else torch.device("cpu")
 
-    def whole_of(tensors: Read) -> ReadParts:
-        return lambda copy: [(_box(copy, tensors(copy.source)), copy)]
-
-    def range_of(copy: Copy, *, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
-        for part in window(copy, start, stop):
-            yield _box(part, read(copy.source)), part
+    def parts_of(tensors: Read) -> ReadParts:
+        return lambda copy, where, into=None: ((_box(part, tensors(part.source)), part) for part in where.clip(copy))
 
     found = compute(
         recipe,
         Window.of_row(0, recipe.numel),
-        whole_of(read),
-        base=None if base is None else whole_of(base),
+        parts_of(read),
+        base=None if base is None else parts_of(base),
         take=lambda count, dtype: torch.empty(count, dtype=dtype, device=device),
-        ranges=range_of,
     )
     return found.view(recipe.shape)
 

@@ -26,6 +26,13 @@ SMALL = 4096
 """Bytes: shorter spans are read as a whole in any case, for a call of the system costs as much as these."""
 
 
+SHORT = 64
+"""Bytes of a run below which a sparing reader reads what lies between two of them, where that is little."""
+
+NEAR = 512
+"""Bytes between two short runs up to which it does."""
+
+
 def _range(copy: Copy, direction: int, start: int, stop: int) -> Copy:
     """Some steps of one index."""
     sizes = (*copy.sizes[:direction], stop - start, *copy.sizes[direction + 1 :])
@@ -86,17 +93,18 @@ class _Shape:
 
     inside: tuple[int, ...]
     between: tuple[int, ...]
+    run: int
     length: int
     pitch: int
 
 
-def _shape(copy: Copy, itemsize: int, most: int) -> _Shape:
+def _shape(copy: Copy, itemsize: int, most: int, *, sparing: bool) -> _Shape:
     """Runs of the source that hold the box: as long as they are dense, and no longer than ``most`` elements."""
     order = sorted(range(len(copy.sizes)), key=lambda one: copy.source_strides[one])
     columns = (
         len(copy.sizes) > 1 and copy.source_strides[-1] * itemsize >= WIDE
     )  # the target's neighbours are far apart
-    inside, wanted, length = [], 1, 1
+    inside, wanted, length, run = [], 1, 1, 1
     between: tuple[int, ...] = ()
     for number, one in enumerate(order):
         size, step = copy.sizes[one], copy.source_strides[one]
@@ -104,18 +112,18 @@ def _shape(copy: Copy, itemsize: int, most: int) -> _Shape:
             continue
         longer, more = length + (size - 1) * step, wanted * size
         apart = columns and length * itemsize >= WIDE
-        if apart or longer > most or (longer > DENSE * more and longer * itemsize > SMALL):
+        if apart or longer > most or not _dense(longer, more, run, step - length, itemsize, sparing=sparing):
             between = tuple(one for one in order[number:] if copy.sizes[one] > 1 and copy.source_strides[one])
             break
         inside.append(one)
-        wanted, length = more, longer
+        wanted, length, run = more, longer, longer if longer == more else run
     padding = LINE // itemsize if between and length * itemsize >= WIDE else 0
-    return _Shape(tuple(inside), between[::-1], length, length + padding if length + padding <= most else length)
+    return _Shape(tuple(inside), between[::-1], run, length, length + padding if length + padding <= most else length)
 
 
-def reading(copy: Copy, itemsize: int, most: int) -> Reading:
-    """How to read a box that :func:`parts` gave for the same ``itemsize`` and ``most``."""
-    shape = _shape(copy, itemsize, most)
+def reading(copy: Copy, itemsize: int, most: int, *, sparing: bool = False) -> Reading:
+    """How to read a box that :func:`parts` gave for the same arguments."""
+    shape = _shape(copy, itemsize, most, sparing=sparing)
     strides = [0] * len(copy.sizes)
     for one in shape.inside:
         strides[one] = copy.source_strides[one]
@@ -133,15 +141,16 @@ def reading(copy: Copy, itemsize: int, most: int) -> Reading:
     return Reading(starts, shape.length, shape.pitch, tuple(strides))
 
 
-def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
+def parts(copy: Copy, itemsize: int, most: int, *, sparing: bool = False) -> Iterator[Copy]:
     """A move in parts, each of which is read into a buffer of at most ``most`` elements.
 
     Args:
         copy: the move.
         itemsize: bytes of an element.
         most: elements, at least 1.
+        sparing: read no more than what is wanted, and what lies between short runs near each other.
     """
-    shape = _shape(copy, itemsize, most)
+    shape = _shape(copy, itemsize, most, sparing=sparing)
     needed = shape.pitch * math.prod(copy.sizes[one] for one in shape.between)
     if needed <= most:
         yield copy
@@ -149,13 +158,16 @@ def parts(copy: Copy, itemsize: int, most: int) -> Iterator[Copy]:
     fitting = shape.pitch
     for one in reversed(shape.between):
         if fitting * copy.sizes[one] > most:
-            steps = _steps_of_a_run(copy, shape, one, itemsize, most) or max(1, most // fitting)
-            yield from _cut(copy, one, steps, itemsize, most)
+            joined = _steps_of_a_run(copy, shape, one, itemsize, most, sparing=sparing)
+            steps = min(joined or max(1, most // fitting), copy.sizes[one] - 1)
+            for start in range(0, copy.sizes[one], steps):
+                cut = _range(copy, one, start, min(start + steps, copy.sizes[one]))
+                yield from parts(cut, itemsize, most, sparing=sparing)
             return
         fitting *= copy.sizes[one]
 
 
-def _steps_of_a_run(copy: Copy, shape: _Shape, direction: int, itemsize: int, most: int) -> int:
+def _steps_of_a_run(copy: Copy, shape: _Shape, direction: int, itemsize: int, most: int, *, sparing: bool) -> int:
     """How many steps of the next index make one long run; 0 when they would not be dense."""
     if direction != shape.between[-1] or shape.pitch > shape.length:
         return 0
@@ -163,11 +175,12 @@ def _steps_of_a_run(copy: Copy, shape: _Shape, direction: int, itemsize: int, mo
     steps = min((most - shape.length) // step + 1, copy.sizes[direction])
     length = shape.length + (steps - 1) * step
     wanted = steps * math.prod(copy.sizes[one] for one in shape.inside)
-    return steps if steps > 1 and (length <= DENSE * wanted or length * itemsize <= SMALL) else 0
+    dense = _dense(length, wanted, shape.run, step - shape.length, itemsize, sparing=sparing)
+    return steps if steps > 1 and dense else 0
 
 
-def _cut(copy: Copy, direction: int, steps: int, itemsize: int, most: int) -> Iterator[Copy]:
-    steps = min(steps, copy.sizes[direction] - 1)
-    for start in range(0, copy.sizes[direction], steps):
-        stop = min(start + steps, copy.sizes[direction])
-        yield from parts(_range(copy, direction, start, stop), itemsize, most)
+def _dense(span: int, wanted: int, run: int, gap: int, itemsize: int, *, sparing: bool) -> bool:
+    """Whether a span of so many elements, of which some are wanted, in runs with a gap between, is read as a whole."""
+    if sparing:
+        return span == wanted or (run * itemsize < SHORT and gap * itemsize <= NEAR)
+    return span <= DENSE * wanted or span * itemsize <= SMALL

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from porting.plan.clipping import row_major
+from porting.plan.clipping import row_major, split_by_axes
 from porting.plan.copies import Copy
 
 
@@ -20,49 +21,20 @@ def through(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> Copy:
     >>> moved.sizes, moved.source_strides, moved.target_strides
     ((2, 3), (1, 2), (3, 1))
     """
+    if copy.numel == 0:
+        return copy
     rows = row_major(shape)
     offset, rest = 0, copy.source_offset
-    position = []
-    for axis, row in enumerate(rows):
+    for row, stride in zip(rows, strides, strict=True):
         at, rest = divmod(rest, row)
-        position.append(at)
-        offset += at * strides[axis]
-    sizes: list[int] = []
-    theirs: list[int] = []
-    ours: list[int] = []
-    for size, step, place in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
-        for part, count, inner in _split(size, step, shape, rows, strides, position):
-            sizes.append(part)
-            theirs.append(count)
-            ours.append(place * inner)
-    return Copy(copy.source, copy.target, tuple(sizes), offset, tuple(theirs), copy.target_offset, tuple(ours))
-
-
-def _split(
-    size: int,
-    step: int,
-    shape: Sequence[int],
-    rows: Sequence[int],
-    strides: Sequence[int],
-    position: Sequence[int],
-) -> list[tuple[int, int, int]]:
-    """One index as steps along single axes: size, step in the file, and how many steps of the index it makes at once.
-
-    An index that runs over several axes runs over the whole of each but the slowest: it was merged from theirs.
-    """
-    if step == 0:
-        return [(size, 0, 1)]
-    found: list[tuple[int, int, int]] = []
-    inner = 1
-    axis = min(one for one in range(len(shape)) if rows[one] <= step and shape[one] > 1)
-    stride = step // rows[axis] * strides[axis]
-    each = step // rows[axis]
-    while True:
-        left = (shape[axis] - position[axis] + each - 1) // each
-        if size <= left:
-            found.append((size, stride, inner))
-            return found[::-1]
-        found.append((left, stride, inner))
-        size, inner = size // left, inner * left
-        axis = max(one for one in range(axis) if shape[one] > 1)
-        stride, each = strides[axis], 1
+        offset += at * stride
+    turned = replace(copy, source_strides=copy.target_strides, target_strides=copy.source_strides)
+    directions = [
+        (size, step * stride, place)
+        for stride, digits in zip(strides, split_by_axes(turned, shape, rows), strict=True)
+        for size, step, place in digits
+    ]
+    directions += [(size, 0, place) for size, step, place in copy.directions if not step]
+    directions.sort(key=lambda one: (-one[2], -one[1]))  # not merged: each stays within one axis
+    sizes, theirs, ours = (tuple(one[part] for one in directions) for part in range(3))
+    return Copy(copy.source, copy.target, sizes, offset, theirs, copy.target_offset, ours)

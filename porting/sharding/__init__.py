@@ -2,6 +2,16 @@
 
 from porting.sharding.filling import Filled, fill, is_sharded, require_equal, unequal
 from porting.sharding.processes import Processes
-from porting.sharding.writing import require_made, write_shards
+from porting.sharding.writing import moved_dtypes, require_made, write_shards
 
-__all__ = ["Filled", "Processes", "fill", "is_sharded", "require_equal", "require_made", "unequal", "write_shards"]
+__all__ = [
+    "Filled",
+    "Processes",
+    "fill",
+    "is_sharded",
+    "moved_dtypes",
+    "require_equal",
+    "require_made",
+    "unequal",
+    "write_shards",
+]

@@ -8,7 +8,7 @@ module, and nothing goes from one process to another but the news that something
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, alike
 from porting.ops import Content
-from porting.plan.clipping import ENDLESS
-from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
 from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe, forward_recipes
 from porting.sharding.layout import Box, boxes, is_dtensor
-from porting.sharding.ranges import PIECE, Ranges
+from porting.staging import PIECE, MoveReader
 from porting.target import TargetError, assign, named_tensors
 
 
@@ -76,7 +74,7 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
         TargetError: a tensor is placed in a way that cannot be filled, or has values of another dtype.
     """
     tensors = dict(named_tensors(module))
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     values: dict[str, Tensor] = {}
     faults: list[Fault] = []
     for step in plan.steps:
@@ -94,7 +92,7 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     return Filled(values=values, nbytes=reader.nbytes)
 
 
-def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
+def _part(recipe: Recipe, target: Tensor, reader: MoveReader) -> Tensor:
     """This process's part of a tensor."""
     shape = tuple(target.to_local().shape) if is_dtensor(target) else tuple(target.shape)  # type: ignore[attr-defined]  # a DTensor has it
     found = torch.empty(shape, dtype=recipe.dtype)
@@ -104,7 +102,7 @@ def _part(recipe: Recipe, target: Tensor, reader: Ranges) -> Tensor:
     return found
 
 
-def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
+def compute_box(recipe: Recipe, box: Box, reader: MoveReader) -> Tensor:
     """Compute the elements of a box of a tensor.
 
     Args:
@@ -112,14 +110,7 @@ def compute_box(recipe: Recipe, box: Box, reader: Ranges) -> Tensor:
         box: the box, in the tensor's coordinates.
         reader: reads the checkpoint.
     """
-
-    def read(copy: Copy) -> Iterator[tuple[Tensor, Copy]]:
-        return ((values, part) for part, values in reader.clipped(copy, recipe.shape, box.starts, box.sizes))
-
-    def read_range(copy: Copy, *, start: int, stop: int) -> Iterator[tuple[Tensor, Copy]]:
-        return ((values, part) for part, values in reader.clipped(copy, (ENDLESS,), (start,), (stop - start,)))
-
-    return compute(recipe, Window(recipe.shape, box.starts, box.sizes), read, ranges=read_range).view(box.sizes)
+    return compute(recipe, Window(recipe.shape, box.starts, box.sizes), reader.read).view(box.sizes)
 
 
 def _as_shard(value: Tensor, target: Tensor) -> Tensor:
@@ -153,7 +144,7 @@ def unequal(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     apart = (left for left in pairs if not any({left.name, left.equals} <= names for names in checkpoint.shared))
     return [left for left in apart if left.equals and not _equal(left, reader, rank, count)], reader.nbytes
 
@@ -165,7 +156,7 @@ def require_equal(found: Iterable[LeftOut], tensors: Mapping[str, Described]) ->
         raise PlanError(alike(faults))
 
 
-def _equal(left: LeftOut, reader: Ranges, rank: int, count: int) -> bool:
+def _equal(left: LeftOut, reader: MoveReader, rank: int, count: int) -> bool:
     """Whether the ``rank``-th of ``count`` shares of a tensor is what the table says of it."""
     tensors = reader.checkpoint.tensors
     info, other = tensors[left.name], tensors.get(left.equals)

@@ -6,8 +6,8 @@ import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -19,11 +19,7 @@ from porting.checkpoint.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.write import shard_around
 from porting.plan.copies import Copy
-from porting.sharding.ranges import pieces, run_of
-from porting.staging import bytes_of
-
-PIECE = 1 << 20
-"""Bytes that are prepared for the file at a time."""
+from porting.staging import PIECE, bytes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +45,11 @@ class Layout:
 
     Attributes:
         shards: each, without its tensors.
-        sizes: the bytes of each.
         places: the tensors.
         same: whether all of it is as in the checkpoint that is followed.
     """
 
     shards: Mapping[str, Shard] = field(repr=False)
-    sizes: Mapping[str, int]
     places: Mapping[str, Place]
     same: bool
 
@@ -74,7 +68,7 @@ def layout(files: Mapping[str, TensorFile]) -> Layout:
         for described in [files[name].tensors[tensor]]
     }
     same = all(file.header is not None for file in files.values())
-    return Layout(shards=shards, sizes={name: shard.size for name, shard in shards.items()}, places=places, same=same)
+    return Layout(shards=shards, places=places, same=same)
 
 
 class Places:
@@ -165,3 +159,47 @@ class Places:
 
 def _infinite(values: Tensor) -> Tensor:
     return (values.float() if values.itemsize == 1 else values).isinf()
+
+
+def run_of(copy: Copy) -> tuple[list[int], list[int]]:
+    """Divide the axes of a box: those that form one run of the file, slowest first, and the others."""
+    ascending = sorted(range(len(copy.sizes)), key=lambda place: copy.source_strides[place])
+    inner: list[int] = []
+    length = 1
+    for place in ascending:
+        if copy.source_strides[place] != length:
+            break
+        inner.insert(0, place)
+        length *= copy.sizes[place]
+    return inner, [place for place in range(len(copy.sizes)) if place not in inner]
+
+
+def pieces(copy: Copy, most: int) -> Iterator[Copy]:
+    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target.
+
+    Args:
+        copy: the move.
+        most: elements.
+    """
+    if copy.numel <= most or not copy.sizes:
+        yield copy
+        return
+    size, *rest = copy.sizes
+    each = max(most // math.prod(rest), 1)
+    for start in range(0, size, each):
+        part = replace(
+            copy,
+            sizes=(min(each, size - start), *rest),
+            source_offset=copy.source_offset + start * copy.source_strides[0],
+            target_offset=copy.target_offset + start * copy.target_strides[0],
+        )
+        if part.numel <= most:
+            yield part
+        else:  # one step along it is too much still: go on with the next direction
+            single = replace(
+                part,
+                sizes=part.sizes[1:],
+                source_strides=part.source_strides[1:],
+                target_strides=part.target_strides[1:],
+            )
+            yield from pieces(single, most)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import torch.distributed as dist
-
+from porting.converting.processes import gathered, ranks
 from porting.errors import Code, Fault, RankError
 
 Value = TypeVar("Value")
@@ -28,8 +27,7 @@ class Processes:
     def __init__(self, where: str, undone: str, *, alone: bool = False) -> None:
         self.where = where
         self.undone = undone
-        alone = alone or not dist.is_available() or not dist.is_initialized()
-        self.rank, self.count = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        self.rank, self.count = (0, 1) if alone else ranks()
 
     def gather(self, value: Value) -> list[Value]:
         """Exchange a value: return that of each process, in the order of their ranks.
@@ -39,15 +37,8 @@ class Processes:
         """
         if self.count == 1:
             return [value]
-        gathered: list[Value] = [value] * self.count
-        try:
-            dist.all_gather_object(gathered, value)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1][:120]
-            message = f"{self.undone}, since another process has ended: {reason}"
-            hint = "its own message says why"
-            raise RankError(Fault(code=Code.RANK_LOST, where=self.where, message=message, hint=hint)) from error
-        return gathered
+        message = f"{self.undone}, since another process has ended"
+        return gathered(value, None, where=self.where, message=message)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -26,16 +26,16 @@ from porting.opening import Member
 from porting.ops import Content
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
-from porting.plan.copies import Copy, order_copy
+from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor
-from porting.sharding.places import PIECE, Layout, Places, layout
+from porting.sharding.places import Layout, Places, layout
 from porting.sharding.processes import Processes
-from porting.sharding.ranges import Ranges
+from porting.staging import PIECE, MoveReader
 from porting.target import TargetError, named_tensors
 
 
@@ -80,7 +80,7 @@ def write_shards(
             placed = layout(weights)
             if processes.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
-                needed = sum(placed.sizes.values())
+                needed = sum(shard.size for shard in placed.shards.values())
                 temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
                 _prepare_files(temporary, placed, files)
         temporary = processes.gather(temporary)[0]
@@ -92,8 +92,9 @@ def write_shards(
         steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
         copies = {left.equals: left.name for left in left_out if left.equals}
         with processes.step(), Places(placed, temporary) as places:
-            if placed.same and _has_same_dtypes(module, plan):
-                for old, new in zip(checkpoint.files, placed.sizes, strict=True):
+            kept = all(plan.sources[name].dtype == dtype for name, dtype in moved_dtypes(module, plan).items())
+            if placed.same and kept:  # loading rounded nothing
+                for old, new in zip(checkpoint.files, placed.shards, strict=True):
                     _copy_share(checkpoint, old.name, temporary / new, processes)
             else:
                 _copy_unreplaced(checkpoint, module, plan, steps, copies, places, processes)
@@ -106,7 +107,7 @@ def write_shards(
         with processes.step():
             stack.close()
     total = sum(processes.gather(infinite + places.infinite), start=Counter[str]())
-    return tuple(sorted({*files, *placed.sizes})), dict(total)
+    return tuple(sorted({*files, *placed.shards})), dict(total)
 
 
 def _require_values(module: nn.Module, plan: Plan) -> None:
@@ -167,13 +168,11 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
     return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
 
 
-def _has_same_dtypes(module: nn.Module, plan: Plan) -> bool:
-    """Whether the module has the checkpoint's dtypes, so that loading rounded nothing."""
+def moved_dtypes(module: nn.Module, plan: Plan) -> dict[str, torch.dtype]:
+    """The dtype of the module's tensor that each source is moved to; a formula's sources may be of several."""
     tensors = dict(named_tensors(module))
     moved = [step for step in plan.steps if step.layout is None]
-    return all(
-        plan.sources[source].dtype == tensors[step.targets[0]].dtype for step in moved for source in step.sources
-    )
+    return {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
 
 
 def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
@@ -184,12 +183,12 @@ def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | 
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-    for name, size in placed.sizes.items():
+    for name, shard in placed.shards.items():
         descriptor = os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            reserve(descriptor, size)
-            os.ftruncate(descriptor, size)
-            for at, raw in placed.shards[name].frame:
+            reserve(descriptor, shard.size)
+            os.ftruncate(descriptor, shard.size)
+            for at, raw in shard.frame:
                 os.lseek(descriptor, at, os.SEEK_SET)
                 write_all(descriptor, raw)
             os.fsync(descriptor)
@@ -223,17 +222,15 @@ def _copy_unreplaced(
     processes: Processes,
 ) -> None:
     """Copy this process's share of the checkpoint's elements that no value of the module replaces."""
-    tensors = dict(named_tensors(module))
-    moved = [step for step in plan.steps if step.layout is None]
-    dtypes = {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
+    dtypes = moved_dtypes(module, plan)
     written: dict[str, list[Copy]] = {}
     for step in steps:
         for copy in step.copies:
-            written.setdefault(copy.source, []).append(_written_back(copy))
+            written.setdefault(copy.source, []).append(copy.written_back)
     for name, other in copies.items():
         if name in written:
             written[other], dtypes[other] = written[name], dtypes[name]
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     for name, info in checkpoint.tensors.items():
         numel = math.prod(info.shape)
         each = -(-numel // processes.count)
@@ -252,18 +249,10 @@ def _copy_unreplaced(
             places.put(Copy(name, "", (stop - start,), start, (1,), 0, (1,)), values, counted=kept)
 
 
-def _written_back(copy: Copy) -> Copy:
-    """The reverse of a move; an element that was read for several places is written once."""
-    box = zip(copy.sizes, copy.target_strides, copy.source_strides, strict=True)
-    return order_copy(
-        copy.target, copy.source, [axis for axis in box if axis[2]], copy.target_offset, copy.source_offset
-    )
-
-
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
     """The steps that cannot be undone exactly, and whose values here have changed since they were loaded."""
     tensors = dict(named_tensors(module))
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     changed = set()
     for number, step in enumerate(plan.steps):
         if step.rule.exact:

@@ -33,8 +33,9 @@ from porting.converting.making import Made, Maker
 from porting.limits import LimitError
 from porting.notation.table import parse_table
 from porting.plan.copies import Copy
+from porting.plan.move import Window
 from porting.plan.recipe import Recipe
-from porting.sharding.ranges import Ranges
+from porting.staging import MoveReader
 from tests.converting.drawing import Drawn, bits, tables, values, write
 
 TABLE = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
@@ -76,7 +77,7 @@ def test_any_window_is_read_as_numpy_cuts_it(saver: str, tmp_path: Path) -> None
     expected = {name: tensor for name, tensor in arrays().items() if tensor.size > 1}
     SAVERS[saver](tmp_path / "a.npz", **expected)  # type: ignore[arg-type]  # as above
     checkpoint, generator = open_checkpoint(tmp_path / "a.npz"), np.random.default_rng(3)
-    reader = Ranges(checkpoint)
+    reader = MoveReader(checkpoint, sparing=True)
     for name, tensor in expected.items():
         start = int(generator.integers(tensor.size))
         stop = int(generator.integers(start, tensor.size)) + 1
@@ -304,7 +305,7 @@ def test_a_stored_member_is_read_by_ranges_and_mapped(large: Path) -> None:
     assert read_by(lambda: checkpoint.read("small")) < 1 << 17
     row = Copy("w", "w", (10,), LARGE - 20, (1,), 0, (1,))
     checkpoint.pieces("w")  # its checksum is compared once
-    assert read_by(lambda: list(Ranges(checkpoint).boxes(row))) < 1 << 17
+    assert read_by(lambda: list(MoveReader(checkpoint, sparing=True).read(row, Window.of_row(0, 10)))) < 1 << 17
     assert checkpoint.maps("w")
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from porting.converting import convert, long_runs, making, output
+from porting import staging
+from porting.converting import convert, making, output
 from porting.notation.table import parse_table
 from tests.converting.drawing import bits, values, write
 
@@ -179,11 +180,11 @@ def test_every_byte_is_that_of_einops(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         if block is not None:  # tensors of a test are small: so is what is read and written at a time
-            for module, constant in ((output, "BLOCK"), (making, "BLOCK"), (making, "STAGED"), (making, "CAST")):
+            for module, constant in ((output, "BLOCK"), (making, "BLOCK"), (making, "STAGED"), (staging, "CAST")):
                 patch.setattr(module, constant, block)
             patch.setattr(output, "WRITTEN", 64)
             patch.setattr(making, "LONG", 0)
-            patch.setattr(long_runs, "LONG", 16)
+            patch.setattr(staging, "LONG", 16)
         root = Path(name)
         source = write(root / "a", {name: tensor.contiguous() for name, tensor in case.sources.items()})
         table = parse_table(case.table)

@@ -10,29 +10,42 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from porting import staging
+from porting.checkpoint import open_checkpoint
 from porting.converting import convert
-from porting.converting.long_runs import in_long_runs, in_order
 from porting.notation.table import parse_table
 from porting.plan.copies import Copy
+from porting.plan.move import Window
+from porting.staging import MoveReader, in_long_runs
 from tests.converting.drawing import write
 from tests.plan.test_pieces import boxes, pairs
 
 HEAD = '[mapping]\nname = "t"\n[tensors]\n'
 
 
-@settings(max_examples=200)
-@given(boxes())
-def test_runs_are_the_move(drawn: tuple[Copy, int, int]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(boxes(), st.booleans())
+def test_runs_are_read_to_their_places(drawn: tuple[Copy, int, int], sparing: bool) -> None:
+    """Straight to their places in the window's memory where they are long, else through the buffer."""
     copy, _, _ = drawn
-    if not in_long_runs(copy, 4096):
-        assert copy.source_strides[-1] != 1 or copy.target_strides[-1] != 1
-        return
-    runs = list(in_order([copy]))
-    assert {(run.source + k, run.target + k) for run in runs for k in range(run.count)} == pairs(copy)
-    assert [run.target for run in runs] == sorted(run.target for run in runs)
+    places = pairs(copy)
+    values = torch.arange(max(source for source, _ in places) + 1, dtype=torch.int32)
+    length = max(target for _, target in places) + 1
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "LONG", 8)
+        reader = MoveReader(open_checkpoint(write(Path(name) / "a", {copy.source: values})), sparing=sparing)
+        found = torch.full((length,), -1, dtype=torch.int32)
+        for part, move in reader.read(copy, Window.of_row(0, length), found):
+            assert not in_long_runs(move, 4)
+            found.as_strided(move.sizes, move.target_strides, move.target_offset).copy_(part)
+    expected = torch.full((length,), -1, dtype=torch.int32)
+    for source, target in places:
+        expected[target] = source
+    assert torch.equal(found, expected)
 
 
 def test_short_runs_are_not_carried() -> None:

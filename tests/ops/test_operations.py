@@ -21,7 +21,7 @@ from porting.plan.check import check
 from porting.plan.recipe import forward_recipes
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box
-from porting.sharding.ranges import Ranges
+from porting.staging import MoveReader
 from tests.converting.drawing import bits, write
 from tests.plan.carrying import drawn, port, same
 
@@ -143,7 +143,7 @@ def test_all_that_read_write_and_compare_agree_to_the_bit(keys: str, dtype: torc
     checkpoint = open_checkpoint(a)
     plan = check(table, checkpoint, places_of(table, checkpoint.tensors, config))
     for recipe in forward_recipes(plan.steps[0], plan.sources, plan.targets, plan.arithmetic(plan.steps[0])):
-        box = compute_box(recipe, Box((1, 2), (3, 2), (0, 0)), Ranges(checkpoint))
+        box = compute_box(recipe, Box((1, 2), (3, 2), (0, 0)), MoveReader(checkpoint, sparing=True))
         assert bits(box) == bits(expected["b"][1:4, 2:4])
 
     module = porting.load(a, Port().to(dtype), table)

@@ -13,7 +13,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from porting.errors import Code
 from porting.notation.faults import TableError
 from porting.notation.table import parse_table
-from porting.plan.clipping import window
 from porting.plan.config import uncomputable
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute, pullback
@@ -231,18 +230,18 @@ def test_any_window_is_that_of_the_whole(table: str) -> None:
     (step,) = made.steps
     (recipe,) = forward_recipes(step, infos(tensors), infos(targets), made.arithmetic(step))
 
-    def read(copy: Copy, *, start: int, stop: int) -> list[tuple[Tensor, Copy]]:
+    def read(copy: Copy, where: Window, into: Tensor | None = None) -> list[tuple[Tensor, Copy]]:
         return [
             (values[part.source].reshape(-1).as_strided(part.sizes, part.source_strides, part.source_offset), part)
-            for part in window(copy, start, stop)
+            for part in where.clip(copy)
         ]
 
     for start, stop in ((0, 1), (3, 11), (recipe.numel - 5, recipe.numel)):
-        found = compute(recipe, Window.of_row(start, stop), lambda copy: [], ranges=read)
+        found = compute(recipe, Window.of_row(start, stop), read)
         assert torch.equal(found, whole.reshape(-1)[start:stop])
     starts, sizes = [1] * whole.ndim, [extent - 2 or 1 for extent in whole.shape]
     box = tuple(slice(one, one + size) for one, size in zip(starts, sizes, strict=True))
-    found = compute(recipe, Window(whole.shape, starts, sizes), lambda copy: [], ranges=read)
+    found = compute(recipe, Window(whole.shape, starts, sizes), read)
     assert torch.equal(found, whole[box].reshape(-1))
 
 

@@ -15,8 +15,11 @@ from safetensors.torch import save_file
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.files import LocalFile
 from porting.plan.copies import Copy
+from porting.plan.move import Window
+from porting.plan.pieces import SHORT
 from porting.sharding.layout import runs
-from porting.sharding.ranges import SHORT, Ranges, pieces
+from porting.sharding.places import pieces
+from porting.staging import MoveReader
 
 
 @given(size=st.integers(0, 40), cuts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=3))
@@ -71,11 +74,11 @@ def test_a_box_of_a_stored_tensor(
         save_file({"x": value}, tmp_path / "model.safetensors")
     else:
         torch.save({"x": value.T.contiguous().T if "columns" in container else value}, tmp_path / "pytorch_model.bin")
-    reader = Ranges(open_checkpoint(tmp_path))
+    reader = MoveReader(open_checkpoint(tmp_path), sparing=True)
     high, wide = rows[1] - rows[0], columns[1] - columns[0]
     move = Copy("x", "y", (high, wide), rows[0] * 40 + columns[0], (40, 1), 0, (wide, 1))
-    [(_, found)] = reader.boxes(move)
-    assert torch.equal(found, value[slice(*rows), slice(*columns)])
+    [(found, _)] = reader.read(move, Window.of_row(0, high * wide))
+    assert torch.equal(found.reshape(high, wide), value[slice(*rows), slice(*columns)])
     if container == "safetensors":
         short = wide * 8 < SHORT  # and near each other: what lies between is read as well
         assert reader.nbytes == ((high - 1) * 40 + wide) * 8 if short else high * wide * 8
@@ -85,9 +88,10 @@ def test_a_box_of_a_stored_tensor(
 def test_of_short_runs_that_are_far_from_each_other_nothing_is_read_beside_them(tmp_path: Path, many: int) -> None:
     value = torch.randn(many, 400, generator=torch.Generator().manual_seed(0))
     save_file({"x": value}, tmp_path / "model.safetensors")
-    reader = Ranges(open_checkpoint(tmp_path))
-    [(_, found)] = reader.boxes(Copy("x", "y", (5, many), 7, (1, 400), 0, (1, 5)))
-    assert torch.equal(found, value[:, 7:12].T)
+    reader = MoveReader(open_checkpoint(tmp_path), sparing=True)
+    move = Copy("x", "y", (5, many), 7, (1, 400), 0, (1, 5))
+    found = torch.cat([part.clone() for part, _ in reader.read(move, Window.of_row(0, 5 * many))])
+    assert torch.equal(found, value[:, 7:12])
     assert reader.nbytes == many * 5 * 4
 
 
@@ -102,8 +106,9 @@ def test_a_file_that_is_cut_short_behind_the_last_look_at_it_is_a_line_and_no_si
         checkpoint = open_checkpoint(tmp_path)
         size = (tmp_path / "model.safetensors").stat().st_size
         os.truncate(tmp_path / "model.safetensors", 5000)
+        move = Copy("x", "y", (64, width), 0, (400, 1), 0, (width, 1))
         with pytest.raises(CheckpointError, match="ended early while it was being read"):
-            list(Ranges(checkpoint).boxes(Copy("x", "y", (64, width), 0, (400, 1), 0, (width, 1))))
+            list(MoveReader(checkpoint, sparing=True).read(move, Window.of_row(0, 64 * width)))
         os.truncate(tmp_path / "model.safetensors", size)
 
 
@@ -111,8 +116,8 @@ def test_booleans_that_are_none(tmp_path: Path) -> None:
     from tests.checkpoint.hostile import entry, st_file
 
     (tmp_path / "model.safetensors").write_bytes(st_file({"m": entry([3], 0, 3, "BOOL")}, b"\0\1\7"))
-    reader = Ranges(open_checkpoint(tmp_path))
-    [(_, good)] = reader.boxes(Copy("m", "m", (2,), 0, (1,), 0, (1,)))
+    reader = MoveReader(open_checkpoint(tmp_path), sparing=True)
+    [(good, _)] = reader.read(Copy("m", "m", (2,), 0, (1,), 0, (1,)), Window.of_row(0, 2))
     assert good.tolist() == [False, True]
     with pytest.raises(CheckpointError, match="a boolean is stored as the byte 7"):
-        list(reader.boxes(Copy("m", "m", (2,), 1, (1,), 0, (1,))))
+        list(reader.read(Copy("m", "m", (2,), 1, (1,), 0, (1,)), Window.of_row(0, 2)))
