@@ -22,7 +22,13 @@ LayerNumber = Annotated[
 ]
 HeadNumber = Annotated[int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")]
 FromToken = Annotated[
-    str, typer.Option("--from", metavar="TOKEN", help="The token that attends: its number, or its spelling.")
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TOKEN",
+        help="The token that attends: its number, or its spelling.",
+        show_default="0; the last where that sees itself alone",
+    ),
 ]
 PngFile = Annotated[
     Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
@@ -41,7 +47,7 @@ def attention(
     pieces: Pieces = False,
     layer: LayerNumber = None,
     head: HeadNumber = None,
-    token: FromToken = "0",  # noqa: S107  # a word piece, no password
+    token: FromToken = None,
     png: PngFile = None,
     *,
     model: options.TextOptions,
@@ -64,8 +70,8 @@ def attention(
         from porting.seeing import attention as see
 
         seen = see(text.split() if pieces else text, model.open(), pair=pair)
-        number = token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
-        place = seen.place(int(token) if number else token)
+        number = token and token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
+        place = seen.place(int(token) if token and number else token)
         shares = _shares(seen, layer, head, place)
         files: dict[Path, bytes] = {}
         if model.html is not None:

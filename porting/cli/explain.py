@@ -44,7 +44,7 @@ def explain(codes: Codes = None, as_json: options.Json = False) -> None:
             for line in _plain(text).splitlines():
                 screen.line(f"  {line}" if line else "")
             screen.line()
-        screen.next("explain")
+        screen.next("--help")
 
 
 def explanation(code: Code) -> str:

@@ -75,4 +75,4 @@ def hash_(
         screen.line((str(found), "bold"), "  ", f"{counted(len(found.tensors), 'tensor')}, {size(found.nbytes)}")
         for name, reason in found.left_out.items():
             screen.warn(f"{name} has no part in it: {reason}")
-        screen.next("inspect", *options.source_argument(source))
+        screen.next("diff", "--help")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, counted, free, size
 from porting.printable import dtype_name
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def load(
                 "seconds": f"{seconds:.3f}",
             }
         )
-        screen.next("verify" if plan.table.probes else "check", *options.source_argument(source), *model.flags)
+        given = options.source_argument(source)
+        further = ["verify", *given] if plan.table.probes else ["export", *given, free("exported")]
+        screen.next(*further, *model.flags)
 
 
 def _plan(module: nn.Module) -> Plan:

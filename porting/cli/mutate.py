@@ -70,8 +70,8 @@ def mutate(
         screen.document(score.to_dict)
         _show(screen, score)
         if score.survivors:
-            again = options.flags(into=into, timeout=timeout)
-            screen.next("mutate", *tests, *again, "--only", score.survivors[0].name)
+            again = [*tests, *options.flags(into=into, timeout=timeout), "--only", score.survivors[0].name]
+            screen.next("mutate", *(["--help"] if only else again))
             raise typer.Exit(DIFFERENT)
 
 

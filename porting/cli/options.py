@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -340,6 +343,39 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error
     return import_path(f"{module.__name__}:{name}", trust=True)
+
+
+def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
+    """What a file has for ``--into``, where what was named in it is none of its modules and builds none of them."""
+    if not isinstance(into, str) or all(fault.code is not Code.BAD_TARGET for fault in faults):
+        return None
+    place, _, name = into.rpartition(":")
+    file = os.path.realpath(place)
+    loaded = [one for key, one in list(sys.modules.items()) if place == key or getattr(one, "__file__", "") == file]
+    if not loaded:
+        return None
+    from torch import nn
+
+    own = {key: one for key, one in vars(loaded[0]).items() if getattr(one, "__module__", "") == loaded[0].__name__}
+    known = {key for key, one in own.items() if isinstance(one, type) and issubclass(one, nn.Module)}
+    named = getattr(loaded[0], name, None)
+    plain = not callable(named) or isinstance(named, FunctionType | BuiltinFunctionType)
+    for _ in own if known and plain else ():  # a builder may call another one
+        known |= {key for key, one in own.items() if known & {*_names(getattr(one, "__code__", None))}}
+    if not known or not plain or name in known:
+        return None
+    listed = [key for key in own if key in known]
+    what = "not in this file" if named is None else f"a {type(named).__name__} that builds none of the file's modules"
+    message = f"{name!r} is {what}; the file has {', '.join(listed)}"
+    return Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"write {place}:{listed[-1]}, for one")
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    """The global names and attributes that a function's code uses, and functions inside of it."""
+    if code is not None:
+        yield from code.co_names
+        for inner in code.co_consts:
+            yield from _names(inner) if isinstance(inner, CodeType) else ()
 
 
 def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:

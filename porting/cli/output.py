@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.cli.options import flags, source_argument
+from porting.cli.options import flags, misnamed, source_argument
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.limits import LimitError, spending, watched
 from porting.printable import safe, safe_lines
@@ -169,12 +169,15 @@ class Screen(AbstractContextManager["Screen"]):
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
 
     def _refuse(self, lines: Sequence[str], faults: Sequence[Fault] = ()) -> None:
+        typed = TYPED.get()
+        if into := misnamed(typed.get("into"), faults):
+            faults, lines = [*faults, into], [*lines, into.line]
         fields = [_fields(fault) for fault in faults]
         failed = {"event": "failed"} if self.lines else {}
         self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
-        for line in lines:
+        for line in lines if typed.get("verbose") or not faults else _in_brief(faults, "verbose" in typed):
             self._aside("error", line, "bold red")
-        words = next_command(self.command, TYPED.get(), faults)
+        words = next_command(self.command, typed, faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
@@ -307,6 +310,29 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
 
 def _tell_nobody(what: str, done: int, total: int) -> None:
     pass
+
+
+MOST_FAULTS, OF_EACH = 8, 3
+"""So many faults are shown without --verbose; of more those with hints of their own, or so many of each kind."""
+
+
+def _in_brief(faults: Sequence[Fault], verbose: bool) -> list[str]:
+    """The lines of faults; of many that have the same hint the first, and of very many the first of each kind."""
+    if len(faults) <= MOST_FAULTS:
+        return [fault.line for fault in faults]
+    alike: dict[Code, dict[str, list[Fault]]] = {}
+    for number, fault in enumerate(faults):
+        hints = alike.setdefault(fault.code, {})
+        hints.setdefault(fault.hint or str(number), []).append(fault)
+    many = sum(map(len, alike.values())) > MOST_FAULTS + OF_EACH
+    lines: list[str] = []
+    for code, hints in alike.items():
+        shown = [some[0] for some in hints.values()][: OF_EACH if many else None]
+        left = sum(map(len, hints.values())) - len(shown)
+        lines += [fault.line for fault in shown]
+        lines += [f"and {counted(left, 'more fault')} of this kind [{code}]"] if left else []
+    left = len(faults) > len(lines)
+    return [*lines, f"{len(faults)} faults; {'--verbose' if verbose else '--json'} lists all"] if left else lines
 
 
 def _fields(fault: Fault) -> dict[str, str]:

@@ -87,7 +87,7 @@ def tables(
             screen.next("tables", found[0].name if found else "--help")
             return
         file = table_file(table)
-        then = ["tables", table] if rules else ["tables", table, "--rules"]
+        then = ["check", "--help"] if rules else ["tables", table, "--rules"]
         _show(screen, read_table(file), read_file(file), then, rules=rules)
 
 

@@ -160,7 +160,8 @@ def verify(
             return
         known = every or verbose or report.as_claimed
         closer = ["--html", free("report", ".html")] if known else ["--verbose"]
-        screen.next("verify", *options.source_argument(source), *model.flags, *against_it, *asked, *closer)
+        same = [*options.source_argument(source), *model.flags, *against_it, *asked, *closer]
+        screen.next("verify", *(same if html is None else ["--help"]))
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)

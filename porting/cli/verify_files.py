@@ -47,7 +47,7 @@ def verify_files(
         )
         if report.same:
             screen.line(("every byte is as it was written", "bold green"))
-            screen.next("inspect", str(folder))
+            screen.next("hash", str(folder))
         else:
             screen.next("convert", "--help")  # what was lost has to be made again: the record says how it was made
             raise typer.Exit(DIFFERENT)
