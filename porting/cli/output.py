@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import MappingProxyType, TracebackType
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -127,6 +128,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.out = console(sys.stdout)
         self.err = console(sys.stderr)
         self._borrowed = ExitStack()
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
@@ -280,20 +282,49 @@ class Screen(AbstractContextManager["Screen"]):
             answer.save(path)
             self.line(f"written: {path}")
 
+    @property
+    def animated(self) -> bool:
+        """Whether a progress bar can be drawn on standard error."""
+        return self.err.is_terminal and not self.err.is_dumb_terminal
+
     @contextmanager
-    def working(self, title: str) -> Iterator[Tell]:
-        """A progress bar on standard error while something takes its time; nothing where that is no terminal."""
-        if not self.err.is_terminal or self.err.is_dumb_terminal:
-            yield _tell_nobody
+    def working(self, title: str, limit: float | None = None) -> Iterator[Tell]:
+        """A progress bar, of work that takes ``limit`` seconds at most; nothing where none can be drawn."""
+        if not self.animated:
+            yield lambda what, done, total: None
             return
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.err, transient=True) as progress:
-            task = progress.add_task(title, total=None)
+        columns: list[ProgressColumn] = [
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+        ]
+        columns += [TextColumn(f"of {timedelta(seconds=int(limit))} at most", style="dim")] if limit else []
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(title, total=None)
 
             def tell(what: str, done: int, total: int) -> None:
-                progress.update(task, description=f"{title}: {safe(what)}", completed=done, total=total or None)
+                count = f" {done} of {total}" if limit and total else ""
+                bar.update(task, description=f"{title}: {safe(what)}{count}", completed=done, total=total or None)
 
-            yield tell
+            self._bar = bar
+            try:
+                yield tell
+            finally:
+                self._bar = None
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Take the progress bar away while something is asked."""
+        bar = self._bar
+        if bar is None:
+            yield
+            return
+        bar.stop()
+        try:
+            yield
+        finally:
+            bar.start()
 
 
 def _cut(text: str) -> str:
@@ -306,10 +337,6 @@ def _cut(text: str) -> str:
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
 """What sets a colour; and what stands between: whatever drew it, none of that moves anything on a terminal."""
-
-
-def _tell_nobody(what: str, done: int, total: int) -> None:
-    pass
 
 
 MOST_FAULTS, OF_EACH = 8, 3

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
 
 from porting.cli.output import Screen, size
 from porting.printable import safe
@@ -26,7 +25,7 @@ EVERY = 2.0
 @contextmanager
 def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
     """What a conversion tells how far it has come."""
-    if not (screen.as_json or screen.silent or not screen.err.is_terminal or screen.err.is_dumb_terminal):
+    if not (screen.as_json or screen.silent) and screen.animated:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
         with Progress(*columns, console=screen.err, transient=True) as bar:
             task = bar.add_task("writing", total=None, said="")
@@ -75,8 +74,6 @@ class Prompt:
     def __init__(self, screen: Screen, *, defaults: bool = False) -> None:
         self._screen = screen
         self._defaults = defaults
-        self._rest: Callable[[], None] = lambda: None
-        self._resume: Callable[[], None] = lambda: None
 
     @property
     def silent(self) -> bool:
@@ -85,11 +82,8 @@ class Prompt:
 
     def ask(self, question: Question) -> str:
         """The answer: one of the choices, by name or number, or any text where there are none."""
-        self._rest()
-        try:
+        with self._screen.resting():
             return self._asked(question)
-        finally:
-            self._resume()
 
     def _asked(self, question: Question) -> str:
         note = self._screen.note
@@ -119,47 +113,3 @@ class Prompt:
             self._defaults = not line  # the end: nobody will answer what comes after it either
             out.write("\n")
         return line.strip()
-
-    @contextmanager
-    def bar(self, title: str, limit: float) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar that says what is being done, for how long, and how long it may take; nothing where there is none."""
-        err = self._screen.err
-        if not err.is_terminal or err.is_dumb_terminal:
-            yield lambda what, done, total: None
-            return
-        begun = time.monotonic()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), _Clock(begun, limit))
-        with Progress(*columns, console=err, transient=True) as progress:
-            task = progress.add_task(title, total=None)
-            self._rest, self._resume = progress.stop, progress.start
-
-            def tell(what: str, done: int, total: int) -> None:
-                count = f" {done} of {total}" if total else ""
-                described = f"{title}: {safe(what)}{count}"
-                progress.update(task, description=described, completed=done, total=total or None)
-
-            try:
-                yield tell
-            finally:
-                self._rest = self._resume = lambda: None
-
-
-class _Clock(ProgressColumn):
-    """``0:07 of 2:00 at most``."""
-
-    def __init__(self, begun: float, limit: float) -> None:
-        super().__init__()
-        self._begun, self._limit = begun, limit
-
-    def render(self, task: Task) -> Text:
-        """What the column shows."""
-        return Text(f"{spelled(time.monotonic() - self._begun)} of {spelled(self._limit)} at most", style="dim")
-
-
-def spelled(seconds: float) -> str:
-    """Minutes and seconds.
-
-    >>> spelled(7.9), spelled(120)
-    ('0:07', '2:00')
-    """
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -112,7 +112,7 @@ def suggest(
             check_destination(output, overwrite=overwrite or interactive, sources=checkpoint.paths)
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
         dialogue = Prompt(screen, defaults=yes)
-        with dialogue.bar("suggesting", limit) as tell:
+        with screen.working("suggesting", limit) as tell:
             found = make(
                 checkpoint,
                 builder,  # type: ignore[arg-type]  # --into is always given

@@ -98,6 +98,7 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
@@ -111,7 +112,8 @@ def verify(
         recorded = isinstance(against, Path)
         has_weights = model.into is not None if recorded else against is not None
         lone = source is None and has_weights
-        checkpoint = None if lone else _opened(source)
+        # Opened before the progress bar starts, since a download has bars of its own.
+        checkpoint = None if lone else open_checkpoint(options.checkpoint_source(source))
         own = _holding(make, checkpoint, model) if loaded else None
         with screen.working("verifying") as tell:
             report = prove(
@@ -196,10 +198,3 @@ def _holding(
     architecture = model.architecture if table.architectures else None
     construct, _ = maker(table, checkpoint, make, architecture, trust=model.trust)
     return build_with_values(construct, bounds(checkpoint.tensors, checkpoint.config))
-
-
-def _opened(source: str | None) -> Checkpoint:
-    """The checkpoint: opened before the progress bar starts, since a download has bars of its own."""
-    from porting.checkpoint import open_checkpoint
-
-    return open_checkpoint(options.checkpoint_source(source))
