@@ -13,27 +13,6 @@ from porting.cli.output import Screen
 if TYPE_CHECKING:
     from porting.seeing import Attention
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text.")]
-Pieces = Annotated[
-    bool, typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included.")
-]
-LayerNumber = Annotated[
-    int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
-]
-HeadNumber = Annotated[int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")]
-FromToken = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="TOKEN",
-        help="The token that attends: its number, or its spelling.",
-        show_default="0; the last where that sees itself alone",
-    ),
-]
-PngFile = Annotated[
-    Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
-]
-
 MOST_HEADS = 64
 """Columns of the table."""
 
@@ -42,13 +21,30 @@ MOST_LAYERS = 6
 
 
 def attention(
-    text: Text,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.")],
     pair: options.PairText = None,
-    pieces: Pieces = False,
-    layer: LayerNumber = None,
-    head: HeadNumber = None,
-    token: FromToken = None,
-    png: PngFile = None,
+    pieces: Annotated[
+        bool,
+        typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included."),
+    ] = False,
+    layer: Annotated[
+        int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TOKEN",
+            help="The token that attends: its number, or its spelling.",
+            show_default="0; the last where that sees itself alone",
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
+    ] = None,
     *,
     model: options.TextOptions,
 ) -> None:

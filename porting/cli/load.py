@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
     from porting.plan.plan import Plan
 
-Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")]
-
 
 def load(
     source: options.Source = None,
     dtype: options.CastDType = None,
-    own: Own = False,
+    own: Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")] = False,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,

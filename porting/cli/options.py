@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getsource, signature
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -152,7 +153,9 @@ TableForNames = Annotated[
 ReadThreads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many tensors are read at a time.")]
 PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
 
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page for a browser.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page for a browser.")
+]
 MaxLength = Annotated[
     int | None,
     typer.Option(
@@ -361,7 +364,7 @@ def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
     named = getattr(loaded[0], name, None)
     plain = not callable(named) or isinstance(named, FunctionType | BuiltinFunctionType)
     for _ in own if known and plain else ():  # a builder may call another one
-        known |= {key for key, one in own.items() if known & {*_names(getattr(one, "__code__", None))}}
+        known |= {key for key, one in own.items() if known & _words(one)}
     if not known or not plain or name in known:
         return None
     listed = [key for key in own if key in known]
@@ -370,12 +373,12 @@ def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
     return Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"write {place}:{listed[-1]}, for one")
 
 
-def _names(code: CodeType | None) -> Iterator[str]:
-    """The global names and attributes that a function's code uses, and functions inside of it."""
-    if code is not None:
-        yield from code.co_names
-        for inner in code.co_consts:
-            yield from _names(inner) if isinstance(inner, CodeType) else ()
+def _words(builder: object) -> set[str]:
+    """The words of a function's code."""
+    try:
+        return {*re.findall(r"\w+", getsource(builder))} if isinstance(builder, FunctionType) else set()
+    except OSError:
+        return set()
 
 
 def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TextColumn
-
 from porting.cli.output import Screen, size
 from porting.printable import safe
 
@@ -26,15 +24,8 @@ EVERY = 2.0
 def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
     """What a conversion tells how far it has come."""
     if not (screen.as_json or screen.silent) and screen.animated:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
-        with Progress(*columns, console=screen.err, transient=True) as bar:
-            task = bar.add_task("writing", total=None, said="")
-
-            def draw(state: State) -> None:
-                total = max(1, state.all_bytes)
-                bar.update(task, description=state.stage, completed=state.bytes, total=total, said=_said(state))
-
-            yield draw
+        with screen.working("writing") as tell:
+            yield lambda state: tell(f"{state.stage}, {_said(state)}", state.bytes, max(1, state.all_bytes))
         return
     last = time.monotonic()
 
@@ -69,16 +60,14 @@ class Prompt:
     Args:
         screen: where to ask.
         defaults: take every default, and say so.
+
+    Attributes:
+        silent: nobody answers, or nobody any more.
     """
 
     def __init__(self, screen: Screen, *, defaults: bool = False) -> None:
         self._screen = screen
-        self._defaults = defaults
-
-    @property
-    def silent(self) -> bool:
-        """Whether nobody answers, or nobody any more."""
-        return self._defaults
+        self.silent = defaults
 
     def ask(self, question: Question) -> str:
         """The answer: one of the choices, by name or number, or any text where there are none."""
@@ -93,7 +82,7 @@ class Prompt:
             meaning = f": {question.choices[name]}" if question.choices[name] else ""
             note(f"  {number}  {name}{meaning}{' (default)' if name == question.default else ''}")
         while True:
-            answer = "" if self._defaults else self._read(question.default)
+            answer = "" if self.silent else self._read(question.default)
             if not answer:
                 note(f"taken: {question.default}")
                 return question.default
@@ -110,6 +99,6 @@ class Prompt:
         out.flush()
         line = sys.stdin.readline()
         if not line.endswith("\n"):
-            self._defaults = not line  # the end: nobody will answer what comes after it either
+            self.silent = not line  # the end: nobody will answer what comes after it either
             out.write("\n")
         return line.strip()

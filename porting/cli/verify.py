@@ -21,55 +21,45 @@ if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
 
 
-EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
-]
-Training = Annotated[
-    bool,
-    typer.Option("--training", help="Compare in training mode as well, with the same dropout masks; and gradients."),
-]
-Autocast = Annotated[
-    options.Half | None,
-    typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
-]
-Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
-Steps = Annotated[
-    int,
-    typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", dir_okay=False, help="Also write the report as a page for a browser."),
-]
-Stream = Annotated[
-    bool,
-    typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
-]
-Loaded = Annotated[
-    bool,
-    typer.Option(
-        "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
-    ),
-]
-
-
 def verify(
     source: options.Source = None,
     reference: options.ReferenceName = None,
     inputs: options.Inputs = None,
     dtypes: options.WorkingTypes = None,
     seed: options.Seed = 0,
-    gradients: Gradients = False,
-    training: Training = False,
-    autocast: Autocast = None,
-    steps: Steps = 0,
-    stream: Stream = False,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")
+    ] = False,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training", help="Compare in training mode as well, with the same dropout masks; and gradients."
+        ),
+    ] = False,
+    autocast: Annotated[
+        options.Half | None,
+        typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
+    ] = None,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+    ] = 0,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
+    ] = False,
     longest: options.Longest = 512,
-    loaded: Loaded = False,
-    verbose: Verbose = False,
-    every: EveryProbe = False,
-    html: Html = None,
+    loaded: Annotated[
+        bool,
+        typer.Option(
+            "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")] = False,
+    html: options.HtmlFile = None,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,

@@ -12,13 +12,12 @@ from porting.cli import options
 from porting.cli.convert import Threads
 from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
 
-Folder = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")]
-CheckSha256 = Annotated[bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")]
-
 
 def verify_files(
-    folder: Folder,
-    sha256: CheckSha256 = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")],
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")
+    ] = False,
     threads: Threads = 2,
     as_json: options.Json = False,
 ) -> None:

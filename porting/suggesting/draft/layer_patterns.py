@@ -14,6 +14,7 @@ from functools import cache
 from itertools import combinations, pairwise
 
 from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.matrix_candidates import PARTS
 from porting.suggesting.search.name_similarity import meanings, parted, pattern
 from porting.suggesting.search.search_result import GUESS
 
@@ -484,23 +485,12 @@ def part_sizes(texts: Mapping[int, str], lines: Sequence[Line], shapes: Mapping[
     >>> part_sizes({8: "width", 4: "groups * size"}, [one], {"q": (8, 8), "k": (4, 8)})
     {'a': 'width', 'b': 'groups * size'}
     """
-    joint = {letter for line in lines for _, axes in (*line.sources, *line.targets) for letter in _parts(axes)}
     found: dict[str, set[int]] = {}
     for name, axes in (term for line in lines for one in line.single for term in (*one.sources, *one.targets)):
-        if name in shapes and "(" not in axes:
-            for letter, size in zip(axes.split(), shapes[name], strict=False):
-                found.setdefault(letter, set()).add(size)
-    return {
-        letter: texts[size]
-        for letter in sorted(joint)
-        for size in found.get(letter, ())
-        if found[letter] <= {*texts} and len(found[letter]) == 1
-    }
-
-
-def _parts(axes: str) -> set[str]:
-    """The parts of an axis that are one letter each."""
-    return {part.strip() for group in re.findall(r"\(([^()]*\|[^()]*)\)", axes) for part in group.split("|")}
+        for letter, size in zip(axes.split(), shapes.get(name, ()), strict=False) if "(" not in axes else ():
+            found.setdefault(letter, set()).add(size)
+    one_size = {letter: min(some) for letter, some in found.items() if letter in PARTS and len(some) == 1}
+    return {letter: texts[size] for letter, size in sorted(one_size.items()) if size in texts}
 
 
 def _letters(lines: Sequence[Line]) -> set[str]:
