@@ -318,11 +318,6 @@ class Comparisons:
     def __init__(self, left: int = 40_000_000) -> None:
         self._left = left
 
-    @property
-    def spent(self) -> bool:
-        """Whether the budget is spent."""
-        return self._left <= 0
-
     def take(self, steps: int) -> bool:
         """Spend steps; False if fewer were left, and then none are."""
         self._left -= steps
@@ -476,7 +471,7 @@ def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -
         most: so many are compared.
     """
     left = COMPARISONS.get()
-    if left is not None and left.spent:
+    if left is not None and not left.take(0):
         return ""
     candidates = list(candidates)
     patterns: dict[str, list[str]] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from porting.errors import Code, Fault, Message, Option, PortingError, nearest
+from porting.errors import Code, Fault, Message, Option, PortingError, closest, nearest
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, parse_table, read_table
@@ -58,17 +58,26 @@ def table_file(table: str | Path) -> Path:
     """The file of a table: a path, or the shipped table of that name.
 
     Raises:
-        TableError: it is neither; a file that ends in ``.toml`` need not exist yet.
+        TableError: it is neither.
     """
     path = Path(table)
-    if path.suffix == ".toml" or os.path.isfile(path):  # Path's own raises where a name is too long
+    if os.path.isfile(path) or (path.suffix == ".toml" and os.path.lexists(path)):  # Path's own raises for a long name
         return path
     found = {path.stem: path for path in shipped()}
-    if str(table) not in found:
-        hint = nearest(str(table), list(found)) or f"shipped: {', '.join(found)}"
-        message = f"{str(table)!r} is no file and no shipped table"
-        raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint))
-    return found[str(table)]
+    if str(table) in found:
+        return found[str(table)]
+    beside: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        beside = {one.stem: str(one) for one in path.parent.glob("*.toml")}
+    mine, ours = beside.get(closest(path.stem, beside)), closest(path.stem, found)
+    near = " or ".join(repr(one) for one in (mine, ours) if one)
+    hint = f"did you mean {near}?" if near else ""
+    if path.suffix == ".toml":
+        raise TableError(
+            Fault(code=Code.NO_TABLE, where=str(path), message="no file, expected a TOML table", hint=hint)
+        )
+    message = f"{str(table)!r} is no file and no shipped table"
+    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint or f"shipped: {', '.join(found)}"))
 
 
 def _for_config(config: Mapping[str, object]) -> Table:

@@ -24,7 +24,7 @@ from porting.errors import Code, Fault, Message, Option, PortingError, Wording
 from porting.loading import Into, load
 from porting.notation.table import Table
 from porting.plan.config import arguments
-from porting.tables import find_table
+from porting.tables import chosen_for, find_table
 from porting.target import with_arguments
 from porting.tokenizer import TextTokenizer, read_tokenizer
 from porting.trials.inputs import for_port, positions_of
@@ -332,7 +332,8 @@ def open_text_model(
     tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
     if tasks and into is None and architecture is None:
         architecture = _architecture(chosen, checkpoint, tasks)
-    module = load(checkpoint, into, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
+    with chosen_for(table, into, chosen):
+        module = load(checkpoint, into, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
     module = with_arguments(module, chosen.arguments)
     return TextModel(
         module=module,

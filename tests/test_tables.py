@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_table_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     assert find_table(text, {}).rules == parse_table(text).rules
     with pytest.raises(TableError, match="is no file and no shipped table"):
         find_table("x" * 5000, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("unusaul.toml", "'unusual.toml'"),
+        ("./tables/thiers.toml", "'tables/theirs.toml'"),
+        ("unusual", "'unusual.toml'"),
+        ("bret.toml", "'bert'"),
+        ("tables/brt.toml", "'tables/bart.toml' or 'bert'"),
+    ],
+)
+def test_a_table_with_a_near_name_is_named(
+    asked: str, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    for name in ("unusual.toml", "tables/theirs.toml", "tables/bart.toml"):
+        (tmp_path / name).touch()
+    with pytest.raises(TableError, match=re.escape(f"(did you mean {near}?) [no-table]")):
+        find_table(asked, {})
 
 
 @pytest.mark.parametrize(

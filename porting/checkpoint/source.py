@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from porting.checkpoint.registry import (
     sniff,
     wrong_kind,
 )
-from porting.errors import Code, Fault, nearest
+from porting.errors import Code, Fault, closest
 from porting.limits import reading, spending
 from porting.opening import Folder, Opened, open_file, read_opened
 
@@ -112,28 +113,38 @@ def _open(
     model = parse_model_id(outer, revision=revision, files=(*MARKS, ".json")) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
-        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path; models are org/name@revision")
+        hint = _similar_path(path) or "check the path; models are org/name@revision"
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, hint)
     from porting.checkpoint import hub  # noqa: PLC0415  # the hub's client takes time to import; local files do not need it
 
+    near = _similar_path(path)
+    if near and not hub.is_offline(local_files_only):  # the hub may take long to answer
+        warnings.warn(f"{quote(text)} is not on this machine ({near}); the hub is asked for it", stacklevel=3)
     try:
         if not weights and not hub.is_offline(local_files_only):
             return _open_remote(hub.remote(model, token=token), part=part)
         snapshot = hub.download(model, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
     except HubError as error:
-        raise HubError([*error.faults, *_similar_path_fault(path, text)]) from error
+        if not near and not (path.parent.name and os.path.isdir(path.parent)):
+            raise
+        message = "taken for a model on the hub, since there is no such path on this machine"
+        fault = Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=near or "check the path")
+        raise HubError([*error.faults, fault]) from error
     return _open_directory(Folder(snapshot.root), location=text, commit=snapshot.commit, part=part)
 
 
-def _similar_path_fault(path: Path, text: str) -> Iterator[Fault]:
-    """A fault for a source that may have been meant as a path: its folder exists, or a neighbour has a similar name."""
+def _similar_path(path: Path) -> str:
+    """The existing path that may have been meant, as a hint: a directory or weights; empty if none is close."""
+    missing = path
+    while missing != missing.parent and not os.path.lexists(missing.parent):
+        missing = missing.parent
     try:
-        neighbours = os.listdir(path.parent)
-    except OSError:
-        return
-    hint = nearest(path.name, neighbours)
-    if hint or path.parent != Path():
-        message = f"taken for a model on the hub, since {str(path.parent)!r} on this machine has no {path.name!r}"
-        yield Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=hint or "check the path")
+        beside = [one.name for one in missing.parent.iterdir() if one.is_dir() or container_of(one.name)]
+    except (OSError, ValueError):
+        return ""
+    found = closest(missing.name, beside)
+    near = missing.parent / found / path.relative_to(missing)
+    return f"did you mean {quote(str(near))}?" if found and os.path.lexists(near) else ""
 
 
 class LocalPlace:

@@ -13,21 +13,6 @@ from porting.cli.output import Screen
 if TYPE_CHECKING:
     from porting.seeing import Attention
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text.")]
-Pieces = Annotated[
-    bool, typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included.")
-]
-LayerNumber = Annotated[
-    int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
-]
-HeadNumber = Annotated[int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")]
-FromToken = Annotated[
-    str, typer.Option("--from", metavar="TOKEN", help="The token that attends: its number, or its spelling.")
-]
-PngFile = Annotated[
-    Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
-]
-
 MOST_HEADS = 64
 """Columns of the table."""
 
@@ -36,13 +21,30 @@ MOST_LAYERS = 6
 
 
 def attention(
-    text: Text,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.")],
     pair: options.PairText = None,
-    pieces: Pieces = False,
-    layer: LayerNumber = None,
-    head: HeadNumber = None,
-    token: FromToken = "0",  # noqa: S107  # a word piece, no password
-    png: PngFile = None,
+    pieces: Annotated[
+        bool,
+        typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included."),
+    ] = False,
+    layer: Annotated[
+        int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TOKEN",
+            help="The token that attends: its number, or its spelling.",
+            show_default="0; the last where that sees itself alone",
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Write a picture: the head that is named, or the grid of all.")
+    ] = None,
     *,
     model: options.TextOptions,
 ) -> None:
@@ -64,8 +66,8 @@ def attention(
         from porting.seeing import attention as see
 
         seen = see(text.split() if pieces else text, model.open(), pair=pair)
-        number = token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
-        place = seen.place(int(token) if number else token)
+        number = token and token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
+        place = seen.place(int(token) if token and number else token)
         shares = _shares(seen, layer, head, place)
         files: dict[Path, bytes] = {}
         if model.html is not None:

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
     from porting.plan.plan import Plan
 
-HeadersOnly = Annotated[
-    bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="A row for each rule of the table, and all that is left out.")
-]
-All = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each tensor in place of each rule.")]
-
 MOST_ROWS = 4
 """Rows of what is not simply loaded that are shown without --verbose."""
 
@@ -30,9 +22,15 @@ MOST_ROWS = 4
 def check(
     source: options.Source = None,
     dtype: options.CastDType = None,
-    headers_only: HeadersOnly = False,
-    verbose: Verbose = False,
-    every: All = False,
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A row for each rule of the table, and all that is left out.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="As --verbose, with a row for each tensor in place of each rule.")
+    ] = False,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,
@@ -113,11 +111,8 @@ def _show_moves(screen: Screen, plan: Plan, every: bool) -> None:
 
 
 def _spelled(names: Iterable[str], described: Mapping[str, object]) -> list[str]:
-    return [f"{name} {list(getattr(described[name], 'shape', ()))} {_dtype(described[name])}" for name in names]
-
-
-def _dtype(described: object) -> str:
-    return dtype_name(getattr(described, "dtype", ""))
+    held = [(name, getattr(described[name], "shape", ()), getattr(described[name], "dtype", "")) for name in names]
+    return [f"{name} {list(shape)} {dtype_name(dtype)}" for name, shape, dtype in held]
 
 
 def _rest(plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> list[tuple[str, str, str]]:

@@ -10,14 +10,11 @@ import typer
 from porting.cli import options
 from porting.cli.output import Screen
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text.")]
-Top = Annotated[int, typer.Option("--top", min=1, help="How many labels, the likeliest first.")]
-
 
 def classify(
-    text: Text,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.")],
     pair: options.PairText = None,
-    top: Top = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many labels, the likeliest first.")] = 5,
     *,
     model: options.TextOptions,
 ) -> None:

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
-Reverse = Annotated[bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")]
-Derive = Annotated[
-    bool, typer.Option("--derive", help="Build no module: the output has what the rules make of the source.")
-]
-Like = Annotated[
-    str | None,
-    typer.Option(
-        "--like",
-        help="With --reverse, the checkpoint to follow: its names, and what the port does not hold.",
-        show_default="the record beside the port",
-    ),
-]
-
 
 def parse_size(text: str) -> int:
     """A number of bytes as people write it.
@@ -45,39 +32,50 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-ShardSize = Annotated[
-    int | None,
-    typer.Option(
-        "--shard-size", parser=parse_size, metavar="SIZE", help="Of tensors in one file, such as 5GB.",
-        show_default="as the source is divided",
-    ),
-]  # fmt: skip
-Memory = Annotated[
-    int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
-]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")]
-Sha256 = Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")]
-Events = Annotated[
-    bool, typer.Option("--json", help="Events on standard output, one JSON object a line, and nothing else.")
-]
 
 
 def convert(
     source: options.Source = None,
     destination: options.Destination = None,
-    reverse: Reverse = False,
-    derive: Derive = False,
-    like: Like = None,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")
+    ] = False,
+    derive: Annotated[
+        bool, typer.Option("--derive", help="Build no module: the output has what the rules make of the source.")
+    ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            help="With --reverse, the checkpoint to follow: its names, and what the port does not hold.",
+            show_default="the record beside the port",
+        ),
+    ] = None,
     dtype: options.CastDType = None,
-    shard_size: ShardSize = None,
+    shard_size: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-size",
+            parser=parse_size,
+            metavar="SIZE",
+            help="Of tensors in one file, such as 5GB.",
+            show_default="as the source is divided",
+        ),
+    ] = None,
     to: options.To = None,
     threads: Threads = 2,
-    memory: Memory = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
-    sha256: Sha256 = False,
+    memory: Annotated[
+        int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
+    ] = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
+    sha256: Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")] = False,
     overwrite: options.Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Events = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events on standard output, one JSON object a line, and nothing else.")
+    ] = False,
     *,
     model: options.WeightOptions,
 ) -> None:

@@ -13,23 +13,15 @@ if TYPE_CHECKING:
     from porting.comparing import Comparison
     from porting.comparing.differences import Compared, Place
 
-SourceA = Annotated[str, typer.Argument(metavar="A", help="A directory, a weight file, or a model on the hub.")]
-SourceB = Annotated[str, typer.Argument(metavar="B", help="The other, with the names of the table's right side.")]
-
-Atol = Annotated[float, typer.Option("--atol", min=0.0, help="Allow values to be this far apart.")]
-Rtol = Annotated[float, typer.Option("--rtol", min=0.0, help="Allow this much of B's value on top.")]
-
-Every = Annotated[bool, typer.Option("--all", help="Show the tensors that are equal, too.")]
-
 
 def diff(
-    a: SourceA,
-    b: SourceB,
+    a: Annotated[str, typer.Argument(metavar="A", help="A directory, a weight file, or a model on the hub.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other, with the names of the table's right side.")],
     table: options.TableForNames = None,
-    atol: Atol = 0.0,
-    rtol: Rtol = 0.0,
+    atol: Annotated[float, typer.Option("--atol", min=0.0, help="Allow values to be this far apart.")] = 0.0,
+    rtol: Annotated[float, typer.Option("--rtol", min=0.0, help="Allow this much of B's value on top.")] = 0.0,
     threads: options.ReadThreads = 2,
-    every: Every = False,
+    every: Annotated[bool, typer.Option("--all", help="Show the tensors that are equal, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare two checkpoints value by value, through a table where their layouts differ.
@@ -118,10 +110,7 @@ def _document(found: Comparison) -> dict[str, object]:
                 "shapes": one.shapes,
                 "dtypes": one.dtypes,
                 "elements": one.difference.numel,
-                "unequal": one.difference.unequal,
-                "beyond": one.difference.beyond,
-                "largest": one.difference.largest,
-                "rms": one.difference.rms,
+                **{key: getattr(one.difference, key) for key in ("unequal", "beyond", "largest", "rms")},
                 "largest_at": [vars(place) for place in one.largest_at] if one.largest_at else None,
                 "span": [one.difference.low, one.difference.high] if one.largest_at else None,
                 "odd": [odd(side.nan, side.inf) for side in one.difference.odd],

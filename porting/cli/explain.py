@@ -12,12 +12,13 @@ from porting.cli import options
 from porting.cli.output import Screen
 from porting.errors import Code, nearest
 
-Codes = Annotated[
-    list[str] | None, typer.Argument(metavar="CODE", help="The code of a fault.", show_default="list all")
-]
 
-
-def explain(codes: Codes = None, as_json: options.Json = False) -> None:
+def explain(
+    codes: Annotated[
+        list[str] | None, typer.Argument(metavar="CODE", help="The code of a fault.", show_default="list all")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
     """What a fault means, why it is one, and how to mend it.
 
     Its code stands in square brackets at the end of the line of an error. Without a code, all of them are listed.
@@ -36,7 +37,8 @@ def explain(codes: Codes = None, as_json: options.Json = False) -> None:
         found = {code: explanation(Code(code)) for code in codes or known}
         screen.document(found)
         if not codes:
-            screen.rows(["", ""], [(code, _first_sentence(text)) for code, text in found.items()])
+            first = {code: _plain(text.partition("\n")[0]).partition(". ")[0] for code, text in found.items()}
+            screen.rows(["", ""], [(code, sentence.removesuffix(".")) for code, sentence in first.items()])
             screen.next("explain", known[0])
             return
         for code, text in found.items():
@@ -44,7 +46,7 @@ def explain(codes: Codes = None, as_json: options.Json = False) -> None:
             for line in _plain(text).splitlines():
                 screen.line(f"  {line}" if line else "")
             screen.line()
-        screen.next("explain")
+        screen.next("--help")
 
 
 def explanation(code: Code) -> str:
@@ -56,10 +58,6 @@ def explanation(code: Code) -> str:
     page = (files("porting") / "errors.md").read_text(encoding="utf-8")
     _, _, section = page.partition(f"\n## {code.value}\n")
     return re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0].strip()
-
-
-def _first_sentence(markdown: str) -> str:
-    return _plain(markdown.partition("\n")[0]).partition(". ")[0].removesuffix(".")
 
 
 def _plain(markdown: str) -> str:

@@ -82,7 +82,8 @@ def export(
                 "left out": ", ".join(written.unnamed),
             }
         )
-        screen.next("verify" if _plan(module).table.probes else "check", str(path / part), *model.flags)
+        again = ["verify" if _plan(module).table.probes else "check", str(path / part), *model.flags]
+        screen.next(*(again if differing else ["hash", str(path / part)]))  # the same bytes compute the same
 
 
 def _differing(checkpoint: Checkpoint, destination: Path) -> list[str]:

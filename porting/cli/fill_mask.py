@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from porting.cli import options
 from porting.cli.output import Screen
 
-if TYPE_CHECKING:
-    from porting.answers import Guess
-
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text, with [MASK] in the place of each word to guess.")]
-
-Top = Annotated[
-    int | None,
-    typer.Option("--top", min=1, help="How many guesses for each mask.", show_default="5, fewer where masks are many"),
-]
-
 LINES = 9
 """So many lines of guesses are shown, unless --top says how many."""
 
 
 def fill_mask(
-    text: Text,
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text, with [MASK] in the place of each word to guess.")
+    ],
     pair: options.PairText = None,
-    top: Top = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top", min=1, help="How many guesses for each mask.", show_default="5, fewer where masks are many"
+        ),
+    ] = None,
     *,
     model: options.TextOptions,
 ) -> None:
@@ -50,7 +47,8 @@ def fill_mask(
         many = top is None and 2 * len(blanks) > LINES
         most = top or min(5, LINES // len(blanks) - 1)
         if many:
-            first = [(f"word piece {one.position}:", _shown(one.guesses[0])) for one in blanks[: LINES - 1]]
+            likeliest = [(one.position, one.guesses[0]) for one in blanks[: LINES - 1]]
+            first = [(f"word piece {place}:", f"{one.probability:7.2%}  {one.token}") for place, one in likeliest]
             screen.rows(["", ""], first)
             if len(blanks) > len(first):
                 screen.line(f"and {len(blanks) - len(first)} more masks; --top 1 shows all")
@@ -59,7 +57,3 @@ def fill_mask(
             screen.rows(["", ""], [(f"  {one.probability:7.2%}", one.token) for one in blank.guesses[:most]])
         screen.page(blanks, model.html)
         screen.next(*model.to_verify)
-
-
-def _shown(one: Guess) -> str:
-    return f"{one.probability:7.2%}  {one.token}"

@@ -13,27 +13,22 @@ from porting.cli.output import Screen, counted
 if TYPE_CHECKING:
     from porting.generating import Generated
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text to continue.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="Sample; logits are divided by it.", show_default=False)
-]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Sample among so many tokens.", show_default=False)]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", help="Sample among the likeliest tokens that sum to this.", show_default=False),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of what is sampled.")]
-NextOnly = Annotated[bool, typer.Option("--next", help="Only list the likeliest next tokens.")]
-
 
 def generate(
-    text: Text,
-    only_next: NextOnly = False,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to continue.")],
+    only_next: Annotated[bool, typer.Option("--next", help="Only list the likeliest next tokens.")] = False,
     max_length: options.MaxLength = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = 0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="Sample; logits are divided by it.", show_default=False)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Sample among so many tokens.", show_default=False)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", help="Sample among the likeliest tokens that sum to this.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of what is sampled.")] = 0,
     num_beams: options.NumBeams = 1,
     top: options.TopOfEach = None,
     *,

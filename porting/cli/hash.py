@@ -18,21 +18,16 @@ class TableSide(StrEnum):
     right = "right"
 
 
-SideOfTable = Annotated[
-    TableSide | None,
-    typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
-]
-Values = Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")]
-Tensors = Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")]
-
-
 def hash_(
     source: options.Source = None,
     table: options.TableForNames = None,
-    side: SideOfTable = None,
-    values: Values = False,
+    side: Annotated[
+        TableSide | None,
+        typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
+    ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")] = False,
     threads: options.ReadThreads = 2,
-    tensors: Tensors = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """One digest for the values of a checkpoint, whatever files they lie in.
@@ -75,4 +70,4 @@ def hash_(
         screen.line((str(found), "bold"), "  ", f"{counted(len(found.tensors), 'tensor')}, {size(found.nbytes)}")
         for name, reason in found.left_out.items():
             screen.warn(f"{name} has no part in it: {reason}")
-        screen.next("inspect", *options.source_argument(source))
+        screen.next("diff", "--help")

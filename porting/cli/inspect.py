@@ -11,7 +11,6 @@ from porting.cli.output import Screen, counted, file_list, size
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
 
-
 SHARED_SHOWN = 100
 """Storages with several names of which each has a line."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, counted, free, size
 from porting.printable import dtype_name
 
 if TYPE_CHECKING:
@@ -18,33 +17,11 @@ if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
     from porting.plan.plan import Plan
 
-Own = Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModule:
-    """What was loaded.
-
-    Attributes:
-        module: its class.
-        parameters: how many elements its parameters have, tied ones once.
-        tensors: how many parameters and buffers there are.
-        dtypes: their dtypes.
-        mapped, copied: bytes that are views of the checkpoint's file, and bytes in memory of their own.
-    """
-
-    module: str
-    parameters: int
-    tensors: int
-    dtypes: tuple[str, ...]
-    mapped: int
-    copied: int
-
 
 def load(
     source: options.Source = None,
     dtype: options.CastDType = None,
-    own: Own = False,
+    own: Annotated[bool, typer.Option("--own", help="Copy the weights instead of mapping the file.")] = False,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,
@@ -84,22 +61,24 @@ def load(
         new = list(plan.fresh)
         reasons = "; ".join(dict.fromkeys(left_out.values()))
         built = _built(module, checkpoint)
-        screen.document({**asdict(built), "left_out": left_out, "made": plan.contents, "new": new, "seconds": seconds})
+        screen.document({**built, "left_out": left_out, "made": plan.contents, "new": new, "seconds": seconds})
         screen.facts(
             {
                 "checkpoint": checkpoint.location,
                 "table": plan.table.where,
-                "module": built.module,
-                "parameters": f"{built.parameters:,} in {counted(built.tensors, 'tensor')}",
-                "dtype": ", ".join(built.dtypes),
-                "memory": f"{size(built.mapped)} mapped from the file, {size(built.copied)} of its own",
+                "module": built["module"],
+                "parameters": f"{built['parameters']:,} in {counted(built['tensors'], 'tensor')}",
+                "dtype": ", ".join(built["dtypes"]),
+                "memory": f"{size(built['mapped'])} mapped from the file, {size(built['copied'])} of its own",
                 "left out": f"{counted(len(left_out), 'tensor')}: {reasons}" if left_out else "",
                 "made": ", ".join(f"{name} = {value}" for name, value in plan.contents.items()),
                 "new": ", ".join(new),
                 "seconds": f"{seconds:.3f}",
             }
         )
-        screen.next("verify" if plan.table.probes else "check", *options.source_argument(source), *model.flags)
+        given = options.source_argument(source)
+        further = ["verify", *given] if plan.table.probes else ["export", *given, free("exported")]
+        screen.next(*further, *model.flags)
 
 
 def _plan(module: nn.Module) -> Plan:
@@ -112,18 +91,18 @@ def _plan(module: nn.Module) -> Plan:
     return record.plan
 
 
-def _built(module: nn.Module, checkpoint: Checkpoint) -> LoadedModule:
-    """What a module holds, each tensor counted once."""
+def _built(module: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:  # names, counts and bytes
+    """What a module holds, each tensor counted once; ``mapped``: bytes that are views of the checkpoint's file."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
     # A view of the mapped file starts at the same address as any other view of the same tensor.
     views = [name for name in checkpoint.tensors if checkpoint.maps(name)]
     starts = {checkpoint.read(name).untyped_storage().data_ptr() for name in views}
     mapped = sum(one.nbytes for one in tensors if one.untyped_storage().data_ptr() in starts)
-    return LoadedModule(
-        module=f"{type(module).__module__}.{type(module).__qualname__}",
-        parameters=sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
-        tensors=len(tensors),
-        dtypes=tuple(sorted({dtype_name(one.dtype) for one in tensors})),
-        mapped=mapped,
-        copied=sum(one.nbytes for one in tensors) - mapped,
-    )
+    return {
+        "module": f"{type(module).__module__}.{type(module).__qualname__}",
+        "parameters": sum(one.numel() for one in {id(one): one for one in module.parameters()}.values()),
+        "tensors": len(tensors),
+        "dtypes": tuple(sorted({dtype_name(one.dtype) for one in tensors})),
+        "mapped": mapped,
+        "copied": sum(one.nbytes for one in tensors) - mapped,
+    }

@@ -12,41 +12,36 @@ from porting.cli.output import DIFFERENT, Screen
 if TYPE_CHECKING:
     from porting.mutating import Score
 
-Tests = Annotated[list[str], typer.Argument(metavar="TESTS...", help="What pytest is given: files, folders, tests.")]
-Into = Annotated[
-    str,
-    typer.Option(
-        "--into",
-        metavar="MODULE:NAME",
-        help="What the tests build the port with: my_model:build, or my_model.py:build; a function or a class.",
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", help="Plant this mistake; may be given more than once.", show_default="all of them"),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=1.0,
-        help="Seconds that one run of the tests may take.",
-        show_default="ten times what they take as they are, at least 30",
-    ),
-]
-
-Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", help="Import the tests anew for each run: slower, for tests with threads."),
-]
-
 
 def mutate(
-    tests: Tests,
-    into: Into,
-    only: Only = None,
-    timeout: Timeout = None,
-    fresh: Fresh = False,
+    tests: Annotated[
+        list[str], typer.Argument(metavar="TESTS...", help="What pytest is given: files, folders, tests.")
+    ],
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into",
+            metavar="MODULE:NAME",
+            help="What the tests build the port with: my_model:build, or my_model.py:build; a function or a class.",
+        ),
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Plant this mistake; may be given more than once.", show_default="all of them"),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=1.0,
+            help="Seconds that one run of the tests may take.",
+            show_default="ten times what they take as they are, at least 30",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Import the tests anew for each run: slower, for tests with threads."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Test your own test: which mistakes of a port would it miss?
@@ -70,8 +65,8 @@ def mutate(
         screen.document(score.to_dict)
         _show(screen, score)
         if score.survivors:
-            again = options.flags(into=into, timeout=timeout)
-            screen.next("mutate", *tests, *again, "--only", score.survivors[0].name)
+            again = [*tests, *options.flags(into=into, timeout=timeout), "--only", score.survivors[0].name]
+            screen.next("mutate", *(["--help"] if only else again))
             raise typer.Exit(DIFFERENT)
 
 

@@ -9,13 +9,10 @@ import typer
 from porting.cli import options
 from porting.cli.output import Screen
 
-First = Annotated[str, typer.Argument(metavar="FIRST", help="A sentence.")]
-Second = Annotated[str, typer.Argument(metavar="SECOND", help="Another, which may follow it or not.")]
-
 
 def next_sentence(
-    first: First,
-    second: Second,
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A sentence.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another, which may follow it or not.")],
     *,
     model: options.TextOptions,
 ) -> None:

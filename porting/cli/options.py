@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getsource, signature
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -149,7 +153,9 @@ TableForNames = Annotated[
 ReadThreads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many tensors are read at a time.")]
 PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
 
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page for a browser.")]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page for a browser.")
+]
 MaxLength = Annotated[
     int | None,
     typer.Option(
@@ -340,6 +346,39 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error
     return import_path(f"{module.__name__}:{name}", trust=True)
+
+
+def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
+    """What a file has for ``--into``, where what was named in it is none of its modules and builds none of them."""
+    if not isinstance(into, str) or all(fault.code is not Code.BAD_TARGET for fault in faults):
+        return None
+    place, _, name = into.rpartition(":")
+    file = os.path.realpath(place)
+    loaded = [one for key, one in list(sys.modules.items()) if place == key or getattr(one, "__file__", "") == file]
+    if not loaded:
+        return None
+    from torch import nn
+
+    own = {key: one for key, one in vars(loaded[0]).items() if getattr(one, "__module__", "") == loaded[0].__name__}
+    known = {key for key, one in own.items() if isinstance(one, type) and issubclass(one, nn.Module)}
+    named = getattr(loaded[0], name, None)
+    plain = not callable(named) or isinstance(named, FunctionType | BuiltinFunctionType)
+    for _ in own if known and plain else ():  # a builder may call another one
+        known |= {key for key, one in own.items() if known & _words(one)}
+    if not known or not plain or name in known:
+        return None
+    listed = [key for key in own if key in known]
+    what = "not in this file" if named is None else f"a {type(named).__name__} that builds none of the file's modules"
+    message = f"{name!r} is {what}; the file has {', '.join(listed)}"
+    return Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"write {place}:{listed[-1]}, for one")
+
+
+def _words(builder: object) -> set[str]:
+    """The words of a function's code."""
+    try:
+        return {*re.findall(r"\w+", getsource(builder))} if isinstance(builder, FunctionType) else set()
+    except OSError:
+        return set()
 
 
 def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:

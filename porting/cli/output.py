@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import MappingProxyType, TracebackType
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 from rich.text import Text
 
-from porting.cli.options import flags, source_argument
+from porting.cli.options import flags, misnamed, source_argument
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.limits import LimitError, spending, watched
 from porting.printable import safe, safe_lines
@@ -127,6 +128,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.out = console(sys.stdout)
         self.err = console(sys.stderr)
         self._borrowed = ExitStack()
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
@@ -169,12 +171,15 @@ class Screen(AbstractContextManager["Screen"]):
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
 
     def _refuse(self, lines: Sequence[str], faults: Sequence[Fault] = ()) -> None:
+        typed = TYPED.get()
+        if into := misnamed(typed.get("into"), faults):
+            faults, lines = [*faults, into], [*lines, into.line]
         fields = [_fields(fault) for fault in faults]
         failed = {"event": "failed"} if self.lines else {}
         self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
-        for line in lines:
+        for line in lines if typed.get("verbose") or not faults else _in_brief(faults, "verbose" in typed):
             self._aside("error", line, "bold red")
-        words = next_command(self.command, TYPED.get(), faults)
+        words = next_command(self.command, typed, faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
@@ -277,20 +282,49 @@ class Screen(AbstractContextManager["Screen"]):
             answer.save(path)
             self.line(f"written: {path}")
 
+    @property
+    def animated(self) -> bool:
+        """Whether a progress bar can be drawn on standard error."""
+        return self.err.is_terminal and not self.err.is_dumb_terminal
+
     @contextmanager
-    def working(self, title: str) -> Iterator[Tell]:
-        """A progress bar on standard error while something takes its time; nothing where that is no terminal."""
-        if not self.err.is_terminal or self.err.is_dumb_terminal:
-            yield _tell_nobody
+    def working(self, title: str, limit: float | None = None) -> Iterator[Tell]:
+        """A progress bar, of work that takes ``limit`` seconds at most; nothing where none can be drawn."""
+        if not self.animated:
+            yield lambda what, done, total: None
             return
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.err, transient=True) as progress:
-            task = progress.add_task(title, total=None)
+        columns: list[ProgressColumn] = [
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+        ]
+        columns += [TextColumn(f"of {timedelta(seconds=int(limit))} at most", style="dim")] if limit else []
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(title, total=None)
 
             def tell(what: str, done: int, total: int) -> None:
-                progress.update(task, description=f"{title}: {safe(what)}", completed=done, total=total or None)
+                count = f" {done} of {total}" if limit and total else ""
+                bar.update(task, description=f"{title}: {safe(what)}{count}", completed=done, total=total or None)
 
-            yield tell
+            self._bar = bar
+            try:
+                yield tell
+            finally:
+                self._bar = None
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Take the progress bar away while something is asked."""
+        bar = self._bar
+        if bar is None:
+            yield
+            return
+        bar.stop()
+        try:
+            yield
+        finally:
+            bar.start()
 
 
 def _cut(text: str) -> str:
@@ -305,8 +339,27 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
 """What sets a colour; and what stands between: whatever drew it, none of that moves anything on a terminal."""
 
 
-def _tell_nobody(what: str, done: int, total: int) -> None:
-    pass
+MOST_FAULTS, OF_EACH = 8, 3
+"""So many faults are shown without --verbose; of more those with hints of their own, or so many of each kind."""
+
+
+def _in_brief(faults: Sequence[Fault], verbose: bool) -> list[str]:
+    """The lines of faults; of many that have the same hint the first, and of very many the first of each kind."""
+    if len(faults) <= MOST_FAULTS:
+        return [fault.line for fault in faults]
+    alike: dict[Code, dict[str, list[Fault]]] = {}
+    for number, fault in enumerate(faults):
+        hints = alike.setdefault(fault.code, {})
+        hints.setdefault(fault.hint or str(number), []).append(fault)
+    many = sum(map(len, alike.values())) > MOST_FAULTS + OF_EACH
+    lines: list[str] = []
+    for code, hints in alike.items():
+        shown = [some[0] for some in hints.values()][: OF_EACH if many else None]
+        left = sum(map(len, hints.values())) - len(shown)
+        lines += [fault.line for fault in shown]
+        lines += [f"and {counted(left, 'more fault')} of this kind [{code}]"] if left else []
+    left = len(faults) > len(lines)
+    return [*lines, f"{len(faults)} faults; {'--verbose' if verbose else '--json'} lists all"] if left else lines
 
 
 def _fields(fault: Fault) -> dict[str, str]:

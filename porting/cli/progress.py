@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.text import Text
-
 from porting.cli.output import Screen, size
 from porting.printable import safe
 
@@ -26,16 +23,9 @@ EVERY = 2.0
 @contextmanager
 def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
     """What a conversion tells how far it has come."""
-    if not (screen.as_json or screen.silent or not screen.err.is_terminal or screen.err.is_dumb_terminal):
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
-        with Progress(*columns, console=screen.err, transient=True) as bar:
-            task = bar.add_task("writing", total=None, said="")
-
-            def draw(state: State) -> None:
-                total = max(1, state.all_bytes)
-                bar.update(task, description=state.stage, completed=state.bytes, total=total, said=_said(state))
-
-            yield draw
+    if not (screen.as_json or screen.silent) and screen.animated:
+        with screen.working("writing") as tell:
+            yield lambda state: tell(f"{state.stage}, {_said(state)}", state.bytes, max(1, state.all_bytes))
         return
     last = time.monotonic()
 
@@ -70,26 +60,19 @@ class Prompt:
     Args:
         screen: where to ask.
         defaults: take every default, and say so.
+
+    Attributes:
+        silent: nobody answers, or nobody any more.
     """
 
     def __init__(self, screen: Screen, *, defaults: bool = False) -> None:
         self._screen = screen
-        self._defaults = defaults
-        self._rest: Callable[[], None] = lambda: None
-        self._resume: Callable[[], None] = lambda: None
-
-    @property
-    def silent(self) -> bool:
-        """Whether nobody answers, or nobody any more."""
-        return self._defaults
+        self.silent = defaults
 
     def ask(self, question: Question) -> str:
         """The answer: one of the choices, by name or number, or any text where there are none."""
-        self._rest()
-        try:
+        with self._screen.resting():
             return self._asked(question)
-        finally:
-            self._resume()
 
     def _asked(self, question: Question) -> str:
         note = self._screen.note
@@ -99,7 +82,7 @@ class Prompt:
             meaning = f": {question.choices[name]}" if question.choices[name] else ""
             note(f"  {number}  {name}{meaning}{' (default)' if name == question.default else ''}")
         while True:
-            answer = "" if self._defaults else self._read(question.default)
+            answer = "" if self.silent else self._read(question.default)
             if not answer:
                 note(f"taken: {question.default}")
                 return question.default
@@ -116,50 +99,6 @@ class Prompt:
         out.flush()
         line = sys.stdin.readline()
         if not line.endswith("\n"):
-            self._defaults = not line  # the end: nobody will answer what comes after it either
+            self.silent = not line  # the end: nobody will answer what comes after it either
             out.write("\n")
         return line.strip()
-
-    @contextmanager
-    def bar(self, title: str, limit: float) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar that says what is being done, for how long, and how long it may take; nothing where there is none."""
-        err = self._screen.err
-        if not err.is_terminal or err.is_dumb_terminal:
-            yield lambda what, done, total: None
-            return
-        begun = time.monotonic()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), _Clock(begun, limit))
-        with Progress(*columns, console=err, transient=True) as progress:
-            task = progress.add_task(title, total=None)
-            self._rest, self._resume = progress.stop, progress.start
-
-            def tell(what: str, done: int, total: int) -> None:
-                count = f" {done} of {total}" if total else ""
-                described = f"{title}: {safe(what)}{count}"
-                progress.update(task, description=described, completed=done, total=total or None)
-
-            try:
-                yield tell
-            finally:
-                self._rest = self._resume = lambda: None
-
-
-class _Clock(ProgressColumn):
-    """``0:07 of 2:00 at most``."""
-
-    def __init__(self, begun: float, limit: float) -> None:
-        super().__init__()
-        self._begun, self._limit = begun, limit
-
-    def render(self, task: Task) -> Text:
-        """What the column shows."""
-        return Text(f"{spelled(time.monotonic() - self._begun)} of {spelled(self._limit)} at most", style="dim")
-
-
-def spelled(seconds: float) -> str:
-    """Minutes and seconds.
-
-    >>> spelled(7.9), spelled(120)
-    ('0:07', '2:00')
-    """
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -17,46 +17,41 @@ if TYPE_CHECKING:
 
     from porting.verification import Case
 
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
-    ),
-]
-
-MeaningOnly = Annotated[
-    bool, typer.Option("--meaning-only", help="Record float64 alone: less than half the size, nothing on rounding.")
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--probe", help="Record the points that this pattern matches; may be given more than once."),
-]
-CaseNumbers = Annotated[
-    list[int] | None,
-    typer.Option("--case", help="Record the case of this number; may be given more than once.", show_default="all"),
-]
-InputsOnly = Annotated[
-    bool,
-    typer.Option(
-        "--inputs-only", help="Record the inputs and no activations, for a reference in another framework to be run on."
-    ),
-]
-WithWeights = Annotated[bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")]
-
 
 def record(
     source: options.Source = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
+        ),
+    ] = None,
     table: options.TableName = None,
     reference: options.ReferenceName = None,
     architecture: options.ArchitectureName = None,
     dtypes: options.WorkingTypes = None,
-    meaning_only: MeaningOnly = False,
-    only: Only = None,
-    cases: CaseNumbers = None,
+    meaning_only: Annotated[
+        bool, typer.Option("--meaning-only", help="Record float64 alone: less than half the size, nothing on rounding.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--probe", help="Record the points that this pattern matches; may be given more than once."),
+    ] = None,
+    cases: Annotated[
+        list[int] | None,
+        typer.Option("--case", help="Record the case of this number; may be given more than once.", show_default="all"),
+    ] = None,
     inputs: options.Inputs = None,
-    inputs_only: InputsOnly = False,
-    weights: WithWeights = False,
+    inputs_only: Annotated[
+        bool,
+        typer.Option(
+            "--inputs-only",
+            help="Record the inputs and no activations, for a reference in another framework to be run on.",
+        ),
+    ] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Record the weights as well, for a port elsewhere.")
+    ] = False,
     seed: options.Seed = 0,
     longest: options.Longest = 512,
     overwrite: options.Overwrite = False,

@@ -191,14 +191,12 @@ class Crash:
     """What is sent of a record.
 
     Attributes:
-        file: the record, on this machine.
         when: the time of it, UTC.
         typed: the command line.
         stopped: the exception's own line, the last of the traceback.
         text: the whole of it.
     """
 
-    file: str
     when: str
     typed: str
     stopped: str
@@ -236,7 +234,7 @@ def read_record(path: Path, shortened: Shortened) -> Crash:
     trace = shortened.traceback(trace)
     stopped = next((line for line in reversed(trace.splitlines()) if line and not line.startswith(" ")), "")
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(place.status(path.name).st_mtime))
-    return Crash(file=str(path), when=when, typed=typed, stopped=stopped, text="\n".join([*lines, "", trace]))
+    return Crash(when=when, typed=typed, stopped=stopped, text="\n".join([*lines, "", trace]))
 
 
 def _command(argv: str, shortened: Shortened) -> str:

@@ -24,61 +24,56 @@ ALL = "all"
 UNDECIDED = 3
 """Exit code: no table was found, and nothing shows that there is none."""
 
-Module = Annotated[
-    str,
-    typer.Option(
-        "--into",
-        metavar="MODULE:NAME",
-        help="What builds your own module: my_model:build, or my_model.py:build; a class or a function. "
-        "It is imported, so its file runs.",
-    ),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the table to this file.", show_default="standard output")
-]
-InputLine = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="REFERENCE=YOURS",
-        help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
-    ),
-]
-ConfigField = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        metavar="YOURS=FIELD",
-        help="Which field of config.json your builder means by a name that is not understood: D=hidden_size.",
-    ),
-]
-Explain = Annotated[
-    str | None,
-    typer.Option(
-        "--explain", metavar="TEXT", help="Show what speaks for the lines that contain this, and every reason; or: all."
-    ),
-]
-Interactive = Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")]
-Yes = Annotated[bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")]
-Limit = Annotated[
-    float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")]
-
 
 def suggest(
-    into: Module,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into",
+            metavar="MODULE:NAME",
+            help="What builds your own module: my_model:build, or my_model.py:build; a class or a function. "
+            "It is imported, so its file runs.",
+        ),
+    ],
     source: options.Source = None,
-    output: Output = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the table to this file.", show_default="standard output"),
+    ] = None,
     architecture: options.ArchitectureName = None,
-    inputs: InputLine = None,
-    config: ConfigField = None,
-    explain: Explain = None,
-    interactive: Interactive = False,
-    yes: Yes = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="REFERENCE=YOURS",
+            help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="YOURS=FIELD",
+            help="Which field of config.json your builder means by a name that is not understood: D=hidden_size.",
+        ),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain",
+            metavar="TEXT",
+            help="Show what speaks for the lines that contain this, and every reason; or: all.",
+        ),
+    ] = None,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")
+    ] = False,
     overwrite: options.Overwrite = False,
-    limit: Limit = 120.0,
-    seed: Seed = 0,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
+    ] = 120.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Write the table for a module that was never seen before, and prove it, or say why there can be none.
@@ -112,7 +107,7 @@ def suggest(
             check_destination(output, overwrite=overwrite or interactive, sources=checkpoint.paths)
         name = output.stem if output is not None else into.rpartition(":")[0].rpartition("/")[2].removesuffix(".py")
         dialogue = Prompt(screen, defaults=yes)
-        with dialogue.bar("suggesting", limit) as tell:
+        with screen.working("suggesting", limit) as tell:
             found = make(
                 checkpoint,
                 builder,  # type: ignore[arg-type]  # --into is always given

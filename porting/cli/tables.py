@@ -16,11 +16,6 @@ from porting.printable import safe_lines
 if TYPE_CHECKING:
     from porting.notation.table import Table
 
-TableArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
-]
-
 
 class Notation(StrEnum):
     """What a table is given back as."""
@@ -29,22 +24,23 @@ class Notation(StrEnum):
     WEIGHTS_MAPPER = "weights-mapper"
 
 
-Rules = Annotated[bool, typer.Option("--rules", help="The rules as they were understood, with their place.")]
-
-As = Annotated[
-    Notation | None,
-    typer.Option("--as", help="As Python source of transformers' WeightConverter list, or of vLLM's WeightsMapper."),
-]
-Transformers = Annotated[
-    bool, typer.Option("--transformers", help="List the tables that transformers' registry of conversions gives.")
-]
-
-
 def tables(
-    table: TableArgument = None,
-    rules: Rules = False,
-    into: As = None,
-    transformers: Transformers = False,
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
+    ] = None,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="The rules as they were understood, with their place.")
+    ] = False,
+    into: Annotated[
+        Notation | None,
+        typer.Option(
+            "--as", help="As Python source of transformers' WeightConverter list, or of vLLM's WeightsMapper."
+        ),
+    ] = None,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="List the tables that transformers' registry of conversions gives.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """The tables that ship with the library, or one of them.
@@ -87,7 +83,7 @@ def tables(
             screen.next("tables", found[0].name if found else "--help")
             return
         file = table_file(table)
-        then = ["tables", table] if rules else ["tables", table, "--rules"]
+        then = ["check", "--help"] if rules else ["tables", table, "--rules"]
         _show(screen, read_table(file), read_file(file), then, rules=rules)
 
 

@@ -10,11 +10,9 @@ from porting.cli import options
 from porting.cli.generate import show
 from porting.cli.output import Screen
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text to translate.")]
-
 
 def translate(
-    text: Text,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to translate.")],
     max_length: options.MaxLength = None,
     num_beams: options.NumBeams = 1,
     top: options.TopOfEach = None,

@@ -21,55 +21,45 @@ if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint
 
 
-EveryProbe = Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
-]
-Training = Annotated[
-    bool,
-    typer.Option("--training", help="Compare in training mode as well, with the same dropout masks; and gradients."),
-]
-Autocast = Annotated[
-    options.Half | None,
-    typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
-]
-Gradients = Annotated[bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")]
-Steps = Annotated[
-    int,
-    typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", dir_okay=False, help="Also write the report as a page for a browser."),
-]
-Stream = Annotated[
-    bool,
-    typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
-]
-Loaded = Annotated[
-    bool,
-    typer.Option(
-        "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
-    ),
-]
-
-
 def verify(
     source: options.Source = None,
     reference: options.ReferenceName = None,
     inputs: options.Inputs = None,
     dtypes: options.WorkingTypes = None,
     seed: options.Seed = 0,
-    gradients: Gradients = False,
-    training: Training = False,
-    autocast: Autocast = None,
-    steps: Steps = 0,
-    stream: Stream = False,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Compare the gradients of all parameters as well.")
+    ] = False,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training", help="Compare in training mode as well, with the same dropout masks; and gradients."
+        ),
+    ] = False,
+    autocast: Annotated[
+        options.Half | None,
+        typer.Option("--autocast", help="Compare under torch.autocast with this dtype as well, with float32 weights."),
+    ] = None,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+    ] = 0,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="For models larger than memory: read each layer's weights when it is reached."),
+    ] = False,
     longest: options.Longest = 512,
-    loaded: Loaded = False,
-    verbose: Verbose = False,
-    every: EveryProbe = False,
-    html: Html = None,
+    loaded: Annotated[
+        bool,
+        typer.Option(
+            "--loaded", help="--into gives a module that holds its weights: compare these, and load nothing into it."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All rows, the code that never ran, the inputs and the versions.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="As --verbose, with a row for each probe.")] = False,
+    html: options.HtmlFile = None,
     as_json: options.Json = False,
     *,
     model: options.WeightOptions,
@@ -98,6 +88,7 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
@@ -111,7 +102,8 @@ def verify(
         recorded = isinstance(against, Path)
         has_weights = model.into is not None if recorded else against is not None
         lone = source is None and has_weights
-        checkpoint = None if lone else _opened(source)
+        # Opened before the progress bar starts, since a download has bars of its own.
+        checkpoint = None if lone else open_checkpoint(options.checkpoint_source(source))
         own = _holding(make, checkpoint, model) if loaded else None
         with screen.working("verifying") as tell:
             report = prove(
@@ -160,7 +152,8 @@ def verify(
             return
         known = every or verbose or report.as_claimed
         closer = ["--html", free("report", ".html")] if known else ["--verbose"]
-        screen.next("verify", *options.source_argument(source), *model.flags, *against_it, *asked, *closer)
+        same = [*options.source_argument(source), *model.flags, *against_it, *asked, *closer]
+        screen.next("verify", *(same if html is None else ["--help"]))
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)
@@ -195,10 +188,3 @@ def _holding(
     architecture = model.architecture if table.architectures else None
     construct, _ = maker(table, checkpoint, make, architecture, trust=model.trust)
     return build_with_values(construct, bounds(checkpoint.tensors, checkpoint.config))
-
-
-def _opened(source: str | None) -> Checkpoint:
-    """The checkpoint: opened before the progress bar starts, since a download has bars of its own."""
-    from porting.checkpoint import open_checkpoint
-
-    return open_checkpoint(options.checkpoint_source(source))

@@ -12,13 +12,12 @@ from porting.cli import options
 from porting.cli.convert import Threads
 from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
 
-Folder = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")]
-CheckSha256 = Annotated[bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")]
-
 
 def verify_files(
-    folder: Folder,
-    sha256: CheckSha256 = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A directory that porting convert made.")],
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")
+    ] = False,
     threads: Threads = 2,
     as_json: options.Json = False,
 ) -> None:
@@ -47,7 +46,7 @@ def verify_files(
         )
         if report.same:
             screen.line(("every byte is as it was written", "bold green"))
-            screen.next("inspect", str(folder))
+            screen.next("hash", str(folder))
         else:
             screen.next("convert", "--help")  # what was lost has to be made again: the record says how it was made
             raise typer.Exit(DIFFERENT)

@@ -89,7 +89,9 @@ def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
     terms = [(rule, term) for rule in table.rules for term in rule.sources]
     matcher = Matcher([((number, 0), term.key) for number, (_, term) in enumerate(terms)], table.prefix)
     drops = Matcher([((number, 0), drop.name) for number, drop in enumerate(table.drops)], table.prefix)
-    known, faults = sizes(table, checkpoint.config)
+    known, unsized = sizes(table, checkpoint.config)
+    filled = any(None in term.keys() for _, term in terms)  # noqa: SIM118  # Term.keys is ours
+    faults = unsized if filled else []  # nothing else needs a size here
     found: dict[str, Recipe] = {}
     left_out: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():

@@ -96,7 +96,8 @@ def sizes(table: Table, config: Mapping[str, object]) -> tuple[KnownSizes, list[
             found[index] = expression.size(values)
         except NotationError as error:
             message = f"[sizes] {index} = {expression.text!r}: {error}"
-            faults.append(Fault(code=error.code, where=table.where, message=message, hint=error.hint))
+            hint = error.hint if config else "put the model's config.json beside its weights"
+            faults.append(Fault(code=error.code, where=table.where, message=message, hint=hint))
     return KnownSizes(found, by_layer, values), faults
 
 

@@ -57,12 +57,17 @@ class Shares:
         heads = self.layers[self._index("layer", layer, len(self.layers))].heads
         return heads[self._index("head", head, len(heads))]
 
-    def place(self, token: int | str) -> int:
+    def place(self, token: int | str | None) -> int:
         """The number of a token: its number, or its first place in the text by its spelling.
+
+        None is token 0; where that attends only to itself, as in a causal model, the last token.
 
         Raises:
             AttentionError: there is no such token.
         """
+        if token is None:
+            alone = all(bool((layer.heads[:, 0, 0] == 1).all()) for layer in self.layers)
+            return len(self.tokens) - 1 if alone else 0
         if isinstance(token, int):
             return self._index("token", token, len(self.tokens))
         if token in self.tokens:

@@ -64,7 +64,7 @@ def in_percent(share: float) -> str:
 
 
 def attention_page(
-    attention: Shares, *, layer: int = 0, head: int = 0, token: int | str = 0, answer: Answer | None = None
+    attention: Shares, *, layer: int = 0, head: int = 0, token: int | str | None = None, answer: Answer | None = None
 ) -> str:
     """The page.
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.checkpoint import hub as hub_module
 from porting.export_files import weight_files
 from tests.checkpoint.hostile import index, refused
 
@@ -163,15 +165,52 @@ def test_revision_of_a_local_path(tmp_path: Path) -> None:
 def test_what_may_have_been_meant_as_a_path_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny-bert").mkdir()
+    (tmp_path / "models.py").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint("models/tiny-brt", local_files_only=True)
     assert str(caught.value).splitlines()[-1] == (
-        "models/tiny-brt: taken for a model on the hub, since 'models' on this machine has no 'tiny-brt' "
-        "(did you mean 'tiny-bert'?) [checkpoint-not-found]"
+        "models/tiny-brt: taken for a model on the hub, since there is no such path on this machine "
+        "(did you mean 'models/tiny-bert'?) [checkpoint-not-found]"
     )
-    with pytest.raises(CheckpointError, match=r"since '\.' on this machine has no 'model' \(did you mean 'models'\?\)"):
+    with pytest.raises(CheckpointError, match=r"no such path on this machine \(did you mean 'models'\?\)"):
         open_checkpoint("model", local_files_only=True)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint("someone/tiny-brt", local_files_only=True)
     assert "taken for" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("./models/tiny-brt", "models/tiny-bert"), ("../modles/tiny-bert", ""), ("a.safetensors", "b.safetensors")],
+)
+def test_what_can_be_no_model_s_name_has_a_near_path_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str
+) -> None:
+    (tmp_path / "models" / "tiny-bert").mkdir(parents=True)
+    (tmp_path / "b.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    meant = meant or "../models/tiny-bert"
+    if typed.startswith(".."):
+        monkeypatch.chdir(tmp_path / "models")
+    with pytest.raises(CheckpointError, match=re.escape(f"(did you mean '{meant}'?)")):
+        open_checkpoint(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("models/tiny-brt", "models/tiny-bert"), ("modles/tiny-bert", "models/tiny-bert"), ("modles", "models")],
+)
+def test_a_near_path_is_named_before_the_hub_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str
+) -> None:
+    (tmp_path / "models" / "tiny-bert").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("the hub is asked")
+
+    monkeypatch.setattr(hub_module, "is_offline", lambda local: False)
+    monkeypatch.setattr(hub_module, "download", asked)
+    with pytest.raises(RuntimeError, match="the hub is asked"), pytest.warns(match=f"did you mean '{meant}'"):
+        open_checkpoint(typed)

@@ -185,3 +185,19 @@ def test_a_shard_that_is_replaced_while_the_values_are_read_is_noticed(
     result = run("check", folder)
     assert result.exit_code == 2
     assert f"{shard}: the file changed after it was opened: another file stands there now" in result.stderr
+
+
+def test_a_part_in_place_of_the_module_is_answered_in_a_few_lines(run: Run, checkpoint: Path) -> None:
+    write_own(Path())
+    words = ("--table", "own.toml", "--into", "own_model.py:Layer")
+    brief = run("check", checkpoint, *words).stderr.splitlines()
+    every = run("check", checkpoint, *words, "--verbose").stderr.splitlines()
+    faults = json.loads(run("check", checkpoint, *words, "--json").stdout)["faults"]
+    assert len(brief) < 20 <= len(every)
+    assert len(every) == len(faults) + 1
+    assert brief[-2:] == [f"error: {len(faults)} faults; --verbose lists all", every[-1]]
+    assert {*brief} & {*every}
+    left = [int(line.split()[2]) for line in brief if line.startswith("error: and ")]
+    shown = [line for line in brief if line in every[:-1]]
+    assert sum(left) + len(shown) == len(faults)
+    assert run("load", checkpoint, *words).stderr.splitlines()[-2].endswith("faults; --json lists all")

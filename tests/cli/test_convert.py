@@ -35,7 +35,7 @@ def test_convert_says_what_it_wrote(run: Run, checkpoint: Path) -> None:
     assert result.stderr == ""
     checked = run("verify-files", "out")
     assert checked.exit_code == 0
-    assert checked.stdout.splitlines()[-2:] == ["every byte is as it was written", "next: porting inspect out"]
+    assert checked.stdout.splitlines()[-2:] == ["every byte is as it was written", "next: porting hash out"]
 
 
 def test_there_and_back(run: Run, checkpoint: Path) -> None:

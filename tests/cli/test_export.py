@@ -20,7 +20,7 @@ def test_export_gives_the_same_bytes_back(run: Run, checkpoint: Path) -> None:
     assert "byte for byte those of the checkpoint" in result.stdout
     assert filecmp.cmp(checkpoint / "model.safetensors", "back/model.safetensors", shallow=False)
     assert Path("back/tokenizer.json").is_file()
-    assert result.stdout.splitlines()[-1] == "next: porting verify back"
+    assert result.stdout.splitlines()[-1] == "next: porting hash back"
 
 
 def test_export_with_a_cast_says_that_the_bytes_differ(run: Run, checkpoint: Path) -> None:

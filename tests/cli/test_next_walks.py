@@ -159,7 +159,8 @@ def test_every_line_works_when_it_is_typed(run: Run, bench: Path, words: str, fa
     typed: list[list[str]] = []
     line = shlex.split(words)
     said = ""
-    while line not in typed and len(typed) < STEPS:
+    while len(typed) < STEPS:
+        assert line not in typed, "the commands lead back to one that was typed"
         result = run(*line)
         assert result.exit_code != 2, f"{shlex.join(line)}: {result.stderr}"
         typed.append(line)
@@ -169,6 +170,31 @@ def test_every_line_works_when_it_is_typed(run: Run, bench: Path, words: str, fa
             break  # a page of help, or a picture
         line = advised(shown)
     assert ("FAITHFUL" in said) <= faithful, said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tables",
+        "tables bert",
+        "explain",
+        "explain no-target",
+        "explain nowhere",
+        "hash p",
+        "diff p p",
+        "inspect ported",
+    ],
+)
+def test_the_lines_lead_to_an_end(run: Run, bench: Path, words: str) -> None:
+    run("convert", "p", "ported", "--table", "tied.toml", "--into", "scratch.py:Tied")
+    typed: list[str] = []
+    while words not in typed and not words.endswith("--help"):
+        typed.append(words)
+        result = run(*shlex.split(words))
+        if "next: " not in result.output:
+            return
+        words = shlex.join(advised(result.stdout if "next: " in result.stdout else result.stderr))
+    assert words not in typed, [*typed, words]
 
 
 @pytest.mark.parametrize(("words", "advice"), REFUSED)

@@ -18,6 +18,17 @@ OWN_BERT = ("--source", "c", "--table", "bert.toml", "--into", "mine.py:build_be
 SEQ2SEQ = ("--source", "bart", "--table", "seq.toml", "--into", "mine.py:build_seq2seq")
 TEXT = "the river bank"
 
+WRONG = """
+
+def rotate(x, cos, sin):
+    return x * cos + x * sin
+
+def indirect(config):
+    return build_gpt(**config)
+
+SIZES = {"dim": 4}
+"""
+
 
 @pytest.fixture
 def workbench(checkpoint: Path) -> Path:
@@ -140,3 +151,40 @@ def test_what_cannot_be_done_is_said_with_what_to_type(
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error", "next"]
+
+
+def test_a_module_of_one_s_own_without_a_table_leads_to_suggest(run: Run, workbench: Path) -> None:
+    for words in (["fill-mask", "[MASK] it."], ["attention", TEXT], ["generate", TEXT]):
+        result = run(*words, "--source", "c", "--into", "mine.py:build_bert")
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1] == "next: porting suggest c --into mine.py:build_bert"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("rotate", "a function that builds none of the file's modules"),
+        ("SIZES", "a dict that"),
+        ("Bret", "not in this"),
+    ],
+)
+@pytest.mark.parametrize("words", [["check", "gpt", *GPT[2:4]], ["suggest", "gpt"], ["generate", TEXT, *GPT[:4]]])
+def test_what_builds_no_module_is_answered_with_the_file_s_modules(
+    run: Run, workbench: Path, words: list[str], name: str, what: str
+) -> None:
+    Path("mine.py").write_text(Path("mine.py").read_text() + WRONG)
+    result = run(*words, "--into", f"mine.py:{name}")
+    assert result.exit_code == 2
+    line = next(one for one in result.stderr.splitlines() if "the file has " in one)
+    assert line.startswith(f"error: mine.py: '{name}' is {what}")
+    listed = line.partition("the file has ")[2].partition(" (")[0].split(", ")
+    assert {"build_gpt", "build_bert", "indirect"} <= {*listed}
+    assert name not in listed
+
+
+def test_a_builder_that_fails_is_not_called_another_thing(run: Run, workbench: Path) -> None:
+    Path("mine.py").write_text(Path("mine.py").read_text() + WRONG)
+    for name in ("indirect", "build_bert"):
+        result = run("check", "gpt", *GPT[2:4], "--into", f"mine.py:{name}")
+        assert "[bad-target]" in result.stderr or "[no-target]" in result.stderr
+        assert "the file has" not in result.stderr

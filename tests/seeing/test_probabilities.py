@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.errors import PortingError
 from porting.seeing import Attention
-from porting.seeing.attention_data import AttentionError
+from porting.seeing.attention_data import AttentionError, Layer
 from porting.text import TextError
 from porting.trials.inputs import for_port
 from tests.families.pairs import PAIRS, Pair
@@ -107,6 +107,16 @@ class Mixer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+
+
+def test_the_first_token_is_shown_unless_it_sees_itself_alone() -> None:
+    full = torch.rand(2, 4, 4).softmax(-1)
+    causal = full.tril() / full.tril().sum(-1, keepdim=True)
+    for heads, expected in (((full, full), 0), ((causal, causal), 3), ((causal, full), 0)):
+        layers = tuple(Layer(name=str(number), heads=one) for number, one in enumerate(heads))
+        seen = Attention(tokens=("a", "b", "c", "d"), layers=layers, model="mine")
+        assert seen.place(None) == expected
+        assert seen.to_html() == seen.to_html(token=expected)
 
 
 def test_a_module_of_one_s_own_needs_no_table() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import porting
 from porting.suggesting import Verdict, suggest
 from scripts.suggest_zoo import tried
 from tests.suggesting.llama import FIELDS, OnlyLast, builder
@@ -49,6 +51,16 @@ def test_every_projection_has_its_place(
     assert said in found.text
     ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
     assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
+    port = tmp_path / "port"
+    port.mkdir()
+    (port / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    state = porting.load(tmp_path, build, found.text).state_dict()
+    save_file({name: tensor.clone() for name, tensor in state.items()}, port / "model.safetensors")
+    assert str(porting.digest(port, found.text)) == str(porting.digest(tmp_path, found.text))
+    alone = tmp_path / "weights"
+    alone.mkdir()
+    (alone / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
+    assert str(porting.digest(alone, found.text)) == str(porting.digest(tmp_path, found.text)), "no size is needed here"
 
 
 @pytest.mark.slow

@@ -28,6 +28,10 @@ def test_what_a_shape_says_is_not_said_again() -> None:
     fused = Line((("q", "(h s r|g y z|f) e"),), (("wq", "(h r s|g z y|f) e"),))
     assert needed(TEXTS, [alone]) == {"h": "heads", "s": "2"}
     assert needed(TEXTS, [fused]) == TEXTS, "one number for three unknown ones"
+    joined = Line((("q", "(h s r) e"), ("k", "(g y z) e"), ("v", "f e")), (("wqkv", "(h r s|g z y|f) e"),))
+    assert needed(TEXTS, [joined]) == TEXTS, (
+        "the module alone, as its digest reads it, has one number for three as well"
+    )
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import combinations, pairwise
 
 from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.matrix_candidates import PARTS
 from porting.suggesting.search.name_similarity import meanings, parted, pattern
 from porting.suggesting.search.search_result import GUESS
 
@@ -464,9 +465,32 @@ def needed(texts: Mapping[str, str], lines: Sequence[Line]) -> dict[str, str]:
 
 
 def _follows(index: str, line: Line, known: set[str]) -> bool:
-    """Whether an axis has this index and, besides it, nothing but indices whose sizes are known."""
-    groups = [group for _, axes in (*line.sources, *line.targets) for group in re.findall(r"\(([^()|]*)\)", axes)]
-    return any(index in group.split() and set(group.split()) <= known | {index} for group in groups)
+    """Whether either side alone has an axis with this index and, besides it, only indices whose sizes are known."""
+    for side in (line.sources, line.targets):
+        groups = [set(group.split()) for _, axes in side for group in re.findall(r"\(([^()|]*)\)", axes)]
+        if not any(index in group <= known | {index} for group in groups):
+            return False
+    return True
+
+
+def part_sizes(texts: Mapping[int, str], lines: Sequence[Line], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """What [sizes] says of parts of different sizes, ``(a|b)``: the joined tensor alone does not show them.
+
+    Args:
+        texts: number -> the expression for it.
+        lines: the table's.
+        shapes: of the tensors of both sides.
+
+    >>> one = Line((("q", "a e"), ("k", "b e")), (("qk", "(a|b) e"),))
+    >>> part_sizes({8: "width", 4: "groups * size"}, [one], {"q": (8, 8), "k": (4, 8)})
+    {'a': 'width', 'b': 'groups * size'}
+    """
+    found: dict[str, set[int]] = {}
+    for name, axes in (term for line in lines for one in line.single for term in (*one.sources, *one.targets)):
+        for letter, size in zip(axes.split(), shapes.get(name, ()), strict=False) if "(" not in axes else ():
+            found.setdefault(letter, set()).add(size)
+    one_size = {letter: min(some) for letter, some in found.items() if letter in PARTS and len(some) == 1}
+    return {letter: texts[size] for letter, size in sorted(one_size.items()) if size in texts}
 
 
 def _letters(lines: Sequence[Line]) -> set[str]:

@@ -17,7 +17,7 @@ from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.plan.matching import Matcher
-from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, plainer
+from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, part_sizes, plainer
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
@@ -74,6 +74,16 @@ def sizes_of(config: Mapping[str, object]) -> Sizes:
     return Sizes(values=values, texts=texts)
 
 
+def _projected(small: Mapping[str, object], config: Mapping[str, object]) -> dict[int, str]:
+    """How many rows a projection of all heads has in the twin, and of all groups: with the expression for it."""
+    cut, texts = heads_of(small), sizes_of(config).texts
+    if cut is None or "r" not in texts:
+        return {}
+    size = texts["r"].removesuffix(" // 2")
+    every = size.removesuffix(f" // {texts['h']}") if "//" in size else f"{size} * {texts['h']}"
+    return {cut.groups * cut.width: f"{size} * {texts['g']}", cut.count * cut.width: every}
+
+
 def scales_of(config: Mapping[str, object]) -> list[str]:
     """Constants that embeddings are multiplied by: the root of the width, and its inverse."""
     width = next(fields_of(Role.HIDDEN, config), None)
@@ -97,6 +107,11 @@ def draft(
     """
     twin, module = subjects.twin, subjects.built.module
     made = [plainer(line) for line in lines(found.moves)]
+    held = {
+        **{name: tuple(one.shape) for name, one in twin.tensors.items()},
+        **{name: slot.shape for name, slot in slots(module).items()},
+    }
+    parts = part_sizes(_projected(twin.config, subjects.config), made, held)
     used = {one for move in found.moves for one in move.reads}
     written = {one for move in found.moves for one in move.writes}
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
@@ -133,7 +148,7 @@ def draft(
             prefix=twin.prefix,
             config=_config(subjects.built.asked),
             require=_required(subjects),
-            sizes=needed(sizes_of(subjects.config).texts, made),
+            sizes=needed({**sizes_of(subjects.config).texts, **parts}, made),
             lines=made,
             drops=drops,
             copies=copies,
