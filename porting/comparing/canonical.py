@@ -7,8 +7,8 @@ trunk is saved), what the table drops left out, parts without a counterpart repl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from porting.checkpoint import Checkpoint, TensorInfo
@@ -32,17 +32,8 @@ from porting.plan.recipe import Recipe, as_it_is
 Side = Literal["left", "right"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Canonical:
-    """The tensors of a checkpoint or of its port, under the names that both share.
-
-    Attributes:
-        recipes: how each is made of the checkpoint's tensors, by name.
-        left_out: the checkpoint's tensors that are not among them, with the reason.
-    """
-
-    recipes: tuple[Recipe, ...]
-    left_out: Mapping[str, str]
+Canonical = tuple[Sequence[Recipe], Mapping[str, str]]
+"""How each tensor is made of the checkpoint's, and the checkpoint's that are left out, with the reason."""
 
 
 def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = None) -> Canonical:
@@ -57,13 +48,12 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
         PlanError: the table does not fit, its sides cannot be told apart, or it has a rule that adds or multiplies.
     """
     if table is None:
-        return Canonical(recipes=tuple(as_it_is(name, info) for name, info in checkpoint.tensors.items()), left_out={})
+        return [as_it_is(name, info) for name, info in checkpoint.tensors.items()], {}
     side = side or _side(checkpoint, table)
-    found = _from_left(checkpoint, table) if side == "left" else _from_right(checkpoint, table)
-    if all(recipe.name.startswith(table.prefix) for recipe in found.recipes):
-        stripped = (replace(recipe, name=recipe.name.removeprefix(table.prefix)) for recipe in found.recipes)
-        found = replace(found, recipes=tuple(stripped))
-    return found
+    recipes, left_out = _from_left(checkpoint, table) if side == "left" else _from_right(checkpoint, table)
+    if all(recipe.name.startswith(table.prefix) for recipe in recipes):
+        recipes = [replace(recipe, name=recipe.name.removeprefix(table.prefix)) for recipe in recipes]
+    return recipes, left_out
 
 
 def _side(checkpoint: Checkpoint, table: Table) -> Side:
@@ -122,7 +112,7 @@ def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
             faults.append(Fault(code=Code.SHAPE_MISMATCH, where=name, message=message))
     if faults:
         raise PlanError(faults)
-    return Canonical(recipes=tuple(found.values()), left_out=left_out)
+    return list(found.values()), left_out
 
 
 def _with_filling(
@@ -205,7 +195,7 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
             found.append(
                 Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
             )
-    return Canonical(recipes=tuple(found), left_out=left_out)
+    return found, left_out
 
 
 def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:

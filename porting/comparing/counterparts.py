@@ -56,9 +56,6 @@ class Counterparts:
 def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors of the same name.
 
-    Args:
-        a, b: the checkpoints.
-
     Raises:
         PlanError: the two have no name in common.
     """

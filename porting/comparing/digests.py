@@ -143,8 +143,8 @@ def digest(
         from porting.comparing.streaming import Readers  # noqa: PLC0415  # as above
 
         with reading(checkpoint.location):
-            found = canonical(checkpoint, chosen, side)
-            jobs, left_out = sorted(found.recipes, key=lambda recipe: recipe.name), found.left_out
+            recipes, left_out = canonical(checkpoint, chosen, side)
+            jobs = sorted(recipes, key=lambda recipe: recipe.name)
         readers = Readers(checkpoint)
 
         def work(recipe: Recipe) -> TensorDigest:
@@ -167,11 +167,7 @@ PIECE = 1 << 18
 
 
 class _Stored(local):
-    """Digests tensors as they are on disk: from their bytes where these lie together, else through torch.
-
-    Args:
-        checkpoint: whose tensors they are.
-    """
+    """Digests tensors as they are on disk: from their bytes where these lie together, else through torch."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint

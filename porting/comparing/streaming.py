@@ -17,11 +17,7 @@ TURNED = 1 << 23
 
 
 class Reader:
-    """Reads windows of a checkpoint's tensors into memory of its own, for one thread; each overwrites the last.
-
-    Args:
-        checkpoint: the checkpoint.
-    """
+    """Reads windows of a checkpoint's tensors into memory of its own, for one thread; each overwrites the last."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._reader = MoveReader(checkpoint)
@@ -46,11 +42,7 @@ class Reader:
 
 
 class Readers(local):
-    """A reader for each thread.
-
-    Args:
-        checkpoint: what they read.
-    """
+    """A reader for each thread."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.mine = Reader(checkpoint)

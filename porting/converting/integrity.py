@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,8 +104,8 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     work(jobs, [lambda: memoryview(bytearray(PIECE))] * threads)
     for file in checked:
         problems += file.problems(sha256=sha256)
-    found = {name for file in checked for name in file.names}
-    if all(file.whole for file in checked):
+    found = {name for file in checked for name in file.ranges}
+    if not any(file.unreadable for file in checked):
         empty = of_bytes(b"")  # a distributed checkpoint gives such a tensor no place
         lost = [name for name, of_it in record.tensors.items() if name not in found and of_it != empty]
         charge("objects", OBJECTS_EACH * len(lost), where=str(root.path / RECORD))
@@ -120,7 +120,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     return FilesReport(
         path=root.path,
         files=len(checked),
-        tensors=sum(len(file.names) for file in checked),
+        tensors=sum(len(file.ranges) for file in checked),
         bytes=sum(file.bytes for file in checked),
         problems=grouped_lines(problems),
         strangers=tuple(strangers),
@@ -220,7 +220,12 @@ Range = tuple[str, int, int]
 
 
 class _CheckedFile:
-    """A file that the record names."""
+    """A file that the record names.
+
+    Attributes:
+        ranges: the tensors that were read, and where they lie.
+        unreadable: why its tensors could not be read; empty if they could.
+    """
 
     def __init__(
         self, root: Folder, name: str, entry: object, record: Record, chunks: _Chunks, digests: _Digests
@@ -228,26 +233,28 @@ class _CheckedFile:
         self.name = name
         self._chunks = chunks
         self._digests = digests
-        self._ranges: Mapping[str, tuple[int, int]] = {}
+        self.ranges: Mapping[str, tuple[int, int]] = {}
         self._entry: Mapping[str, object] = entry if isinstance(entry, Mapping) else {}
         self._tensors = record.tensors
-        self._problem = ""
+        self.unreadable = ""
         self._front = b""
         self._order: list[str] = []
         self._file: LocalFile | None = None
         if not is_plain(name):
-            self._problem = "it is no plain file name"
+            self.unreadable = "it is no plain file name"
         elif not root.kind(name):
-            self._problem = "it is missing"
+            self.unreadable = "it is missing"
         else:
             try:
                 self._file = LocalFile(root.open(name))
             except CheckpointError as error:
-                self._problem = error.faults[0].message
+                self.unreadable = error.faults[0].message
             else:
                 grant(self._file.size, where=self._file.inode)
                 if self._file.size != self._entry.get("size"):
-                    self._problem = f"it has {self._file.size} bytes, and {shown(self._entry.get('size'))} were written"
+                    self.unreadable = (
+                        f"it has {self._file.size} bytes, and {shown(self._entry.get('size'))} were written"
+                    )
         self.bytes = self._file.size if self._file is not None else 0
         self._container = container_of(name)
         if self._container is not None and not _holds_tensors(self._container, name):
@@ -255,7 +262,7 @@ class _CheckedFile:
 
     def jobs(self) -> Iterator[tuple[int, partial[None]]]:
         """The jobs that read a file: one for each tensor, or one for all; what is between tensors is read at once."""
-        if self._file is None or self._problem:
+        if self._file is None or self.unreadable:
             return
         if self._container is None:
             yield from self._digests.job(self._file, 0, self._file.size)
@@ -272,7 +279,7 @@ class _CheckedFile:
                 between.append(self._file.pread(end, start - end))
                 end = stop
         self._front = b"".join([*between, self._file.pread(end, self._file.size - end)])
-        self._ranges = places
+        self.ranges = places
         for start, stop in places.values():
             yield from self._digests.job(self._file, start, stop)
 
@@ -284,22 +291,12 @@ class _CheckedFile:
             extents = read(container, file, name=self.name).extents
         except PortingError as error:
             problem = "its tensors cannot be found" if container.together else "its header is damaged"
-            self._problem = f"{problem}: {error.faults[0].message}"
+            self.unreadable = f"{problem}: {error.faults[0].message}"
             return None
         if any(extent.decode is not None for extent in extents.values()):
-            self._problem = "its tensors are stored in another form than they were written in"
+            self.unreadable = "its tensors are stored in another form than they were written in"
             return None
         return {name: (extent.start, extent.stop) for name, extent in extents.items()}
-
-    @property
-    def names(self) -> Collection[str]:
-        """The tensors that were read."""
-        return self._ranges.keys()
-
-    @property
-    def whole(self) -> bool:
-        """Whether all its tensors could be read."""
-        return not self._problem
 
     @property
     def _surroundings(self) -> str:
@@ -308,10 +305,10 @@ class _CheckedFile:
 
     def problems(self, *, sha256: bool) -> Iterator[str]:
         """The differences from the record, one a line."""
-        if self._problem or self._file is None:
-            yield f"{self.name}: {self._problem}"
+        if self.unreadable or self._file is None:
+            yield f"{self.name}: {self.unreadable}"
             return
-        found = {tensor: self._digests.of(self._file, *self._ranges[tensor]) for tensor in self._order}
+        found = {tensor: self._digests.of(self._file, *self.ranges[tensor]) for tensor in self._order}
         differing = [tensor for tensor in self._order if found[tensor] != self._tensors.get(tensor)]
         for tensor in differing:
             yield f"{self.name}: tensor {quote(tensor)} is not as it was written"

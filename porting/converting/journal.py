@@ -17,7 +17,7 @@ import os
 import shlex
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import BinaryIO
 
@@ -87,8 +87,7 @@ class Journal:
 
     def made(self, name: str, made: Made) -> None:
         """Record that a tensor of the output is written."""
-        losses = {"infinite": made.losses.infinite, "vanished": made.losses.vanished}
-        self._write({"tensor": name, "digest": made.digest, **losses, "sources": dict(made.sources)})
+        self._write({"tensor": name, "digest": made.digest, **asdict(made.losses), "sources": dict(made.sources)})
 
     def read(self, name: str, digest: str) -> None:
         """Record the digest of a tensor of the input."""

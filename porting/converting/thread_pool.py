@@ -17,7 +17,7 @@ PATIENCE = 0.1
 Owned = TypeVar("Owned")
 
 
-Job = Callable[[Owned], None]
+Job = Callable[[Owned], object]
 
 
 class _Lanes(Generic[Owned]):

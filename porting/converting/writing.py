@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -184,12 +184,9 @@ class _Task:
         """Take the digests of those tensors of the input that were not read completely while others were made."""
         left = [info for name, info in self._draft.checkpoint.tensors.items() if name not in self.sources]
         share = [left[job] for job in self._share([info.nbytes for info in left])]
-        work([(info.nbytes, partial(self._read, info.name)) for info in share], make_makers, self._meter.look)
+        work([(info.nbytes, partial(self._digest, info.name)) for info in share], make_makers, self._meter.look)
         for sources in self._group.gather(self.sources):
             self.sources |= sources
-
-    def _read(self, name: str, maker: Maker) -> None:
-        self._digest(name, maker)
 
     def _digest(self, name: str, maker: Maker) -> str:
         """The digest of a tensor of the input; each is read once for it."""
@@ -263,10 +260,7 @@ def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str
         for name, entry in files.items():
             entry["sha256"] = sha256_of(LocalFile(place.files.open(name)))
     losses = {
-        recipe.name: {
-            "infinite": task.made[recipe.name].losses.infinite,
-            "vanished": task.made[recipe.name].losses.vanished,
-        }
+        recipe.name: asdict(task.made[recipe.name].losses)
         for recipe in draft.recipes.tensors
         if task.made[recipe.name].losses
     }

@@ -81,7 +81,7 @@ def test_a_box_of_a_stored_tensor(
     assert torch.equal(found.reshape(high, wide), value[slice(*rows), slice(*columns)])
     if container == "safetensors":
         short = wide * 8 < SHORT  # and near each other: what lies between is read as well
-        assert reader.nbytes == ((high - 1) * 40 + wide) * 8 if short else high * wide * 8
+        assert reader.nbytes == (((high - 1) * 40 + wide) if short else high * wide) * 8
 
 
 @pytest.mark.parametrize("many", [12, 3000])
