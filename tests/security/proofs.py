@@ -222,4 +222,31 @@ PROOFS = [
         "gave a malformed answer",
         "tests/checkpoint/test_hub_hostile.py::test_an_answer_that_cannot_be_read",
     ),
+    proof(
+        "tables",
+        "a formula of few characters that makes far more numbers than it reads",
+        "refused before it is computed, with what it would hold",
+        "tests/converting/test_formulas.py::test_a_formula_that_makes_far_more_than_it_reads_is_refused_in_a_line",
+    ),
+    proof(
+        "tables",
+        "many tensors of one shape, told apart by their names alone",
+        "`suggest` makes their orders one at a time",
+        "tests/suggesting/test_names.py::test_the_orders_of_many_tensors_of_one_shape_are_not_all_held",
+        code=0,
+    ),
+    proof(
+        "your module",
+        "code that keeps state, writes files, or has a `while`, where a line is changed to find a mistake",
+        "never run with a change",
+        "tests/causes/test_line_edits.py::test_code_that_a_change_could_turn_into_harm_is_not",
+        code=1,
+    ),
+    proof(
+        "your module",
+        "a loop or a tensor that a changed line makes huge",
+        "that pass is ended, and the change is not offered",
+        "tests/causes/test_line_edits.py::test_a_changed_pass_that_goes_on_and_on_or_makes_huge_tensors_is_ended",
+        code=1,
+    ),
 ]
