@@ -554,7 +554,7 @@ TWENTY = {
             ),
         ),
         names=("a step too many",),
-        says="replace `scores = scores.masked_fill",
+        says="write `scores = scores`",
     ),
     "t5_far": Plant(
         "t5",
