@@ -323,6 +323,11 @@ class Comparisons:
         self._left -= steps
         return self._left >= 0
 
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is spent."""
+        return self._left <= 0
+
 
 COMPARISONS: ContextVar[Comparisons | None] = ContextVar("comparisons", default=None)
 """The budget of the command, which :func:`porting.limits.spending` opens; None without one."""
@@ -471,7 +476,7 @@ def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -
         most: so many are compared.
     """
     left = COMPARISONS.get()
-    if left is not None and not left.take(0):
+    if left is not None and left.spent:
         return ""
     candidates = list(candidates)
     patterns: dict[str, list[str]] = {}

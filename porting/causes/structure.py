@@ -16,6 +16,7 @@ from porting.causes.functions import CASTING
 from porting.causes.model_parts import ModelParts, Residual
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.step_differences import generic_path
 from porting.causes.tape import Call, Part, Ref
 
 # ------------------------------------------------------------------------------------------------------ residual sums
@@ -175,11 +176,11 @@ class NormElsewhere(Cause):
             yield Alteration(where=block.norm.call.module, rewrites=self.moved(model_parts, block))
 
     def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield all blocks at once, then those whose norms differ in their numbers alone, as one in each layer."""
+        """Yield all blocks at once, then the same block of every layer, such as the attention's."""
         blocks = self.blocks(model_parts)
         alike: dict[str, list[Block]] = {}
         for block in blocks:
-            alike.setdefault(re.sub(r"\d+", "{i}", block.norm.call.module), []).append(block)
+            alike.setdefault(generic_path(block.norm.call.module), []).append(block)
         groups = {name: some for name, some in alike.items() if 1 < len(some) < len(blocks)}
         for where, some in {"": blocks, **groups}.items():
             rewrites: dict[int, Rewrite] = {}

@@ -62,7 +62,7 @@ class Prompt:
         defaults: take every default, and say so.
 
     Attributes:
-        silent: nobody answers, or nobody any more.
+        silent: take every default without reading an answer: as asked for, or since standard input has ended.
     """
 
     def __init__(self, screen: Screen, *, defaults: bool = False) -> None:
@@ -99,6 +99,6 @@ class Prompt:
         out.flush()
         line = sys.stdin.readline()
         if not line.endswith("\n"):
-            self.silent = not line  # the end: nobody will answer what comes after it either
+            self.silent = not line  # standard input has ended
             out.write("\n")
         return line.strip()
