@@ -8,6 +8,7 @@ port differs from the reference from this step on. This needs no entry of the ca
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -159,19 +160,21 @@ def moments(value: Tensor) -> Tensor | None:
     if value.layout != torch.strided or value.is_nested or value.numel() < 2 or value.is_complex():
         return None
     elements = value.detach().double().flatten()
-    kept = elements[(elements > MASKED) & torch.isfinite(elements)]
-    if not kept.numel() or bool((kept == kept[0]).all()):
+    kept = elements
+    lowest, highest = map(float, kept.aminmax())
+    if not (lowest > MASKED and highest < math.inf):  # also where one of them is no number
+        kept = elements[(elements > MASKED) & torch.isfinite(elements)]
+        if not kept.numel():
+            return None
+        lowest, highest = map(float, kept.aminmax())
+    if lowest == highest:
         return None
-    cube = kept.pow(3).mean()
-    return torch.stack([
-        kept.mean(),
-        kept.square().mean().sqrt(),
-        cube.sign() * cube.abs().pow(1 / 3),
-        kept.min(),
-        kept.max(),
-        torch.tensor(kept.numel() / elements.numel(), dtype=torch.float64),
-        torch.tensor(float(not value.is_floating_point()), dtype=torch.float64),
-    ])  # fmt: skip
+    square = kept * kept
+    size, cube = kept.numel(), float(torch.dot(square, kept)) / kept.numel()
+    third = math.copysign(abs(cube) ** (1 / 3), cube)
+    share, integral = size / elements.numel(), float(not value.is_floating_point())
+    statistics = (float(kept.sum()) / size, math.sqrt(float(square.sum()) / size), third, lowest, highest)
+    return torch.tensor([*statistics, share, integral], dtype=torch.float64)
 
 
 def divergence(

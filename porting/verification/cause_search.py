@@ -58,6 +58,9 @@ SECONDS = 20.0
 REPAIRING = 20.0
 """So many seconds the steps are looked for that have to be repaired; a small model takes one."""
 
+REPAIRING_EXPLAINED = 4.0
+"""So many, where entries of the catalogue explain every probe: there, repairs can only be more exact."""
+
 CHANGING = 8.0
 """So many seconds changes of the table, and then of the user's lines, are tried."""
 
@@ -133,11 +136,16 @@ def name_causes(
             [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
         )
         in_table = {point for _, one in laid_out for point in one.probes}
-        repaired = trials.repaired = None if found or in_table else trials.repair()
-        for cause_case in [*_drawn_first(held_out), *known] if not found else ():
-            found += trials.why(cause_case, [probe for probe in guilty if not _explained(probe, found)])
-            if all(_explained(probe, found) for probe in guilty):
-                break
+        repaired = None
+        if not found:
+            searched = [*_drawn_first(held_out), *known]
+            found = trials.why(searched, guilty, listed=True)
+            named = [one for one in found if one.name]
+            explained = all(_explained(probe, named) for probe in guilty)
+            if not in_table:
+                repaired = trials.repaired = trials.repair(REPAIRING_EXPLAINED if explained else REPAIRING)
+            if not explained:
+                found = trials.why(searched, guilty)
         found = _with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, guilty)
@@ -428,7 +436,22 @@ class _Trials:
         self._marks: dict[int, dict[Point, Mark]] = {}
         self.repaired: RepairSet | None = None
 
-    def why(self, cause_case: CauseCase, guilty: Sequence[Probe]) -> list[Finding]:
+    def why(self, cases: Sequence[CauseCase], guilty: Sequence[Probe], *, listed: bool = False) -> list[Finding]:
+        """The causes of the differences, each from the first case that shows it.
+
+        Args:
+            cases: the cases, in the order in which they are searched.
+            guilty: the probes that differ.
+            listed: entries of the catalogue alone: nothing that is solved for, and no alteration of the whole.
+        """
+        found: list[Finding] = []
+        for cause_case in cases:
+            found += self._in_case(cause_case, [probe for probe in guilty if not _explained(probe, found)], listed)
+            if all(_explained(probe, found) for probe in guilty):
+                break
+        return found
+
+    def _in_case(self, cause_case: CauseCase, guilty: Sequence[Probe], listed: bool) -> list[Finding]:
         """The causes of the differences that a case shows."""
         marks = self._marks_of(cause_case)
         shown = [one for one in guilty if one.port in marks and marks[one.port].difference > marks[one.port].bound]
@@ -447,8 +470,9 @@ class _Trials:
         )
         search.weights_compared = self._weights_compared
         kinds = {one.kind for one in self.repaired.repairs} if self.repaired is not None else set()
-        general = self.repaired is None or len(kinds) > 1 or kinds <= GENERAL
-        search.solving = self.repaired is None  # what is solved for at a probe fits whatever was done before it
+        general = not listed and (self.repaired is None or len(kinds) > 1 or kinds <= GENERAL)
+        # What is solved for at a probe fits whatever was done before it.
+        search.solving = not listed and self.repaired is None
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
         explained = [self._untied(one) for one in explained]
         whole = self._one_for_all(cause_case, explained) if general else None
@@ -457,13 +481,16 @@ class _Trials:
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
-    def repair(self) -> RepairSet | None:
+    def repair(self, seconds: float) -> RepairSet | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
+
+        Args:
+            seconds: how long to look, of this thread's processor time.
         """
         begun = time.thread_time()
-        until = begun + min(REPAIRING, (self._until - begun) / 4)  # the rest is the catalogue's
+        until = begun + min(seconds, (self._until - begun) / 4)  # the rest is the catalogue's
         found: list[list[RepairSet]] = []
         cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
