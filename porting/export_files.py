@@ -15,6 +15,7 @@ from porting.checkpoint.config import CONFIG_NAME, parse_config
 from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.index import INDEX
 from porting.checkpoint.names import COMPANIONS, split_inner_path
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, container_of, writer_of
 from porting.checkpoint.strict_json import encoded
@@ -34,7 +35,7 @@ METADATA = {"format": "pt"}
 LARGEST = 64 << 20
 """Bytes; tokenizers are smaller, and larger files beside a checkpoint are weights or data."""
 
-WEIGHTS = (*ENDINGS, *(".h5", ".index", ".msgpack", ".onnx", ".ot", ".pickle", ".pkl", ".tflite"))
+WEIGHTS = (*ENDINGS, ".ot", ".pickle", ".pkl", ".tflite")
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
 
@@ -118,7 +119,7 @@ def weight_files(
     named: dict[str, Content] = {
         _renamed(old.name): new for old, new in zip(checkpoint.files, laid, strict=True) if new.tensors
     }
-    index_name = f"{main}.index.json"
+    index_name = f"{main}{INDEX}"
     if all(file.header is not None for file in laid):
         return {**named, index_name: checkpoint.index_file.raw}
     home = {name: _renamed(file.name) for file, part in zip(checkpoint.files, parts, strict=True) for name in part}

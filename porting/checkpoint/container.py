@@ -10,7 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.index import ShardIndex
 from porting.checkpoint.layout import SAFETENSORS_DTYPES, Contents, Described, ElementType
 from porting.checkpoint.names import check_names
-from porting.errors import Code, Fault, Message, Option, Wording
+from porting.errors import Code, Fault, Message, Option, Wording, nearest
 from porting.limits import grant
 from porting.printable import dtype_name
 
@@ -222,6 +222,10 @@ class Container(ABC):
         surroundings: what messages call the bytes that are no tensor's.
         parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
         together: its files can only be read all together.
+        stem: its main file has no usual name: in a directory it is the only one with the ending, and its path may be
+            given without that, as the library that wrote it has it.
+        separator: stands between the keys that lead to a tensor; an inner path is the first of them.  Empty where
+            tensors have no such keys.
         promises: what it does.
     """
 
@@ -234,6 +238,8 @@ class Container(ABC):
     surroundings: ClassVar[str] = "its header"
     parts: ClassVar[bool] = False
     together: ClassVar[bool] = False
+    stem: ClassVar[bool] = False
+    separator: ClassVar[str] = ""
     promises: Promises
 
     @property
@@ -272,9 +278,26 @@ class Container(ABC):
         Raises:
             CheckpointError: with every fault found.
         """
-        self.require_no_part(part, where=place.location)
         sources = open_all(place, [main])
-        return Found(contents=(self.read(sources[main], name=main, locate=locate),), sources=sources)
+        contents = self.read(sources[main], name=main, locate=locate)
+        return self.below(Found(contents=(contents,), sources=sources, notes=contents.notes), part, place)
+
+    def below(self, found: Found, part: str | None, place: Place) -> Found:
+        """The tensors below an inner path, without it in their names; all of them where it is None or empty.
+
+        Raises:
+            CheckpointError: it names nothing, or the container has no inner paths.
+        """
+        if not part or not self.separator:
+            self.require_no_part(part or None if self.separator else part, where=place.location)
+            return found
+        begin = f"{part}{self.separator}"
+        contents = tuple(_below(one, begin) for one in found.contents)
+        if not any(one.tensors for one in contents):
+            firsts = {name.partition(self.separator)[0] for one in found.contents for name in one.tensors}
+            message = f"it holds no tensor whose name begins with {quote(begin)}"
+            raise checkpoint_error(Code.INNER_PATH, place.location, message, nearest(part, sorted(firsts)))
+        return replace(found, contents=contents)
 
     def require_no_part(self, part: str | None, *, where: str) -> None:
         """Refuse an inner path, in a container that does not nest state dicts.
@@ -346,6 +369,17 @@ class Container(ABC):
         raise NotImplementedError(f"{self.name} is not written")  # its promises say so; asking is a bug of ours
 
 
+def _below(contents: Contents, begin: str) -> Contents:
+    """The tensors whose names begin with a text, without it."""
+    names = {name: name.removeprefix(begin) for name in contents.tensors if name.startswith(begin)}
+    return replace(
+        contents,
+        file=replace(contents.file, names=tuple(names.values())),
+        tensors={short: replace(contents.tensors[name], name=short) for name, short in names.items()},
+        extents={short: contents.extents[name] for name, short in names.items() if name in contents.extents},
+    )
+
+
 def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
     """Open every file; the error names all that cannot be opened."""
     sources = dict(open_each(place, names))
@@ -391,7 +425,6 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive", "run `unzstd` on it first"),
     (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
     (b"\xfd7zXZ", "an xz archive", "run `unxz` on it first"),
-    (b"\x89HDF", "an HDF5 file (TensorFlow or Keras)", "take the safetensors files of the model instead"),
     (b"\x93NUMPY", "a NumPy array", "save the tensors with safetensors"),
     (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
     *(

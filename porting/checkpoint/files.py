@@ -10,6 +10,7 @@ import mmap
 import os
 import secrets
 import weakref
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,7 +135,31 @@ def _digest(descriptor: int, start: int, stop: int) -> int:
     return int(state.intdigest())
 
 
-class LocalFile:
+class Copying(ABC):
+    """Reads elements into new memory; a base of what elements are read from."""
+
+    @abstractmethod
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """As of :class:`Readable`."""
+
+    @abstractmethod
+    def require_unchanged(self) -> None:
+        """As of :class:`Readable`."""
+
+    def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The elements from byte ``start`` to ``stop`` in memory that no later change of the file reaches."""
+        self.require_unchanged()
+        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
+        tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
+        if stop > start:
+            buffer = memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr())).cast("B")
+            self.read_into(buffer, start)
+        self.require_unchanged()
+        return tensor
+
+
+class LocalFile(Copying):
     """A regular file, opened for reading; closed when it is garbage-collected.
 
     Views of it stay valid after that, and after the file is deleted: the mapping keeps the file alive.
@@ -270,17 +295,6 @@ class LocalFile:
         count = (stop - start) // dtype.itemsize
         return torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=start)
 
-    def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """A copy in anonymous memory, which no later change of the file reaches."""
-        self.require_unchanged()
-        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
-
-        tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
-        buffer = memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr()) if stop > start else b"")
-        self.read_into(buffer, start)
-        self.require_unchanged()
-        return tensor
-
     @property
     def mapped(self) -> tuple[int, int] | None:
         """The addresses between which the file is mapped: a change of the file may change tensors there."""
@@ -328,3 +342,40 @@ class LocalFile:
             hint="check the disk and the memory limit, or copy the file elsewhere and try again",
         )
         return CheckpointError(fault)
+
+
+class Decoded(Copying):
+    """The elements of a part of a file that has them in another form: compressed, in pieces, or with other bytes.
+
+    Args:
+        file: the file.
+        size: bytes of the elements.
+    """
+
+    def __init__(self, file: LocalFile, size: int) -> None:
+        self.where, self.path, self.size = file.where, file.path, size
+        self._file = file
+
+    @abstractmethod
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes of elements, little-endian, from ``offset`` on."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a writable buffer with elements."""
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            piece[:] = self.pread(offset + start, len(piece))
+
+    def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
+        """Fill several writable buffers with elements, one after the other."""
+        for row in rows:
+            self.read_into(row, offset)
+            offset += len(row)
+
+    def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """The elements in memory of their own, since decoded bytes cannot be mapped."""
+        return self.copy(start, stop, dtype)
+
+    def require_unchanged(self) -> None:
+        """Raises: CheckpointError when the file is not the one whose header was read."""
+        self._file.require_unchanged()

@@ -8,15 +8,13 @@ name.
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Mapping
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents, ElementType, Extent, TensorInfo, WeightFile, shape_fault
-from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
+from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
+from porting.checkpoint.layout import Contents, ElementType
+from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.errors import Code
 from porting.limits import charge, reading
 
@@ -51,7 +49,7 @@ MOST_AXES = 8
 STEP = 1 << 12
 """Strings of a list that are charged at once."""
 
-FETCH_AGAIN = "the file is damaged: fetch it again"
+TAKE_FLOATS = "take the weights in float32, float16 or bfloat16"
 
 
 class Gguf(Container):
@@ -75,7 +73,7 @@ class Gguf(Container):
 
 
 def _read(source: ByteSource, name: str) -> Contents:
-    header = _Header(source)
+    header = _Header(source, Code.GGUF_FILE)
     if source.size < len(MAGIC) or header.take(len(MAGIC)) != MAGIC:
         fault = header.error("this does not begin as a GGUF file does").faults[0]
         raise UnrecognisedError(fault, source, Gguf.title)
@@ -95,80 +93,25 @@ def _read(source: ByteSource, name: str) -> Contents:
     alignment = alignment or 32
     described = [header.tensor() for _ in range(count)]
     begin = -(-header.position // alignment) * alignment
-    faults = FaultList(source.where)
-    tensors: dict[str, TensorInfo] = {}
-    extents: dict[str, Extent] = {}
-    end, last = 0, ""
+    tensors = TensorList(source, Code.GGUF_FILE, name=name, format=Gguf.name)
     for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
         element = DTYPES.get(kind)
         if element is None:
             quantisation = f"the quantised type {QUANTISED[kind]}" if kind in QUANTISED else f"the unknown type {kind}"
-            hint = "take the weights in float32, float16 or bfloat16"
-            faults.add(Code.GGUF_FILE, f"it has {quantisation}, which is not read", tensor=tensor, hint=hint)
-            continue
-        reason = shape_fault(shape, element) or ("it is there twice" if tensor in tensors else "")
-        nbytes = math.prod(shape) * element.itemsize if not reason else 0
-        if not reason and (offset % alignment or begin + offset + nbytes > source.size):
-            reason = f"its {nbytes} bytes from byte {begin + offset} on do not lie in the file's {source.size}"
-        elif not reason and nbytes and offset < end:
-            reason = f"its bytes are also those of {quote(last)}"
-        if reason:
-            faults.add(Code.GGUF_FILE, reason, tensor=tensor, hint=FETCH_AGAIN)
-            continue
-        end, last = max(end, offset + nbytes), tensor
-        tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=name)
-        extents[tensor] = Extent(start=begin + offset, stop=begin + offset + nbytes)
-    check_names(tensors, faults)
-    faults.raise_if_any()
-    file = WeightFile(name=name, size=source.size, format=Gguf.name, metadata={}, names=tuple(tensors))
-    return Contents(file=file, tensors=tensors, extents=extents)
+            tensors.refuse(tensor, f"it has {quantisation}, which is not read", TAKE_FLOATS)
+        elif offset % alignment:
+            tensors.refuse(tensor, f"its place, {offset}, is no multiple of {alignment}", FETCH_AGAIN)
+        else:
+            tensors.add(tensor, shape, element, start=begin + offset)
+    return tensors.contents()
 
 
-class _Header:
-    """The header in front of the elements, read from the first byte on.
-
-    Args:
-        source: the file.
-    """
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-        self.position = 0
-        self._buffer = b""
-        self._start = 0
-
-    def take(self, count: int) -> bytes:
-        """The next bytes."""
-        self._require(count)
-        begin = self.position - self._start
-        if begin + count > len(self._buffer):
-            length = min(max(count, 1 << 16), self.source.size - self.position)
-            charge("metadata", length, where=self.source.where)
-            self._buffer = self.source.pread(self.position, length)
-            self._start, begin = self.position, 0
-        self.position += count
-        return self._buffer[begin : begin + count]
-
-    def skip(self, count: int) -> None:
-        """Skip bytes."""
-        self._require(count)
-        self.position += count
-
-    def number(self, layout: str) -> int:
-        """The next whole number."""
-        value: int
-        (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
-        return value
+class _Header(HeaderReader):
+    """The header in front of the elements, read from the first byte on."""
 
     def string(self, limit: int) -> str:
         """The next string of at most so many bytes."""
-        count = self.number("<Q")
-        if count > limit:
-            raise self.error(f"a name of {count} bytes")
-        try:
-            return self.take(count).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.error(f"a name that is not UTF-8 before byte {self.position}") from error
+        return self.text(self.number("<Q"), limit=limit)
 
     def setting(self) -> int:
         """Skip a setting; returns the alignment if it is that setting, else 0."""
@@ -190,7 +133,7 @@ class _Header:
             return
         if kind != STRING:
             raise self.error(f"a setting of the type {kind}, before byte {self.position}")
-        self._require(8 * count)
+        self.require(8 * count)
         for number in range(count):
             if number % STEP == 0:
                 charge("objects", STEP, where=self.source.where)
@@ -203,11 +146,3 @@ class _Header:
             raise self.error(f"a tensor of {axes} dimensions")
         sizes = tuple(self.number("<Q") for _ in range(axes))
         return name, self.number("<I"), sizes[::-1], self.number("<Q")
-
-    def _require(self, count: int) -> None:
-        if count > self.source.size - self.position:
-            raise self.error("it ends in the middle of its header")
-
-    def error(self, message: str) -> CheckpointError:
-        """The error for a header that cannot be read."""
-        return checkpoint_error(Code.GGUF_FILE, self.source.where, message, FETCH_AGAIN)

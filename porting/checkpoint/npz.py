@@ -10,12 +10,11 @@ pickles, and are never read.
 from __future__ import annotations
 
 import ast
-import ctypes
 import math
 import re
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -35,7 +34,7 @@ from porting.checkpoint.container import (
     nbytes,
 )
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, LocalFile
+from porting.checkpoint.files import ByteSource, Decoded, LocalFile
 from porting.checkpoint.layout import (
     ChecksummedRange,
     Contents,
@@ -485,7 +484,7 @@ class _Inflated:
         return checkpoint_error(Code.NPZ_FILE, self.where, message, FETCH_AGAIN)
 
 
-class _Decoded(_Inflated):
+class _Decoded(Decoded):
     """The elements of a member that is compressed or big-endian; places are counted from the member's first byte.
 
     Args:
@@ -496,42 +495,16 @@ class _Decoded(_Inflated):
     """
 
     def __init__(self, file: LocalFile, *, member: _Member, places: _Places, order: str) -> None:
-        super().__init__(file, member, places)
-        self.path = file.path
-        self._file = file
+        super().__init__(file, member.size)
+        self._inflated = _Inflated(file, member, places)
         self._order = order
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes of the member."""
+        return self._inflated.pread(offset, count)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a writable buffer with elements, in little-endian order."""
-        for start in range(0, len(buffer), PIECE):
-            piece = buffer[start : start + PIECE]
-            piece[:] = self.pread(offset + start, len(piece))
+        super().read_into(buffer, offset)
         if self._order:
             np.frombuffer(buffer, dtype=self._order).byteswap(inplace=True)
-
-    def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:
-        """Fill several writable buffers with elements, one after the other."""
-        for row in rows:
-            self.read_into(row, offset)
-            offset += len(row)
-
-    def view(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The elements in memory of their own, since decoded bytes cannot be mapped."""
-        return self.copy(start, stop, dtype)
-
-    def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """The elements in memory of their own."""
-        self.require_unchanged()
-        import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
-
-        tensor = torch.empty((stop - start) // dtype.itemsize, dtype=dtype)
-        if stop > start:
-            self.read_into(
-                memoryview((ctypes.c_char * (stop - start)).from_address(tensor.data_ptr())).cast("B"), start
-            )
-        self.require_unchanged()
-        return tensor
-
-    def require_unchanged(self) -> None:
-        """Raises: CheckpointError when the file is not the one whose header was read."""
-        self._file.require_unchanged()

@@ -23,11 +23,15 @@ from porting.checkpoint.container import (
 from porting.checkpoint.dcp import Distributed
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.files import ByteSource
+from porting.checkpoint.flax_msgpack import FlaxMsgpack
 from porting.checkpoint.gguf import Gguf
+from porting.checkpoint.hdf5_file import Hdf5
 from porting.checkpoint.index import INDEX, MAX_INDEX, WRITE_AGAIN, ShardIndex, parse_index
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.npz import Npz
+from porting.checkpoint.onnx_file import Onnx
 from porting.checkpoint.safetensors_file import Safetensors
+from porting.checkpoint.tensorflow_file import TensorFlow
 from porting.errors import Code, Fault, Message, Option
 
 SAFETENSORS = Safetensors()
@@ -96,6 +100,10 @@ CONTAINERS: tuple[Container, ...] = (
     Distributed(),
     Npz(),
     Gguf(),
+    FlaxMsgpack(),
+    Onnx(),
+    TensorFlow(),
+    Hdf5(),
 )
 
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
@@ -183,6 +191,9 @@ def choose(names: Collection[str], place: Place) -> str:
             raise checkpoint_error(Code.CHECKPOINT_AMBIGUOUS, where, message, hint)
         return main
     for container in CONTAINERS:
+        ending = [name for name in names if name.endswith(container.endings)] if container.stem else []
+        if len(ending) == 1:
+            return ending[0]
         fault = container.incomplete(names, where=where)
         if fault is not None:
             raise CheckpointError(fault)

@@ -106,10 +106,11 @@ def _open(
         return _open_file(LocalPlace(folder, location=text, named=path.name), path.name, part=part)
     if RANK in outer:
         return _open_ranks(outer, location=text, part=part, follow_links=follow_links)
-    for container in CONTAINERS:
-        if container.parts and (path.parent / container.main).is_file():
-            place = LocalPlace(Folder(path.parent, follow_links=follow_links), location=text)
-            return open_weights(place, container.main, part=path.name)
+    main = _main_of(path)
+    if main is not None:
+        name, inner = main
+        place = LocalPlace(Folder(path.parent, follow_links=follow_links), location=text)
+        return open_weights(place, name, part=part if inner is None else inner)
     model = parse_model_id(outer, revision=revision, files=(*MARKS, ".json")) if isinstance(source, str) else None
     if model is None:
         message = "no such file or directory, and no possible name of a model on the hub"
@@ -131,6 +132,20 @@ def _open(
         fault = Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=near or "check the path")
         raise HubError([*error.faults, fault]) from error
     return _open_directory(Folder(snapshot.root), location=text, commit=snapshot.commit, part=part)
+
+
+def _main_of(path: Path) -> tuple[str, str | None] | None:
+    """The main file that a path stands for where there is no file of that name, and the inner path in it.
+
+    ``dir/model`` is the state dict ``model`` of a distributed checkpoint, ``dir/model.ckpt`` what TensorFlow calls the
+    checkpoint of ``model.ckpt.index``.
+    """
+    for container in CONTAINERS:
+        if container.parts and (path.parent / container.main).is_file():
+            return container.main, path.name
+        if container.stem and (path.parent / f"{path.name}{container.endings[0]}").is_file():
+            return f"{path.name}{container.endings[0]}", None
+    return None
 
 
 def _similar_path(path: Path) -> str:

@@ -14,7 +14,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from porting.checkpoint import open_checkpoint
 from porting.checkpoint.registry import CONTAINERS, container_of
+from tests.checkpoint.test_flax_msgpack import written as flax_file
 from tests.checkpoint.test_gguf import written as gguf_file
+from tests.checkpoint.test_hdf5_file import write as write_hdf5
+from tests.checkpoint.test_onnx_file import written as onnx_file
+from tests.checkpoint.test_tensorflow_file import written as tensorflow_files
 from tests.cli.conftest import Run
 
 Tensors = dict[str, torch.Tensor]
@@ -40,6 +44,12 @@ SAVERS: dict[str, Callable[[Tensors, Path], object]] = {
     "dcp": lambda tensors, folder: dcp_save(tensors, checkpoint_id=folder, no_dist=True),
     "npz": _arrays(np.savez),
     "gguf": lambda tensors, folder: (folder / "model.gguf").write_bytes(gguf_file(tensors)),
+    "flax": lambda tensors, folder: (folder / "flax_model.msgpack").write_bytes(flax_file(tensors)),
+    "onnx": lambda tensors, folder: (folder / "model.onnx").write_bytes(onnx_file(tensors)),
+    "tensorflow": lambda tensors, folder: [
+        (folder / name).write_bytes(raw) for name, raw in tensorflow_files(tensors).items()
+    ],
+    "hdf5": lambda tensors, folder: write_hdf5(folder / "tf_model.h5", tensors),
     "npz, compressed": _arrays(np.savez_compressed),
     "npz, big-endian columns": _arrays(np.savez, ">"),
 }

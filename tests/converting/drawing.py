@@ -98,5 +98,10 @@ def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, obje
 
 def bits(tensor: Tensor) -> bytes:
     """Dtype, shape and bytes."""
+    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + elements(tensor)
+
+
+def elements(tensor: Tensor) -> bytes:
+    """The bytes of the elements, in row-major order."""
     flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
-    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes(flat.view(torch.uint8).tolist())
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -11,10 +11,14 @@ from safetensors.torch import save
 from torch import arange, ones
 
 from tests.checkpoint.hostile import entry, index, st_file
+from tests.checkpoint.test_flax_msgpack import HOSTILE as HOSTILE_FLAX
 from tests.checkpoint.test_gguf import HOSTILE as HOSTILE_GGUF
 from tests.checkpoint.test_index import HOSTILE_INDEX, OTHER, SHARD
 from tests.checkpoint.test_npz import HOSTILE as HOSTILE_ARRAYS
+from tests.checkpoint.test_onnx_file import HOSTILE as HOSTILE_ONNX
 from tests.checkpoint.test_safetensors_file import FINE, HOSTILE
+from tests.checkpoint.test_tensorflow_file import DATA
+from tests.checkpoint.test_tensorflow_file import HOSTILE as HOSTILE_TENSORFLOW
 from tests.security.rows import Row, Words, file_row, folder_row
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -219,3 +223,17 @@ INDEXES = [
 NPZ: list[Row] = [file_row("npz", "model.npz", what, told, content) for what, content, told in HOSTILE_ARRAYS]
 
 GGUF: list[Row] = [file_row("gguf", "model.gguf", what, told, content) for what, content, told in HOSTILE_GGUF]
+
+FLAX: list[Row] = [file_row("flax", "flax_model.msgpack", what, told, content) for what, content, told in HOSTILE_FLAX]
+
+ONNX: list[Row] = [file_row("onnx", "model.onnx", what, told, content) for what, content, told in HOSTILE_ONNX]
+
+
+def tensorflow(content: Callable[[], bytes]) -> Callable[[Path], object]:
+    """An index of this content beside 16 bytes of elements."""
+    return lambda folder: ((folder / "model.ckpt.index").write_bytes(content()), (folder / DATA).write_bytes(bytes(16)))
+
+
+TENSORFLOW: list[Row] = [
+    folder_row("tensorflow", what, told, tensorflow(content)) for what, content, told in HOSTILE_TENSORFLOW
+]

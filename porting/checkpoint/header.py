@@ -1,0 +1,227 @@
+"""What containers with a header in front of the elements have in common: reading it, and placing the tensors."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
+from porting.checkpoint.files import ByteSource, LocalFile, Readable
+from porting.checkpoint.layout import Contents, ElementType, Extent, TensorInfo, WeightFile, shape_fault, shown_sizes
+from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
+from porting.errors import Code, Fault
+from porting.limits import charge
+
+FETCH_AGAIN = "the file is damaged: fetch it again"
+
+BUFFER = 1 << 16
+"""Bytes that are read at a time."""
+
+VARINT = 10
+"""Bytes of the longest number of a variable length: 7 bits in each."""
+
+
+class HeaderReader:
+    """Reads a header from its first byte on; every byte that is looked at is charged.
+
+    Args:
+        source: the file.
+        code: of the faults.
+        start, stop: where the header lies; to the end of the file where ``stop`` is None.
+
+    Attributes:
+        position: the next byte.
+        stop: one past the last byte.
+    """
+
+    def __init__(self, source: ByteSource, code: Code, *, start: int = 0, stop: int | None = None) -> None:
+        self.source = source
+        self.position = start
+        self.stop = source.size if stop is None else stop
+        self._code = code
+        self._buffer = b""
+        self._start = start
+
+    def within(self, count: int) -> HeaderReader:
+        """A reader of the next ``count`` bytes alone, which this one skips."""
+        start = self.position
+        self.skip(count)
+        return HeaderReader(self.source, self._code, start=start, stop=self.position)
+
+    def __bool__(self) -> bool:
+        return self.position < self.stop
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        self.require(count)
+        begin = self.position - self._start
+        if begin + count > len(self._buffer) or begin < 0:
+            length = min(max(count, BUFFER), self.stop - self.position)
+            charge("metadata", length, where=self.source.where)
+            self._buffer = self.source.pread(self.position, length)
+            self._start, begin = self.position, 0
+        self.position += count
+        return self._buffer[begin : begin + count]
+
+    def skip(self, count: int) -> None:
+        """Skip bytes."""
+        self.require(count)
+        self.position += count
+
+    def number(self, layout: str) -> int:
+        """The next whole number, of a layout of :mod:`struct`."""
+        value: int
+        (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
+        return value
+
+    def varint(self) -> int:
+        """The next number of a variable length (LEB128), below 2^64."""
+        value = 0
+        for place in range(VARINT):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                break
+        else:
+            raise self.error(f"a number of more than {VARINT} bytes before byte {self.position}")
+        return value & (1 << 64) - 1
+
+    def text(self, count: int, *, limit: int = LONGEST_TENSOR_NAME) -> str:
+        """The next ``count`` bytes as text, of at most ``limit`` bytes."""
+        if count > limit:
+            raise self.error(f"a name of {count} bytes")
+        try:
+            return self.take(count).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.error(f"a name that is not UTF-8 before byte {self.position}") from error
+
+    def require(self, count: int) -> None:
+        """Raises: CheckpointError when fewer bytes are left."""
+        if count > self.stop - self.position:
+            raise self.error("it ends in the middle of its header")
+
+    def error(self, message: str) -> CheckpointError:
+        """The error for a header that cannot be read."""
+        return checkpoint_error(self._code, self.source.where, message, FETCH_AGAIN)
+
+
+NUMBER, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
+
+TOGETHER = 16
+"""Fields that are charged at once."""
+
+
+def message_fields(message: HeaderReader) -> Iterator[tuple[int, int, HeaderReader | None]]:
+    """The fields of a message of protocol buffers (https://protobuf.dev/programming-guides/encoding).
+
+    Args:
+        message: its bytes.
+
+    Yields:
+        The number of each field; its value if that is a number of a variable length, else 0; and a reader of the bytes
+        of a text, a list or a message, else None.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    count = 0
+    while message:
+        if count % TOGETHER == 0:
+            charge("objects", TOGETHER, where=message.source.where)
+        count += 1
+        key = message.varint()
+        number, kind = key >> 3, key & 7
+        if kind == NUMBER:
+            yield number, signed(message.varint()), None
+        elif kind == BYTES:
+            yield number, 0, message.within(message.varint())
+        elif kind in {FIXED32, FIXED64}:
+            message.skip(4 if kind == FIXED32 else 8)
+            yield number, 0, None
+        else:
+            raise message.error(f"a field of the unknown type {kind} before byte {message.position}")
+
+
+def signed(value: int) -> int:
+    """A number below 2^64 as one of 64 bits with a sign."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+class TensorList:
+    """The tensors of a file as its header describes them, each checked against the file.
+
+    Args:
+        source: the file.
+        code: of the faults.
+        name: the file's name inside the checkpoint.
+        format: the name of its container.
+    """
+
+    def __init__(self, source: ByteSource, code: Code, *, name: str, format: str) -> None:  # noqa: A002  # as of WeightFile
+        self.faults = FaultList(source.where)
+        self._source, self._code, self._name, self._format = source, code, name, format
+        self._tensors: dict[str, TensorInfo] = {}
+        self._extents: dict[str, Extent] = {}
+
+    def refuse(self, tensor: str, reason: str, hint: str = "") -> None:
+        """Note that a tensor cannot be read."""
+        self.faults.add(self._code, reason, tensor=tensor, hint=hint)
+
+    def add(
+        self,
+        tensor: str,
+        shape: tuple[int, ...],
+        element: ElementType,
+        *,
+        start: int,
+        stored: int | None = None,
+        decode: Callable[[LocalFile], Readable] | None = None,
+    ) -> None:
+        """Add a tensor, or note why it cannot be read.
+
+        Args:
+            tensor: its name.
+            shape: its sizes, slowest axis first.
+            element: the type of its elements.
+            start: where in the file they begin, or in what ``decode`` opens.
+            stored: how many bytes the file has for it; None where the header does not say.
+            decode: as of :class:`~porting.checkpoint.layout.Extent`.
+        """
+        reason = "" if tensor not in self._tensors else "it is there twice"
+        if not reason and any(size < 0 for size in shape):
+            reason = f"its shape {shown_sizes(shape)} has a negative size"
+        reason = reason or shape_fault(shape, element)
+        nbytes = math.prod(shape) * element.itemsize if not reason else 0
+        if not reason and stored is not None and stored != nbytes:
+            reason = f"it has {stored} bytes, and shape {shown_sizes(shape)} of {element} needs {nbytes}"
+        elif not reason and decode is None and start + nbytes > self._source.size:
+            reason = f"its {nbytes} bytes from byte {start} on do not lie in the file's {self._source.size}"
+        if reason:
+            self.refuse(tensor, reason, FETCH_AGAIN)
+            return
+        self._tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=self._name)
+        self._extents[tensor] = Extent(start=start, stop=start + nbytes, decode=decode)
+
+    def contents(self, *, notes: tuple[Fault, ...] = ()) -> Contents:
+        """The tensors and their places.
+
+        Args:
+            notes: what should be known and changes no value.
+
+        Raises:
+            CheckpointError: with every fault, also of tensors that share bytes.
+        """
+        end, last = 0, ""
+        plain = [(extent, name) for name, extent in self._extents.items() if extent.decode is None]
+        for extent, tensor in sorted(plain, key=lambda entry: entry[0].start):
+            if extent.stop > extent.start and extent.start < end:
+                self.refuse(tensor, f"its bytes are also those of {quote(last)}", FETCH_AGAIN)
+            if extent.stop > end:
+                end, last = extent.stop, tensor
+        check_names(self._tensors, self.faults)
+        self.faults.raise_if_any()
+        size, names = self._source.size, tuple(self._tensors)
+        file = WeightFile(name=self._name, size=size, format=self._format, metadata={}, names=names)
+        return Contents(file=file, tensors=self._tensors, extents=self._extents, notes=notes)
