@@ -182,7 +182,8 @@ def choose(names: Collection[str], place: Place) -> str:
         container, main = found[0]
         single = main.removesuffix(INDEX)
         usual = main == container.main
-        rival = next((name for other, name in found if (name == other.main) != usual), "")
+        ours = (name for other, name in found if other.promises.transformers and (name == other.main) != usual)
+        rival = next(ours, "")
         if container.single and single in names and container.others(place, main) != (single,):
             rival = single
         if rival:
