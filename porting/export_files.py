@@ -35,7 +35,7 @@ METADATA = {"format": "pt"}
 LARGEST = 64 << 20
 """Bytes; tokenizers are smaller, and larger files beside a checkpoint are weights or data."""
 
-WEIGHTS = (*ENDINGS, ".ot", ".pickle", ".pkl", ".tflite")
+WEIGHTS = (*ENDINGS, ".meta", ".ot", ".pickle", ".pkl", ".tflite")
 """Endings of files of weights and of training states: they belong to the values that are replaced."""
 
 
