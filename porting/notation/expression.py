@@ -160,6 +160,7 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
         if isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT:
             raise NotationError(Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed")
         value: Number | complex = OPERATORS[type(op)](left, right)
+        value = int(value) if isinstance(op, ast.FloorDiv) and isinstance(value, float) else value
     except (ZeroDivisionError, OverflowError) as error:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:

@@ -420,7 +420,7 @@ def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
 
 
 _LETTER = re.compile(r"(?<![a-z_])[a-z](?![a-z])")
-_TWINS = {"y": "s", "z": "r"}
+_TWINS = {"y": "s", "z": "r", "w": "u"}
 """Letters of a key's rotary pairs beside a query's, and those that do where there is no query."""
 
 _FOLLOW = ("r", "z")

@@ -128,40 +128,45 @@ def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
     )
 
 
-def alike(value: Tensor, like: Tensor, basis: FeatureOrder) -> Tensor:
-    """A value in the shape of another: batch first or sequence first, in either order of the features.
+def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
+    """A value in the shape of another: batch, sequence or heads first, in the nearest of these orders of its features.
 
     Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
     """
     if value.numel() != like.numel():
         made = like.clone()
-        pairs = [(other, alike(one, other, basis)) for one, other in shared(value, made)]
+        pairs = [(other, alike(one, other, *orders)) for one, other in shared(value, made)]
         if pairs:
             place, put = min(pairs, key=lambda both: float((both[0] - both[1]).pow(2).sum()))
             place.copy_(put)
         return made
-    orders = [value, basis.turned(value)] if basis.theirs and value.shape[-1] % 2 == 0 else [value]
     options = []
-    for one in orders:
+    for one in (value, *(order.turned(value) for order in orders if order.theirs)):
         options.append(one.reshape(like.shape))
+        if value.ndim == 4:
+            options.append(one.transpose(1, 2).reshape(like.shape))
         if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
             rows = one.reshape(BATCH, -1, value.shape[-1])
             options.append(rows.transpose(0, 1).reshape(like.shape))
     return min(options, key=lambda one: float((one - like).pow(2).sum()))
 
 
-def is_turned(unit: Unit, mate: Unit, basis: FeatureOrder) -> bool:
-    """Whether a unit is given its operand in the module's order of the features, and not in the reference's."""
-    if not basis.theirs or unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
-        return False
+CLEARLY = 0.1
+"""Squared, and of the distance in the reference's own order: so near is an operand whose features lie otherwise."""
+
+
+def order_of(unit: Unit, mate: Unit, *orders: FeatureOrder) -> FeatureOrder:
+    """The order of its features in which a unit is given the reference's operand: its own if no other is nearer."""
+    plain = FeatureOrder()
     ours, theirs = (normed(one) if one.kind is WeightUse.NORM else one.operand for one in (unit, mate))
-    if ours is None or theirs is None or theirs.shape[-1] % 2:
-        return False
+    if ours is None or theirs is None or ours.numel() != theirs.numel():
+        return plain
 
-    def apart(value: Tensor) -> float:
-        return float((alike(value, ours, FeatureOrder()) - ours).pow(2).sum())
+    def apart(order: FeatureOrder) -> float:
+        return float((alike(order.turned(theirs), ours) - ours).pow(2).sum())
 
-    return apart(basis.turned(theirs)) < apart(theirs)
+    nearest = min((plain, *orders), key=apart)
+    return nearest if apart(nearest) < CLEARLY * apart(plain) else plain
 
 
 def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "", offset: str = "") -> CandidateRule:

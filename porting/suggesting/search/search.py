@@ -24,7 +24,7 @@ from porting.suggesting.search.activation_matching import (
     first_part,
     habit,
     has_scores,
-    is_turned,
+    order_of,
     same_activation,
     same_places,
     skips,
@@ -32,7 +32,7 @@ from porting.suggesting.search.activation_matching import (
     whole,
 )
 from porting.suggesting.search.attention_layouts import arrangements
-from porting.suggesting.search.feature_permutation import based, positions, replaced
+from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
 from porting.suggesting.search.layouts import CandidateRule, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
@@ -175,6 +175,10 @@ class WeightSearch(ScoreTableSearch):
         matches = [one for one in matches if whole(one, unit)] or matches
         if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
             return
+        if not matches and (again := self._turned_heads(unit, trace)) is not None:
+            trace = self.found.trace = again
+            unit = next(one for one in trace.units if one.number == unit.number)
+            matches = [one for one in like if self._apart(unit, one) <= SAME]
         if not matches:
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
@@ -235,10 +239,10 @@ class WeightSearch(ScoreTableSearch):
         if unit.weights and not mate.weights:
             self._make(dict.fromkeys(unit.weights, "ones"))
         values = self._values(pieces)
-        if is_turned(unit, mate, self.found.basis):
-            turned = [based(move, self.found.basis, "e", ("e", "e")) for move in pieces]
-            pieces = [move for move in turned if move is not None]
-            values = self._values(pieces)
+        order = order_of(unit, mate, *(one for one in (self.found.basis, *self._orders) if one.theirs))
+        turned = [made for move in pieces if order.theirs and (made := self._ordered(move, order)) is not None]
+        if turned:
+            pieces, values = turned, self._values(turned)
         if values is None:
             axes = [vector(move, self.port.shapes, self.reference.shapes) for move in pieces]
             values = self._values(axes)
@@ -257,14 +261,13 @@ class WeightSearch(ScoreTableSearch):
         values = self._values(corrected) if corrected else None
         cause = ""
         if values is not None and activation_matching.is_unbiased(now, mate):
-            self._put(values)
+            self._replace(corrected, values)
             far, now = self._normed_apart(unit, mate)
-            self.found.moves = [one for one in self.found.moves if one.writes != corrected[0].writes] + corrected
             cause = ": it divides by the unbiased deviation, which the gain takes in, and adds eps elsewhere"
         if far > SAME:
             self._note("norm", unit, mate, far, cause)
             if now is not None:
-                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis)
+                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
 
     def _offset(self, unit: Unit, mate: Unit, gain: CandidateRule, far: float) -> bool:
         """Whether one side stores a gain as what it adds to 1, and the other the gain itself: a rule adds the 1."""
@@ -278,7 +281,7 @@ class WeightSearch(ScoreTableSearch):
             self._put(values)
             left = self._normed_apart(unit, mate)[0]
             if left <= SAME or (left <= CLOSE and left < OFFSET * far):
-                self.found.moves = [one for one in self.found.moves if one.writes != move.writes] + [move]
+                self._replace([move], values)
                 if left > SAME:
                     self._note("norm", unit, mate, left)
                 return True
@@ -303,12 +306,15 @@ class WeightSearch(ScoreTableSearch):
             if name == "h" or (name == "g" and self._grouped)
         }
         ways = matrix_candidates.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
-        ways = chain(ways, self._arranged(group, matches))
+        arranged = [way for order in (FeatureOrder(), *self._orders) for way in self._arranged(group, matches, order)]
+        ways = chain(ways, arranged)
         if not any(one.biases for one in group):
             self._silence(matches)
         following = self._next(group, trace)
         self._fill_between(group, matches, following, trace)
-        if not self._choose(group, matches, ways, following, trace):
+        if self._choose(group, matches, ways, following, trace):
+            self._attended = (group, matches) if arranged else self._attended
+        else:
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -similarity(one.names[0], single[0].names[0]))
             for mate in ranked:
@@ -341,13 +347,56 @@ class WeightSearch(ScoreTableSearch):
             self._accept([move], values, [unit], [mate])
         self._uneven(unit, mate)
 
-    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[CandidateRule, ...]]:
-        """The arrangements of an attention's projections."""
+    def _turned_heads(self, unit: Unit, trace: OperationTrace) -> OperationTrace | None:
+        """Give the heads of the last attention another order of their features if a place behind needs it.
+
+        A norm between a projection and the rotation is given the same numbers in any order: one that is wrong shows
+        behind the rotation only.  The gain has the order of what it meets.
+
+        Returns:
+            The module's run with the other order; None where none is better.
+        """
+        group, mates = self._attended or ((), ())
+        numbers = self._beside(group, unit) if group and trace.units.index(unit) else []
+        norms = {name for one in trace.units if one.number in numbers for name in one.names}
+        if unit.kind is WeightUse.LINEAR:
+            self._attended = None
+        gains = [move for move in self.found.moves if norms & {*move.writes}]
+        if not gains:
+            return None
+        later = self.found.reference.units
+        known = [one for one in self.found.moves if {*one.writes} & {name for some in group for name in some.names}]
+        before = self._verdict(group, mates, (), unit, later)
+        for order in self._orders:
+            turned = [made for move in gains if (made := self._ordered(move, order)) is not None]
+            for moves in self._arranged(group, mates, order):
+                values = self._values([*moves, *turned]) if len(turned) == len(gains) else None
+                if values is None:
+                    continue
+                self.found.trials += 1
+                self._put(values)
+                far = self._verdict(group, mates, moves, unit, later)
+                if far <= SAME or (far <= CLOSE and far < OFFSET * before):
+                    chosen = [explained(one, "what it computes", proven=True) for one in (*moves, *turned)]
+                    self._replace(chosen, values)
+                    self._habits.insert(0, tuple(habit(move) for move in moves))
+                    rivals = [(known, before)]
+                    self.found.choices.append(
+                        Choice(moves=chosen, far=far, behind=unit.names[0], tried=2, rivals=rivals)
+                    )
+                    return self.port.run(forced=self._forced)
+        self._put(self._values([*known, *gains]) or {})
+        return None
+
+    def _arranged(
+        self, group: Sequence[Unit], matches: Sequence[Unit], order: FeatureOrder
+    ) -> Iterator[tuple[CandidateRule, ...]]:
+        """The arrangements of an attention's projections, with the features of its heads in an order."""
         if self._heads is None:
             return
         ours = [matrix([one], self.port.shapes) for one in group if one.weights]
         theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
-        yield from arrangements(ours, theirs, self._heads, rotary=self._rotary)
+        yield from arrangements(ours, theirs, self._heads, order)
 
     def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
@@ -430,7 +479,7 @@ class WeightSearch(ScoreTableSearch):
                 turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
                 yield tuple(move for move in turned if move is not None)
             return
-        inside = is_turned(group[0], mates[0], basis)
+        inside = order_of(group[0], mates[0], basis) is basis
         for moves in ways:
             given = [self._sided(move, group, mates, "e") for move in moves] if inside else list(moves)
             out = [self._sided(move, group, mates, "o") for move in given if move is not None]

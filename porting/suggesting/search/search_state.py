@@ -27,7 +27,8 @@ from porting.suggesting.search.activation_matching import (
     skips,
     whole,
 )
-from porting.suggesting.search.attention_layouts import Heads
+from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
+from porting.suggesting.search.feature_permutation import FeatureOrder, based
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, single_rule, transformed
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
@@ -111,7 +112,9 @@ class SearchState:
         self._sizes, self._config, self._scales = dict(sizes), config, scales
         self._heads = heads
         self._grouped = heads is not None and heads.groups != heads.count
-        self._rotary = any("rope" in name or "rotary" in name for name in config)
+        rotary = any("rope" in name or "rotary" in name for name in config)
+        self._orders = orders(heads) if heads is not None and rotary else ()
+        self._attended: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._most, self._until = most, time.monotonic() + seconds
         self._tell = tell
         self.found = SearchResult()
@@ -162,6 +165,24 @@ class SearchState:
             for name, value in values.items():
                 self.port.leaves[name].data.copy_(value)
 
+    def _replace(self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor]) -> None:
+        """Take other moves into tensors that have some already."""
+        written = {name for move in moves for name in move.writes}
+        places = [number for number, one in enumerate(self.found.moves) if not written.isdisjoint(one.writes)]
+        kept = [one for one in self.found.moves if written.isdisjoint(one.writes)]
+        self.found.moves = [*kept[: places[0]], *moves, *kept[places[0] :]]
+        self._put(values)
+
+    def _ordered(self, gain: CandidateRule, order: FeatureOrder) -> CandidateRule | None:
+        """The move of a norm's gain, or its shift, with the features in an order; None where it has no such axis."""
+        plain = replace(
+            gain, sources=(replace(gain.sources[0], axes=""),), targets=(replace(gain.targets[0], axes=""),)
+        )
+        sides = [self.reference.shapes[gain.reads[0]], self.port.shapes[gain.writes[0]]]
+        cut = self._heads if order.width else None
+        theirs, ours = ("e" if cut is None else gain_axes(shape, cut) for shape in sides)
+        return based(plain, order, "e", (theirs, ours))
+
     def _accept(
         self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
     ) -> None:
@@ -202,7 +223,7 @@ class SearchState:
             return
         if unit.kind is WeightUse.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind
-        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis)
+        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis, *self._orders)
         for other in self.found.trace.units:
             if other is not unit and same_activation(other, unit) and other.kind is unit.kind:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]
