@@ -161,7 +161,7 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
             raise NotationError(Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed")
         value: Number | complex = OPERATORS[type(op)](left, right)
         value = int(value) if isinstance(op, ast.FloorDiv) and isinstance(value, float) else value
-    except (ZeroDivisionError, OverflowError) as error:
+    except (ZeroDivisionError, OverflowError, ValueError) as error:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:
         raise NotationError(

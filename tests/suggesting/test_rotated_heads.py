@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
+from porting.suggesting.subjects.config_fields import rotated
+from porting.suggesting.subjects.twin import shrink
 from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.rotated import GROUPED, SIZES, TANH, Style, grouped, plain, squared
 
@@ -115,6 +119,62 @@ def test_the_order_is_found_and_proven(
     assert found.verdict is Verdict.EXACT, str(found)
     assert said in found.text
     assert off(reference, tmp_path, build, found) < FAR.get(family, BOUND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("share", "said", "expected"),
+    [(0.5, {"rotary_pct": 0.5}, "hidden_size // num_attention_heads * rotary_pct // 2"),
+     (0.25, {}, "hidden_size // num_attention_heads * 0.25 // 2")],
+)  # fmt: skip
+def test_a_part_that_an_older_config_says_or_leaves_to_the_class(
+    share: float, said: dict[str, float], expected: str, tmp_path: Path
+) -> None:
+    reference = source("GPTNeoXForCausalLM", {**SIZES, "rotary_pct": share}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    build = plain(Style(share=share, block="two", act=F.gelu, **LAYERED))
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.table.sizes["r"].text == expected
+    assert off(reference, tmp_path, build, found) < BOUND
+
+
+def test_an_order_of_a_part_of_each_head() -> None:
+    first, second = orders(Heads(2, 1, 8, 6))
+    assert (first.theirs, first.ours) == ("(s r|u)", "(r s|u)")
+    halves = torch.tensor([0, 2, 4, 1, 3, 5, 6, 7])  # of pairs that are neighbours
+    value = torch.arange(16)
+    assert second.turned(value).tolist() == [*halves, *(halves + 8)]
+    assert first.turned(second.turned(value)).tolist() == value.tolist()
+    assert first.turned(value[:5]).tolist() == [0, 1, 2, 3, 4], "no heads of this size"
+
+
+def test_the_axes_of_a_gain() -> None:
+    heads = Heads(4, 2, 8)
+    shapes = [(8,), (32,), (16,), (4, 8), (2, 8), (24,), (4, 4), ()]
+    assert [gain_axes(shape, heads) for shape in shapes] == ["e", "(h e)", "(g e)", "h e", "g e", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("config", "rotated_of_64", "size"),
+    [
+        ({}, 64, 8),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, 32, 16),
+        ({"rotary_pct": 0.25}, 16, 24),
+        ({"rotary_dim": 32}, 32, 16),
+        ({"rotary_dim": None}, 64, 8),
+    ],
+)
+def test_a_small_model_rotates_three_pairs_of_a_head_at_least(
+    config: dict[str, object], rotated_of_64: int, size: int
+) -> None:
+    known: dict[str, object] = {"hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1000, **config}
+    assert rotated(known, 64) == rotated_of_64
+    small = shrink(known)
+    assert small["hidden_size"] == 5 * size
+    assert 6 <= rotated(small, size) <= size
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ A norm that divides by the unbiased deviation is recognised too: a table can tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule, distance, single_rule
+from porting.suggesting.search.layouts import CandidateRule, Shapes, distance, element_axes
+from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import SAME
 from porting.suggesting.subjects.forward_arguments import BATCH
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
@@ -98,16 +99,9 @@ def same_activation(one: Unit, other: Unit) -> bool:
     return distance(one.operand, other.operand) <= SAME
 
 
-def vector(
-    move: CandidateRule, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
-) -> CandidateRule:
+def vector(move: CandidateRule, ours: Shapes, theirs: Shapes) -> CandidateRule:
     """A move of one axis between shapes that have axes of one element besides."""
-
-    def axes(shape: tuple[int, ...]) -> str:
-        return " ".join("1" if size == 1 else "e" for size in shape)
-
-    source, target = move.reads[0], move.writes[0]
-    return single_rule(source, target, axes(theirs[source]), axes(ours[target]), why=move.why)
+    return move.along(element_axes(theirs[move.reads[0]]), element_axes(ours[move.writes[0]]))
 
 
 def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
@@ -176,11 +170,10 @@ def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "", o
 
 def habit(move: CandidateRule) -> str:
     """A move without the numbers of its names: what is the same in every layer."""
-    text = " + ".join(one.term for one in move.sources) + " = " + " + ".join(one.term for one in move.targets)
-    return "".join("#" if character.isdigit() else character for character in text) + str(move.constants or "")
+    return blank(str(move)) + str(move.constants or "")
 
 
-def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[int]]:
+def extents(names: Sequence[str], shapes: Shapes) -> list[list[int]]:
     """The sizes of some tensors, whatever their order."""
     return [sorted(shapes[name]) for name in names if name in shapes]
 
@@ -209,7 +202,7 @@ def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
     return found
 
 
-def element_count(some: Sequence[Unit], shapes: Mapping[str, tuple[int, ...]]) -> int:
+def element_count(some: Sequence[Unit], shapes: Shapes) -> int:
     """How many numbers the matrices have together."""
     return sum(math.prod(shapes[name]) for one in some for name in one.weights)
 
@@ -242,12 +235,7 @@ def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:
     return gain, middle - gain * mean
 
 
-def same_places(
-    port: OperationTrace,
-    reference: OperationTrace,
-    ours: Mapping[str, tuple[int, ...]],
-    theirs: Mapping[str, tuple[int, ...]],
-) -> dict[str, str]:
+def same_places(port: OperationTrace, reference: OperationTrace, ours: Shapes, theirs: Shapes) -> dict[str, str]:
     """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
 
     Args:
@@ -265,7 +253,7 @@ def same_places(
     return found
 
 
-def _places(trace: OperationTrace, shapes: Mapping[str, tuple[int, ...]]) -> dict[object, list[str]]:
+def _places(trace: OperationTrace, shapes: Shapes) -> dict[object, list[str]]:
     """The tensors of a run by their shape and the shapes of what is right behind, in the order of the run."""
     units = {unit.number: unit for unit in reversed(trace.units)}
     found: dict[object, list[str]] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm
+from porting.suggesting.search.layouts import CandidateRule, Matrix, Ways, single_term
 from porting.suggesting.search.name_similarity import similarity
 
 ROLES = {"q": "query", "k": "key", "v": "value"}
@@ -111,28 +111,19 @@ _KEYS = str.maketrans("sru", "yzw")
 
 def orders(heads: Heads) -> tuple[FeatureOrder, ...]:
     """The orders that a head's features may have besides the reference's: halves for neighbours, and the reverse."""
-    sides = [("(s r|u)", "(r s|u)") if heads.partly else ("s r", "r s")]
-    return tuple(
-        FeatureOrder(*both, width=heads.width, moved=heads.rotated) for one in sides for both in (one, one[::-1])
-    )
+    one = ("(s r|u)", "(r s|u)") if heads.partly else ("s r", "r s")
+    return tuple(FeatureOrder(*both, width=heads.width, moved=heads.rotated) for both in (one, one[::-1]))
 
 
 def gain_axes(shape: Sequence[int], heads: Heads) -> str:
     """The axes of a norm's gain over the features of a head, ``e``; empty where it has none of a head's."""
-    named = {heads.groups: "g", heads.count: "h"}
-    match tuple(shape):
-        case (size,) if size == heads.width:
-            return "e"
-        case (size,) if size % heads.width == 0 and size // heads.width in named:
-            return f"({named[size // heads.width]} e)"
-        case (count, size) if size == heads.width and count in named:
-            return f"{named[count]} e"
-    return ""
+    known: dict[tuple[int, ...], str] = {}
+    for count, name in ((heads.groups, "g"), (heads.count, "h")):
+        known |= {(count * heads.width,): f"({name} e)", (count, heads.width): f"{name} e"}
+    return {**known, (heads.width,): "e"}.get(tuple(shape), "")
 
 
-def arrangements(
-    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Heads, order: FeatureOrder
-) -> Iterator[tuple[CandidateRule, ...]]:
+def arrangements(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Heads, order: FeatureOrder) -> Ways:
     """The ways in which the projections of one attention may lie in ours and in theirs.
 
     Args:
@@ -183,9 +174,7 @@ def _affinity(source: Sequence[Holder], target: Sequence[Holder]) -> float:
     return sum(named) + sum(ordered)
 
 
-def _written(
-    source: Sequence[Holder], target: Sequence[Holder], heads: Heads, order: FeatureOrder
-) -> Iterator[tuple[CandidateRule, ...]]:
+def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, order: FeatureOrder) -> Ways:
     """The rules, for each form that fused tensors may have."""
     equal = heads.count == heads.groups
     fused = [any(len(one.roles) > 1 for one in side) for side in (source, target)]
@@ -244,19 +233,15 @@ def _moves(
     left = [(one.matrix, "o" if plain else theirs.rows(one.roles), bool(one.matrix.into_first)) for one in source]
     right = [(one.matrix, "o" if plain else ours.rows(one.roles), turned) for one in target]
     bare = plain and left[0][2] == turned and left[0][0].shape == right[0][0].shape
-    weights = [tuple(_piece(one, "" if bare else axes, first) for one, axes, first in side) for side in (left, right)]
+    weights = [
+        tuple(one.term("" if bare else axes, into_first=first) for one, axes, first in side) for side in (left, right)
+    ]
     yield CandidateRule(weights[0], weights[1])
     if all(one.biases for one, _, _ in (*left, *right)):
         biases = [
-            tuple(RuleTerm(one.biases[0], one.biases, "" if plain else axes) for one, axes, _ in side)
-            for side in (left, right)
+            tuple(single_term(one.biases[0], "" if plain else axes) for one, axes, _ in side) for side in (left, right)
         ]
         yield CandidateRule(biases[0], biases[1])
-
-
-def _piece(one: Matrix, axes: str, first: bool) -> RuleTerm:
-    both = f"e {axes}" if first else f"{axes} e"
-    return RuleTerm(one.weights[0], one.weights, both if axes else "")
 
 
 def sizes(heads: Heads) -> Mapping[str, int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain, islice, takewhile
 
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, in_every_layer, matrix, single_rule
+from porting.suggesting.search.layouts import CandidateRule, Ways, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
@@ -204,18 +204,8 @@ class WeightSearch(ScoreTableSearch):
 
     def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""
-        group: list[Unit] = []
-        for one in trace.units[trace.units.index(unit) :]:
-            if one.kind not in TABLES:
-                break
-            if self._is_open(one) and not any(one.names == other.names for other in group):
-                group.append(one)
-        theirs: list[Unit] = []
-        for one in free:
-            if one.kind not in TABLES:
-                break
-            if not any(one.names == other.names for other in theirs):
-                theirs.append(one)
+        group = [one for one in _leading_tables(trace.units[trace.units.index(unit) :]) if self._is_open(one)]
+        theirs = _leading_tables(free)
         following = self._next(group, trace)
         seconds = self._seconds(group, theirs)
         rest = [one for one in group if one.names[0] not in seconds]
@@ -356,41 +346,38 @@ class WeightSearch(ScoreTableSearch):
         Returns:
             The module's run with the other order; None where none is better.
         """
-        group, mates = self._attended or ((), ())
-        numbers = self._beside(group, unit) if group and trace.units.index(unit) else []
+        if self._attended is None:
+            return None
+        group, mates = self._attended
+        self._attended = None if unit.kind is WeightUse.LINEAR else self._attended
+        numbers, later = self._beside(group, unit), self.found.reference.units
         norms = {name for one in trace.units if one.number in numbers for name in one.names}
-        if unit.kind is WeightUse.LINEAR:
-            self._attended = None
         gains = [move for move in self.found.moves if norms & {*move.writes}]
+        written = {name for one in group for name in one.names}
+        known = [move for move in self.found.moves if written & {*move.writes}]
         if not gains:
             return None
-        later = self.found.reference.units
-        known = [one for one in self.found.moves if {*one.writes} & {name for some in group for name in some.names}]
         before = self._verdict(group, mates, (), unit, later)
-        for order in self._orders:
+        ways = ((order, way) for order in self._orders for way in self._arranged(group, mates, order))
+        for order, moves in ways:
             turned = [made for move in gains if (made := self._ordered(move, order)) is not None]
-            for moves in self._arranged(group, mates, order):
-                values = self._values([*moves, *turned]) if len(turned) == len(gains) else None
-                if values is None:
-                    continue
-                self.found.trials += 1
-                self._put(values)
-                far = self._verdict(group, mates, moves, unit, later)
-                if far <= SAME or (far <= CLOSE and far < OFFSET * before):
-                    chosen = [explained(one, "what it computes", proven=True) for one in (*moves, *turned)]
-                    self._replace(chosen, values)
-                    self._habits.insert(0, tuple(habit(move) for move in moves))
-                    rivals = [(known, before)]
-                    self.found.choices.append(
-                        Choice(moves=chosen, far=far, behind=unit.names[0], tried=2, rivals=rivals)
-                    )
-                    return self.port.run(forced=self._forced)
+            values = self._values([*moves, *turned]) if len(turned) == len(gains) else None
+            if values is None:
+                continue
+            self.found.trials += 1
+            self._put(values)
+            far = self._verdict(group, mates, moves, unit, later)
+            if far <= SAME or (far <= CLOSE and far < OFFSET * before):
+                chosen = [explained(one, "what it computes", proven=True) for one in (*moves, *turned)]
+                self._replace(chosen, values)
+                self._habits.insert(0, tuple(habit(move) for move in moves))
+                tried = Choice(moves=chosen, far=far, behind=unit.names[0], tried=2, rivals=[(known, before)])
+                self.found.choices.append(tried)
+                return self.port.run(forced=self._forced)
         self._put(self._values([*known, *gains]) or {})
         return None
 
-    def _arranged(
-        self, group: Sequence[Unit], matches: Sequence[Unit], order: FeatureOrder
-    ) -> Iterator[tuple[CandidateRule, ...]]:
+    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit], order: FeatureOrder) -> Ways:
         """The arrangements of an attention's projections, with the features of its heads in an order."""
         if self._heads is None:
             return
@@ -409,12 +396,7 @@ class WeightSearch(ScoreTableSearch):
         )  # fmt: skip
 
     def _choose(
-        self,
-        group: Sequence[Unit],
-        mates: Sequence[Unit],
-        ways: Iterator[tuple[CandidateRule, ...]],
-        following: Unit | None,
-        trace: OperationTrace,
+        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways, following: Unit | None, trace: OperationTrace
     ) -> bool:
         """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
         best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
@@ -466,9 +448,7 @@ class WeightSearch(ScoreTableSearch):
                     if ours.biases:
                         break
 
-    def _in_basis(
-        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[CandidateRule, ...]]
-    ) -> Iterator[tuple[CandidateRule, ...]]:
+    def _in_basis(self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways) -> Ways:
         """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
         basis = self.found.basis
         if not basis.theirs:
@@ -543,7 +523,7 @@ class WeightSearch(ScoreTableSearch):
         learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
         return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
 
-    def _by_habit(self, ways: Iterator[tuple[CandidateRule, ...]]) -> Iterator[tuple[CandidateRule, ...]]:
+    def _by_habit(self, ways: Ways) -> Ways:
         """What was chosen in an earlier layer first."""
         listed = []
         for moves in ways:
@@ -572,10 +552,8 @@ class WeightSearch(ScoreTableSearch):
                 self._forced.outputs[unit.last] = unit.operand  # what comes behind is seen as if it were not there
             return []
         far = self._apart(unit, mate)
-        skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
+        skipped = self._skipped(unit, theirs, far)
         if skipped is not None:
-            self._note("missing", unit, skipped, far)
-            self._used |= set(skipped.names)
             mate = next((one for one in like if theirs.index(one) > theirs.index(skipped)), mate)
         else:
             if far > CLOSE:
@@ -632,3 +610,11 @@ class WeightSearch(ScoreTableSearch):
         """What of the reference's comes nearest to what the unit is given."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
+
+
+def _leading_tables(units: Sequence[Unit]) -> list[Unit]:
+    """The tables before the first weight of another kind, each once."""
+    found: dict[tuple[str, ...], Unit] = {}
+    for one in takewhile(lambda one: one.kind in TABLES, units):
+        found.setdefault(one.names, one)
+    return [*found.values()]

@@ -103,7 +103,7 @@ SECTIONS = frozenset(" ".join(SYNONYMS["sections"]["names"]).split())
 NESTED: Mapping[str, str] = SYNONYMS["nested"]
 """Fields that stand inside another, as a table spells them."""
 
-ROTATED_SHARE: str = NESTED["partial_rotary_factor"]
+SHARE: str = NESTED["partial_rotary_factor"]
 """Where a config says which part of a head is rotated."""
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
@@ -187,13 +187,13 @@ def config_number(config: Mapping[str, object], role: Role, default: int = 0) ->
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def rotated_features(config: Mapping[str, object], size: int) -> int:
+def rotated(config: Mapping[str, object], size: int) -> int:
     """How many features of a head of this size are rotated: all of them where the config says nothing else.
 
-    >>> rotated_features({"rope_parameters": {"partial_rotary_factor": 0.25}}, 64), rotated_features({}, 64)
+    >>> rotated({"rope_parameters": {"partial_rotary_factor": 0.25}}, 64), rotated({}, 64)
     (16, 64)
     """
-    share = value_of(config, ROTATED_SHARE)
+    share = value_of(config, SHARE)
     count = int(size * share) if isinstance(share, float) else config_number(config, Role.ROTATED, size)
     return count if 0 < count <= size and count % 2 == 0 else size
 

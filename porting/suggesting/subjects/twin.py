@@ -26,11 +26,11 @@ from porting.loading import same_bits
 from porting.notation.field import held, spellings
 from porting.suggesting.subjects.config_fields import (
     NESTED,
-    ROTATED_SHARE,
+    SHARE,
     Role,
     config_number,
     role_of,
-    rotated_features,
+    rotated,
     stage_field,
 )
 from porting.target import named_tensors
@@ -141,7 +141,7 @@ def shrink(
     if shared > 1 and groups > 1:  # several heads share a key
         count = 2 * min(shared, 3)
     own_size = config_number(sizes, Role.HEAD_SIZE) or (hidden // heads if heads else 0)
-    share = rotated_features(config, own_size) / own_size if own_size else 1.0
+    share = rotated(config, own_size) / own_size if own_size else 1.0
     # Of one pair nothing shows which features are rotated together, of two not which side has the halves.
     wide = (size for size in range(to.head_size, 99 * to.head_size, to.head_size) if size * share >= 6)
     size = next((size for size in wide if int(size * share) % 2 == 0), to.head_size)
@@ -401,7 +401,7 @@ def _complete(path: Path, config: Mapping[str, object], known: Mapping[str, obje
     """Have the twin's config say every field that the checkpoint's says, also those at their default."""
     said = json.loads(path.read_text(encoding="utf-8"))
     said |= {name: known[name] for name in config if name not in said and name in known}
-    said |= {name: config[name] for name in spellings(ROTATED_SHARE) if name in config}
+    said |= {name: config[name] for name in spellings(SHARE) if name in config}
     path.write_text(json.dumps(said, indent=2, default=str), encoding="utf-8")
 
 
