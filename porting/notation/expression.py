@@ -160,7 +160,8 @@ def _apply(op: ast.operator, left: Number, right: Number) -> Number:
         if isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT:
             raise NotationError(Code.BAD_EXPRESSION, f"exponent {right}, at most {LARGEST_EXPONENT} is computed")
         value: Number | complex = OPERATORS[type(op)](left, right)
-    except (ZeroDivisionError, OverflowError) as error:
+        value = int(value) if isinstance(op, ast.FloorDiv) and isinstance(value, float) else value
+    except (ZeroDivisionError, OverflowError, ValueError) as error:
         raise NotationError(Code.BAD_EXPRESSION, f"{left} and {right}: {error}") from error
     if isinstance(value, complex) or not abs(value) <= LARGEST:
         raise NotationError(

@@ -18,6 +18,7 @@ CONFIG |= {"none": None, "nan": float("nan"), "huge": 10**200, "big": 10**12}
         ("12", 12),
         ("hidden_size", 768),
         ("hidden_size // heads", 64),
+        ("hidden_size // heads * 0.25 // 2", 8),
         ("hidden_size / heads", 64.0),
         ("2 + 3 * 4 - 1", 13),
         ("(2 + 3) * 4", 20),
@@ -164,3 +165,4 @@ def test_a_size_is_a_positive_integer(text: str) -> None:
 
 def test_a_size_is_given_as_it_is() -> None:
     assert Expression.parse("hidden_size // heads").size(CONFIG) == 64
+    assert Expression.parse("hidden_size // heads * 0.3 // 2").size(CONFIG) == 9, "rounded down, as transformers does"

@@ -21,6 +21,9 @@ from porting.suggesting.search.search_result import GUESS
 _NUMBER = re.compile(r"\{[^{}]*\}|\d+")
 """A number, or a placeholder, whose numbers are its own."""
 
+Terms = tuple[tuple[str, str], ...]
+"""Patterns of names with their axes."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -36,8 +39,8 @@ class Line:
         parts: the lines of single layers that it was made of; none for one of these.
     """
 
-    sources: tuple[tuple[str, str], ...]
-    targets: tuple[tuple[str, str], ...]
+    sources: Terms
+    targets: Terms
     fold: bool = False
     fill: float | None = None
     constants: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -46,6 +49,11 @@ class Line:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     parts: tuple[Line, ...] = ()
+
+    @property
+    def terms(self) -> Terms:
+        """Those of both sides."""
+        return (*self.sources, *self.targets)
 
     @property
     def single(self) -> tuple[Line, ...]:
@@ -95,9 +103,8 @@ def _told_apart(found: Sequence[Line]) -> list[Line]:
 
 
 def _spelled_out(line: Line, others: Sequence[str]) -> tuple[Line, ...]:
-    terms = [name for name, _ in (*line.sources, *line.targets)]
     for index in "pijkl":
-        shapes = [shape for name in terms if (shape := _Shape.of(name, index)) is not None]
+        shapes = [shape for name, _ in line.terms if (shape := _Shape.of(name, index)) is not None]
         if not any(shape.matches(one) for shape in shapes for one in others):
             continue
         if any(shape.factor != 1 or shape.shift for shape in shapes):
@@ -199,8 +206,7 @@ def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 def _counted(single: Sequence[Line]) -> list[Line]:
     groups: dict[object, list[Line]] = {}
     for line in single:
-        terms = (*line.sources, *line.targets)
-        key = (tuple((_blank(name), axes) for name, axes in terms), line.fold, line.fill, *line.constants.items())
+        key = (tuple((_blank(name), axes) for name, axes in line.terms), line.fold, line.fill, *line.constants.items())
         groups.setdefault(key, []).append(line)
     return [line for group in groups.values() for line in _explain(group)]
 
@@ -210,8 +216,7 @@ def _blank(name: str) -> str:
 
 
 def _numbers(line: Line) -> list[int]:
-    names = [name for name, _ in (*line.sources, *line.targets)]
-    return [int(found) for name in names for found in _NUMBER.findall(name) if not found.startswith("{")]
+    return [int(found) for name, _ in line.terms for found in _NUMBER.findall(name) if not found.startswith("{")]
 
 
 def _explain(group: list[Line]) -> list[Line]:
@@ -271,9 +276,7 @@ def _by_stage(group: Sequence[Line], columns: Sequence[Sequence[int]], varying: 
 
 def _sides(line: Line) -> list[range]:
     """The places of the numbers of each name."""
-    counts = [
-        sum(not found.startswith("{") for found in _NUMBER.findall(name)) for name, _ in (*line.sources, *line.targets)
-    ]
+    counts = [sum(not found.startswith("{") for found in _NUMBER.findall(name)) for name, _ in line.terms]
     return [range(sum(counts[:side]), sum(counts[: side + 1])) for side in range(len(counts))]
 
 
@@ -294,7 +297,7 @@ def _glued(line: Line) -> list[bool]:
     """Which of the numbers stand behind a letter or an underscore: ``ln_1``."""
     return [
         found.start() > 0 and name[found.start() - 1] != "."
-        for name, _ in (*line.sources, *line.targets)
+        for name, _ in line.terms
         for found in _NUMBER.finditer(name)
         if not found.group().startswith("{")
     ]
@@ -322,18 +325,21 @@ def _spelled(group: Sequence[Line], places: dict[int, str]) -> Line:
 
         return _NUMBER.sub(one, name)
 
-    first = group[0]
-    sources = tuple((spell(name), axes) for name, axes in first.sources)
-    targets = tuple((spell(name), axes) for name, axes in first.targets)
+    sides = (group[0].sources, group[0].targets)
+    return _as_one(group, *(tuple((spell(name), axes) for name, axes in side) for side in sides))
+
+
+def _as_one(some: Sequence[Line], sources: Terms, targets: Terms) -> Line:
+    """Several lines as one with these terms."""
     return replace(
-        first,
+        some[0],
         sources=sources,
         targets=targets,
-        proven=any(line.proven for line in group),
-        why=_why(group),
-        reads=tuple(name for line in group for name in line.reads),
-        writes=tuple(name for line in group for name in line.writes),
-        parts=tuple(one for line in group for one in line.single),
+        proven=any(line.proven for line in some),
+        why=_why(some),
+        reads=tuple(name for line in some for name in line.reads),
+        writes=tuple(name for line in some for name in line.writes),
+        parts=tuple(one for line in some for one in line.single),
     )
 
 
@@ -379,9 +385,8 @@ def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool
 
 
 def _mergeable(line: Line, index: str) -> bool:
-    terms = (*line.sources, *line.targets)
-    free = not any(re.search(rf"\b{index}\b", axes) for _, axes in terms)
-    return line.short and free and not any(f"{{{index}" in name for name, _ in terms)
+    free = not any(re.search(rf"\b{index}\b", axes) or f"{{{index}" in name for name, axes in line.terms)
+    return line.short and free
 
 
 def _joined(some: Sequence[Line], index: str) -> Line | None:
@@ -399,16 +404,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
         if not whole or before[-1:] == "}" or after[:1] == "{":
             return None
         sides.append(((f"{before}{merged}{after}", axes),))
-    return replace(
-        some[0],
-        sources=sides[0],
-        targets=sides[1],
-        proven=any(line.proven for line in some),
-        why=_why(some),
-        reads=tuple(name for line in some for name in line.reads),
-        writes=tuple(name for line in some for name in line.writes),
-        parts=tuple(one for line in some for one in line.single),
-    )
+    return _as_one(some, *sides)
 
 
 def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
@@ -420,7 +416,7 @@ def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
 
 
 _LETTER = re.compile(r"(?<![a-z_])[a-z](?![a-z])")
-_TWINS = {"y": "s", "z": "r"}
+_TWINS = {"y": "s", "z": "r", "w": "u"}
 """Letters of a key's rotary pairs beside a query's, and those that do where there is no query."""
 
 _FOLLOW = ("r", "z")
@@ -455,7 +451,7 @@ def needed(texts: Mapping[str, str], lines: Sequence[Line]) -> dict[str, str]:
     >>> needed({"h": "heads", "g": "groups", "s": "2", "r": "width // heads // 2"}, [one])
     {'h': 'heads', 's': '2'}
     """
-    named = " ".join(name for line in lines for name, _ in (*line.sources, *line.targets))
+    named = " ".join(name for line in lines for name, _ in line.terms)
     used = {index: text for index, text in texts.items() if index in _letters(lines) or f"{{{index}}}" in named}
     known = set(used) - set(_FOLLOW)
     for index in _FOLLOW:
@@ -486,7 +482,7 @@ def part_sizes(texts: Mapping[int, str], lines: Sequence[Line], shapes: Mapping[
     {'a': 'width', 'b': 'groups * size'}
     """
     found: dict[str, set[int]] = {}
-    for name, axes in (term for line in lines for one in line.single for term in (*one.sources, *one.targets)):
+    for name, axes in (term for line in lines for one in line.single for term in one.terms):
         for letter, size in zip(axes.split(), shapes.get(name, ()), strict=False) if "(" not in axes else ():
             found.setdefault(letter, set()).add(size)
     one_size = {letter: min(some) for letter, some in found.items() if letter in PARTS and len(some) == 1}
@@ -494,4 +490,4 @@ def part_sizes(texts: Mapping[int, str], lines: Sequence[Line], shapes: Mapping[
 
 
 def _letters(lines: Sequence[Line]) -> set[str]:
-    return {one for line in lines for _, axes in (*line.sources, *line.targets) for one in _LETTER.findall(axes)}
+    return {one for line in lines for _, axes in line.terms for one in _LETTER.findall(axes)}

@@ -13,7 +13,7 @@ from torch import Tensor
 from porting.suggesting.draft.layer_patterns import indexed, joined, name_pattern
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
-from porting.suggesting.search.name_similarity import pattern, similarity
+from porting.suggesting.search.name_similarity import blank, pattern, similarity
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import TracedModel
 from porting.tracing.float64 import forced_float64
@@ -22,13 +22,19 @@ from porting.tracing.trace import ARROW, INNER, ROOT, trace
 Axes = tuple[str, str]
 """The reference's and the port's, as a table writes them."""
 
+Lines = Sequence[tuple[str, str]]
+"""Of [probes]: the reference's point and the port's."""
+
+Outputs = Mapping[str, Tensor]
+"""Path of a module -> its output."""
+
 NEAR, LOOSE = 1e-9, 0.05
 """What is one activation, and what may be one that is computed a little differently, of the activation's scale."""
 
 
 def probes(
-    port: Mapping[str, Tensor],
-    reference: Mapping[str, Tensor],
+    port: Outputs,
+    reference: Outputs,
     moves: Sequence[CandidateRule],
     *,
     loose: bool = False,
@@ -83,7 +89,7 @@ def probes(
     return _told_apart([*_fused(split, port, reference), *lines])
 
 
-def _told_apart(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _told_apart(lines: Lines) -> list[tuple[str, str]]:
     """The lines without those of a part that stands in one list with the layers, whose pattern is its name as well.
 
     >>> _told_apart([("layers.{i}", "{i+1}"), ("norm", "3"), (".", ".")])
@@ -94,7 +100,7 @@ def _told_apart(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _pairs(
-    port: Mapping[str, Tensor], reference: Mapping[str, Tensor], tolerance: float, basis: FeatureOrder | None
+    port: Outputs, reference: Outputs, tolerance: float, basis: FeatureOrder | None
 ) -> list[tuple[str, str, Axes]]:
     """Each module of the reference with each of the port's that gives the same, and how their axes stand."""
     found: list[tuple[str, str, Axes]] = []
@@ -109,9 +115,7 @@ def _pairs(
     return found
 
 
-def first_difference(
-    found: SearchResult, port: Mapping[str, Tensor], lines: Sequence[tuple[str, str]]
-) -> list[tuple[str, str]]:
+def first_difference(found: SearchResult, port: Outputs, lines: Lines) -> list[tuple[str, str]]:
     """The line for the module at which the first difference shows, if there is none yet: its cause is looked for there.
 
     Args:
@@ -129,12 +133,7 @@ def first_difference(
     return [(theirs, ours)] if alike and theirs and ours and not known else []
 
 
-def returned_probes(
-    port: Mapping[str, Tensor],
-    reference: Mapping[str, Tensor],
-    modules: Mapping[str, Tensor],
-    lines: Sequence[tuple[str, str]],
-) -> list[tuple[str, str]]:
+def returned_probes(port: Outputs, reference: Outputs, modules: Outputs, lines: Lines) -> list[tuple[str, str]]:
     """The lines of [probes] for a model that returns several tensors, such as a list of every layer's output.
 
     Args:
@@ -149,13 +148,13 @@ def returned_probes(
         name: {path: axes for path, one in known.items() if (axes := _equal(one, value, NEAR)) is not None}
         for name, value in port.items()
     }
-    often = Counter(path.translate(_DIGITS) for some in fits.values() for path in some)  # layers are told alike
+    often = Counter(blank(path) for some in fits.values() for path in some)  # layers are told alike
     found: list[tuple[str, str]] = []
     taken: set[str] = set()
     for name, some in fits.items():
         free = [path for path in some if path not in taken]
         if free:
-            path = max(free, key=lambda one: _rank(one, often[one.translate(_DIGITS)], order[one]))
+            path = max(free, key=lambda one: _rank(one, often[blank(one)], order[one]))
             left, right = (f" [{text}]" if text else "" for text in some[path])
             found.append((f"{path}{left}", f"{ROOT} -> {name}{right}"))
             taken.add(path)
@@ -170,12 +169,12 @@ def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
     return often > 1, path.startswith(ROOT), often, order
 
 
-def _named(path: str, lines: Sequence[tuple[str, str]]) -> bool:
+def _named(path: str, lines: Lines) -> bool:
     """Whether a line speaks of a module of the reference."""
     return any(name_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
 
 
-def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+def prefixed(lines: Lines, prefix: str, modules: Outputs) -> list[tuple[str, str]]:
     """The lines with the trunk's prefix, where the reference is the trunk alone and has no module of that name.
 
     Args:
@@ -191,7 +190,7 @@ def prefixed(lines: Sequence[tuple[str, str]], prefix: str, modules: Mapping[str
     return [(theirs if theirs.partition(" ")[0] == ROOT else prefix + theirs, ours) for theirs, ours in lines]
 
 
-def at_depth(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str]]:
+def at_depth(lines: Lines, twins: int, depth: int) -> list[tuple[str, str]]:
     """The lines for a checkpoint of another depth: what a module returns may be what the last layer gives.
 
     Args:
@@ -226,7 +225,7 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|\s|$)")
 _OUTPUT = re.compile(r"^(\. -> (?:\S*\.)?)(\d+)(?=\s|$)")
 
 
-def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list[tuple[str, str, bool]]:
+def _stretched(lines: Lines, twins: int, depth: int) -> list[tuple[str, str, bool]]:
     """The lines, those for a list of every layer's output for as many layers as there are, and which these are."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     keys = []
@@ -250,19 +249,10 @@ def _stretched(lines: Sequence[tuple[str, str]], twins: int, depth: int) -> list
 
 
 def _kind(theirs: str, ours: str) -> tuple[str, str]:
-    return indexed([(theirs, ours)])[0][0].translate(_DIGITS), ours.translate(_DIGITS)
+    return blank(indexed([(theirs, ours)])[0][0]), blank(ours)
 
 
-_DIGITS = str.maketrans("0123456789", "##########")
-
-
-def _again(
-    theirs: str,
-    ours: str,
-    chosen: Sequence[tuple[str, str, Axes]],
-    reference: Mapping[str, Tensor],
-    port: Mapping[str, Tensor],
-) -> bool:
+def _again(theirs: str, ours: str, chosen: Sequence[tuple[str, str, Axes]], reference: Outputs, port: Outputs) -> bool:
     """Whether the same activation is compared already."""
     value, other = reference.get("" if theirs == ROOT else theirs), port.get("" if ours == ROOT else ours)
     for one, another, _ in chosen:
@@ -303,9 +293,7 @@ def _close(one: Tensor, other: Tensor, bound: float) -> bool:
     return far <= bound * (scale or 1.0)
 
 
-def _fused(
-    moves: Sequence[CandidateRule], port: Mapping[str, Tensor], reference: Mapping[str, Tensor]
-) -> list[tuple[str, str]]:
+def _fused(moves: Sequence[CandidateRule], port: Outputs, reference: Outputs) -> list[tuple[str, str]]:
     """Projections that are fused or cut up on one side: what comes out of them has their biases' axes."""
     found = []
     for move in moves:
@@ -330,7 +318,7 @@ def _fused(
 
 AXES = "b h q k"
 
-Attention = Mapping[str, Mapping[str, Tensor]]
+Attention = Mapping[str, Outputs]
 """``"scores"`` or ``"probabilities"`` -> path of the innermost module -> what its first softmax is given, or gives."""
 
 
@@ -376,7 +364,7 @@ def attention_probes(port: Attention, reference: Attention, bound: float) -> lis
     return found
 
 
-def _matches(value: Tensor, port: Mapping[str, Tensor], bound: float) -> Iterator[tuple[Sequence[str], str, str]]:
+def _matches(value: Tensor, port: Outputs, bound: float) -> Iterator[tuple[Sequence[str], str, str]]:
     """Which of the port's are this one: their names, and the axes of both sides where these differ."""
     if value.ndim != len(AXES.split()):
         return
@@ -405,7 +393,7 @@ def _same_within(one: Tensor, other: Tensor, bound: float) -> bool:
     return one.shape == other.shape and one.numel() > 0 and _close(one, other, bound)
 
 
-def ordered(lines: Sequence[tuple[str, str]], modules: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+def ordered(lines: Lines, modules: Outputs) -> list[tuple[str, str]]:
     """The lines of [probes] in the order in which the reference's modules end, with attention in front of its own.
 
     Args:

@@ -12,7 +12,7 @@ from torch import nn
 
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
-from porting.notation.field import held, value_of
+from porting.notation.field import held, spellings, value_of
 from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
@@ -25,7 +25,15 @@ from porting.suggesting.search.attention_layouts import Heads, sizes
 from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
-from porting.suggesting.subjects.config_fields import NESTED, Role, config_number, fields_of, role_of
+from porting.suggesting.subjects.config_fields import (
+    NESTED,
+    SHARE,
+    Role,
+    config_number,
+    fields_of,
+    role_of,
+    rotated,
+)
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.twin import Twin
 from porting.target import named_tensors, slots
@@ -53,7 +61,7 @@ def heads_of(config: Mapping[str, object]) -> Heads | None:
     count, width = config_number(config, Role.HEADS), config_number(config, Role.HIDDEN)
     groups = config_number(config, Role.GROUPS) or count
     size = config_number(config, Role.HEAD_SIZE) or (width // count if count else 0)
-    return Heads(count=count, groups=groups, width=size) if count and size and not count % groups else None
+    return Heads(count, groups, size, rotated(config, size)) if count and size and not count % groups else None
 
 
 def sizes_of(config: Mapping[str, object]) -> Sizes:
@@ -63,23 +71,30 @@ def sizes_of(config: Mapping[str, object]) -> Sizes:
     cut = heads_of(config)
     if cut is None:
         return Sizes(values=values, texts=texts)
-    found = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE, Role.HIDDEN))
-    heads, groups, size, hidden = found
+    heads, groups = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS))
     groups = groups if groups and cut.groups != cut.count else heads
-    usual = config_number(config, Role.HIDDEN) == cut.count * cut.width
-    pairs = f"{hidden} // {heads} // 2" if usual else f"{size} // 2"
+    width = _head_size(config, cut)
+    count = next(fields_of(Role.ROTATED, config), f"{width} * {spellings(SHARE)[0]}")
+    pairs = f"{count if cut.partly else width} // 2"
     values |= {"h": cut.count, **sizes(cut)}
+    texts |= dict.fromkeys("uw", f"{width} - {pairs} * 2") if cut.partly else {}
     texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
     texts |= {"y": "2", "r": pairs, "z": pairs}
     return Sizes(values=values, texts=texts)
 
 
+def _head_size(config: Mapping[str, object], cut: Heads) -> str:
+    """The expression for the features of a head."""
+    size, hidden, heads = (next(fields_of(role, config), "") for role in (Role.HEAD_SIZE, Role.HIDDEN, Role.HEADS))
+    return f"{hidden} // {heads}" if config_number(config, Role.HIDDEN) == cut.count * cut.width else size
+
+
 def _projected(small: Mapping[str, object], config: Mapping[str, object]) -> dict[int, str]:
     """How many rows a projection of all heads has in the twin, and of all groups: with the expression for it."""
-    cut, texts = heads_of(small), sizes_of(config).texts
-    if cut is None or "r" not in texts:
+    cut, own, texts = heads_of(small), heads_of(config), sizes_of(config).texts
+    if cut is None or own is None:
         return {}
-    size = texts["r"].removesuffix(" // 2")
+    size = _head_size(config, own)
     every = size.removesuffix(f" // {texts['h']}") if "//" in size else f"{size} * {texts['h']}"
     return {cut.groups * cut.width: f"{size} * {texts['g']}", cut.count * cut.width: every}
 
@@ -296,11 +311,13 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
         if not held(checkpoint.config, field) and isinstance(value_of(subjects.config, field), int | float | str | bool)
     }
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
+    share = held(checkpoint.config, SHARE) or str(value_of(subjects.config, SHARE))
     depths = (config_number(subjects.twin.config, Role.DEPTH), config_number(subjects.config, Role.DEPTH))
     behind = partial(_behind_layers, _stacks(spelled), *depths)
     return replace(
         again,
         lines=[replace(line, targets=tuple((behind(name), axes) for name, axes in line.targets)) for line in spelled],
+        sizes={index: text.replace(spellings(SHARE)[0], share) for index, text in made.sizes.items()},
         makes={behind(name): _content(value, behind) for name, value in made.makes.items()},
         fresh={behind(name): why for name, why in made.fresh.items()},
         ties={behind(name): behind(other) for name, other in made.ties.items()},

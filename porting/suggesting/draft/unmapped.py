@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from porting.suggesting.search.layouts import Shapes
 from porting.suggesting.search.name_similarity import numbered, similarity
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace
@@ -102,9 +103,7 @@ ALIKE = 0.3
 """Names that have less than this in common are none where the shapes differ as well."""
 
 
-def leftover(
-    ours: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], found: SearchResult, unused: Sequence[str]
-) -> list[Unmapped]:
+def leftover(ours: Shapes, tensors: Mapping[str, Tensor], found: SearchResult, unused: Sequence[str]) -> list[Unmapped]:
     """The tensors that no rule reads or writes.
 
     Args:
@@ -135,7 +134,7 @@ def leftover(
     ]
 
 
-def _nearest(name: str, shape: tuple[int, ...], others: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+def _nearest(name: str, shape: tuple[int, ...], others: Shapes) -> Iterator[str]:
     """Those of the same sizes first, then by name."""
     alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -similarity(one, name)))
     return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or similarity(one, name) > ALIKE)

@@ -6,7 +6,7 @@ A norm that divides by the unbiased deviation is recognised too: a table can tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule, distance, single_rule
+from porting.suggesting.search.layouts import CandidateRule, Shapes, distance, element_axes
+from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import SAME
 from porting.suggesting.subjects.forward_arguments import BATCH
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
@@ -98,16 +99,9 @@ def same_activation(one: Unit, other: Unit) -> bool:
     return distance(one.operand, other.operand) <= SAME
 
 
-def vector(
-    move: CandidateRule, ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
-) -> CandidateRule:
+def vector(move: CandidateRule, ours: Shapes, theirs: Shapes) -> CandidateRule:
     """A move of one axis between shapes that have axes of one element besides."""
-
-    def axes(shape: tuple[int, ...]) -> str:
-        return " ".join("1" if size == 1 else "e" for size in shape)
-
-    source, target = move.reads[0], move.writes[0]
-    return single_rule(source, target, axes(theirs[source]), axes(ours[target]), why=move.why)
+    return move.along(element_axes(theirs[move.reads[0]]), element_axes(ours[move.writes[0]]))
 
 
 def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
@@ -128,40 +122,45 @@ def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
     )
 
 
-def alike(value: Tensor, like: Tensor, basis: FeatureOrder) -> Tensor:
-    """A value in the shape of another: batch first or sequence first, in either order of the features.
+def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
+    """A value in the shape of another: batch, sequence or heads first, in the nearest of these orders of its features.
 
     Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
     """
     if value.numel() != like.numel():
         made = like.clone()
-        pairs = [(other, alike(one, other, basis)) for one, other in shared(value, made)]
+        pairs = [(other, alike(one, other, *orders)) for one, other in shared(value, made)]
         if pairs:
             place, put = min(pairs, key=lambda both: float((both[0] - both[1]).pow(2).sum()))
             place.copy_(put)
         return made
-    orders = [value, basis.turned(value)] if basis.theirs and value.shape[-1] % 2 == 0 else [value]
     options = []
-    for one in orders:
+    for one in (value, *(order.turned(value) for order in orders if order.theirs)):
         options.append(one.reshape(like.shape))
+        if value.ndim == 4:
+            options.append(one.transpose(1, 2).reshape(like.shape))
         if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
             rows = one.reshape(BATCH, -1, value.shape[-1])
             options.append(rows.transpose(0, 1).reshape(like.shape))
     return min(options, key=lambda one: float((one - like).pow(2).sum()))
 
 
-def is_turned(unit: Unit, mate: Unit, basis: FeatureOrder) -> bool:
-    """Whether a unit is given its operand in the module's order of the features, and not in the reference's."""
-    if not basis.theirs or unit.operand is None or mate.operand is None or unit.operand.numel() != mate.operand.numel():
-        return False
+CLEARLY = 0.1
+"""Squared, and of the distance in the reference's own order: so near is an operand whose features lie otherwise."""
+
+
+def order_of(unit: Unit, mate: Unit, *orders: FeatureOrder) -> FeatureOrder:
+    """The order of its features in which a unit is given the reference's operand: its own if no other is nearer."""
+    plain = FeatureOrder()
     ours, theirs = (normed(one) if one.kind is WeightUse.NORM else one.operand for one in (unit, mate))
-    if ours is None or theirs is None or theirs.shape[-1] % 2:
-        return False
+    if ours is None or theirs is None or ours.numel() != theirs.numel():
+        return plain
 
-    def apart(value: Tensor) -> float:
-        return float((alike(value, ours, FeatureOrder()) - ours).pow(2).sum())
+    def apart(order: FeatureOrder) -> float:
+        return float((alike(order.turned(theirs), ours) - ours).pow(2).sum())
 
-    return apart(basis.turned(theirs)) < apart(theirs)
+    nearest = min((plain, *orders), key=apart)
+    return nearest if apart(nearest) < CLEARLY * apart(plain) else plain
 
 
 def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "", offset: str = "") -> CandidateRule:
@@ -171,11 +170,10 @@ def explained(move: CandidateRule, why: str, *, proven: bool, scale: str = "", o
 
 def habit(move: CandidateRule) -> str:
     """A move without the numbers of its names: what is the same in every layer."""
-    text = " + ".join(one.term for one in move.sources) + " = " + " + ".join(one.term for one in move.targets)
-    return "".join("#" if character.isdigit() else character for character in text) + str(move.constants or "")
+    return blank(str(move)) + str(move.constants or "")
 
 
-def extents(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[list[int]]:
+def extents(names: Sequence[str], shapes: Shapes) -> list[list[int]]:
     """The sizes of some tensors, whatever their order."""
     return [sorted(shapes[name]) for name in names if name in shapes]
 
@@ -204,7 +202,7 @@ def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
     return found
 
 
-def element_count(some: Sequence[Unit], shapes: Mapping[str, tuple[int, ...]]) -> int:
+def element_count(some: Sequence[Unit], shapes: Shapes) -> int:
     """How many numbers the matrices have together."""
     return sum(math.prod(shapes[name]) for one in some for name in one.weights)
 
@@ -237,12 +235,7 @@ def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:
     return gain, middle - gain * mean
 
 
-def same_places(
-    port: OperationTrace,
-    reference: OperationTrace,
-    ours: Mapping[str, tuple[int, ...]],
-    theirs: Mapping[str, tuple[int, ...]],
-) -> dict[str, str]:
+def same_places(port: OperationTrace, reference: OperationTrace, ours: Shapes, theirs: Shapes) -> dict[str, str]:
     """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
 
     Args:
@@ -260,7 +253,7 @@ def same_places(
     return found
 
 
-def _places(trace: OperationTrace, shapes: Mapping[str, tuple[int, ...]]) -> dict[object, list[str]]:
+def _places(trace: OperationTrace, shapes: Shapes) -> dict[object, list[str]]:
     """The tensors of a run by their shape and the shapes of what is right behind, in the order of the run."""
     units = {unit.number: unit for unit in reversed(trace.units)}
     found: dict[object, list[str]] = {}

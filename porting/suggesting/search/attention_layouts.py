@@ -5,7 +5,8 @@ a key, *groups*; or as the fastest index, *innermost*.  Rotary embeddings pair a
 further, or with its neighbour: the rows of queries and keys then lie ``(s r)`` on one side and ``(r s)`` on the other.
 
 The indices, all of which [sizes] gives: ``h`` heads, ``g`` groups; ``q``, ``k`` and ``v``, how many queries, keys and
-values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and ``z``, how many pairs a head has.
+values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and ``z``, how many pairs a head has; ``u`` and
+``w``, how many of its features are not rotated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
-from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm
+from porting.suggesting.search.feature_permutation import FeatureOrder
+from porting.suggesting.search.layouts import CandidateRule, Matrix, Ways, single_term
 from porting.suggesting.search.name_similarity import similarity
 
 ROLES = {"q": "query", "k": "key", "v": "value"}
@@ -28,11 +30,18 @@ class Heads:
         count: heads of queries.
         groups: heads of keys and values; as many, or fewer.
         width: features of a head.
+        rotated: so many of them are rotated, the first ones; 0 for all.
     """
 
     count: int
     groups: int
     width: int
+    rotated: int = 0
+
+    @property
+    def partly(self) -> bool:
+        """Whether some features of a head are not rotated."""
+        return 0 < self.rotated < self.width
 
     def out(self, role: str) -> int:
         """Features of a projection."""
@@ -53,7 +62,8 @@ class _Way:
 
     Attributes:
         form: of its fused tensors: ``"blocks"``, ``"groups"`` or ``"innermost"``; empty where it has none.
-        pairs: how the features of a rotated head lie, ``"s r"`` or ``"r s"``; empty where both sides have them alike.
+        pairs: how the features of a rotated head lie, ``"s r"``, ``"r s"`` or ``"(s r|u)"``; empty where both sides
+            have them alike.
         shared: the letter of the groups, where some tensor of either side has these as an axis; else empty.
         apart: nothing is fused on either side.
         equal: as many keys as queries.
@@ -69,7 +79,7 @@ class _Way:
         """The features of one head."""
         if not self.pairs or role == "v":
             return "d"
-        return self.pairs if role == "q" or self.apart else self.pairs.replace("s", "y").replace("r", "z")
+        return self.pairs if role == "q" or self.apart else self.pairs.translate(_KEYS)
 
     def rows(self, roles: Sequence[str]) -> str:
         """The axis that comes out of a tensor of these projections."""
@@ -95,24 +105,39 @@ class _Way:
         return f"({role} o)"
 
 
-def arrangements(
-    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Heads, *, rotary: bool
-) -> Iterator[tuple[CandidateRule, ...]]:
+_KEYS = str.maketrans("sru", "yzw")
+"""The indices of a key's pairs, where a query's stand in the same rule."""
+
+
+def orders(heads: Heads) -> tuple[FeatureOrder, ...]:
+    """The orders that a head's features may have besides the reference's: halves for neighbours, and the reverse."""
+    one = ("(s r|u)", "(r s|u)") if heads.partly else ("s r", "r s")
+    return tuple(FeatureOrder(*both, width=heads.width, moved=heads.rotated) for both in (one, one[::-1]))
+
+
+def gain_axes(shape: Sequence[int], heads: Heads) -> str:
+    """The axes of a norm's gain over the features of a head, ``e``; empty where it has none of a head's."""
+    known: dict[tuple[int, ...], str] = {}
+    for count, name in ((heads.groups, "g"), (heads.count, "h")):
+        known |= {(count * heads.width,): f"({name} e)", (count, heads.width): f"{name} e"}
+    return {**known, (heads.width,): "e"}.get(tuple(shape), "")
+
+
+def arrangements(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Heads, order: FeatureOrder) -> Ways:
     """The ways in which the projections of one attention may lie in ours and in theirs.
 
     Args:
         ours, theirs: the matrices that are given one activation, all of attention's.
         heads: how many there are.
-        rotary: also those whose pairs of features lie otherwise.
+        order: of the features of the heads that are rotated.
     """
     if any(len(one.shape) != 2 or len(one.weights) > 1 for one in (*ours, *theirs)):
         return
     left = list(holders(theirs, heads, fixed=True))
     right = list(holders(ours, heads, fixed=False))
     found = sorted(product(left, right), key=lambda both: -_affinity(*both))
-    for pairs in ("", "s r", "r s") if rotary else ("",):
-        for source, target in found:
-            yield from _written(source, target, heads, pairs)
+    for source, target in found:
+        yield from _written(source, target, heads, order)
 
 
 def holders(some: Sequence[Matrix], heads: Heads, *, fixed: bool) -> Iterator[tuple[Holder, ...]]:
@@ -149,23 +174,21 @@ def _affinity(source: Sequence[Holder], target: Sequence[Holder]) -> float:
     return sum(named) + sum(ordered)
 
 
-def _written(
-    source: Sequence[Holder], target: Sequence[Holder], heads: Heads, pairs: str
-) -> Iterator[tuple[CandidateRule, ...]]:
+def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, order: FeatureOrder) -> Ways:
     """The rules, for each form that fused tensors may have."""
     equal = heads.count == heads.groups
     fused = [any(len(one.roles) > 1 for one in side) for side in (source, target)]
-    forms = ("blocks", "groups", "innermost") if equal and not pairs else ("blocks", "groups")
+    forms = ("blocks", "groups", "innermost") if equal and not order.theirs else ("blocks", "groups")
     for their_form, our_form in product(forms if fused[0] else ("",), forms if fused[1] else ("",)):
-        if not pairs and (their_form, our_form) == ("", ""):
+        if not order.theirs and (their_form, our_form) == ("", ""):
             continue  # each by itself, as it is
         within = {"groups", "innermost"} & {their_form, our_form}
-        if within and "blocks" in {their_form, our_form} and (pairs or not equal):
+        if within and "blocks" in {their_form, our_form} and (order.theirs or not equal):
             continue  # a block's queries are no box over a group's
         shared = ("h" if equal else "g") if within else ""
         ways = [
             _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal)
-            for form, lie in ((their_form, pairs), (our_form, " ".join(reversed(pairs.split()))))
+            for form, lie in ((their_form, order.theirs), (our_form, order.ours))
         ]
         for turned in _turned(target):
             moves = [
@@ -210,23 +233,21 @@ def _moves(
     left = [(one.matrix, "o" if plain else theirs.rows(one.roles), bool(one.matrix.into_first)) for one in source]
     right = [(one.matrix, "o" if plain else ours.rows(one.roles), turned) for one in target]
     bare = plain and left[0][2] == turned and left[0][0].shape == right[0][0].shape
-    weights = [tuple(_piece(one, "" if bare else axes, first) for one, axes, first in side) for side in (left, right)]
+    weights = [
+        tuple(one.term("" if bare else axes, into_first=first) for one, axes, first in side) for side in (left, right)
+    ]
     yield CandidateRule(weights[0], weights[1])
     if all(one.biases for one, _, _ in (*left, *right)):
         biases = [
-            tuple(RuleTerm(one.biases[0], one.biases, "" if plain else axes) for one, axes, _ in side)
-            for side in (left, right)
+            tuple(single_term(one.biases[0], "" if plain else axes) for one, axes, _ in side) for side in (left, right)
         ]
         yield CandidateRule(biases[0], biases[1])
 
 
-def _piece(one: Matrix, axes: str, first: bool) -> RuleTerm:
-    both = f"e {axes}" if first else f"{axes} e"
-    return RuleTerm(one.weights[0], one.weights, both if axes else "")
-
-
 def sizes(heads: Heads) -> Mapping[str, int]:
     """The indices of this module's rules, with their sizes."""
-    pairs = heads.width // 2
+    rotated = heads.rotated or heads.width
+    pairs, rest = rotated // 2, heads.width - rotated
     shared = heads.count // heads.groups
-    return {"g": heads.groups, "q": shared, "k": 1, "v": 1, "s": 2, "y": 2, "r": pairs, "z": pairs}
+    found = {"g": heads.groups, "q": shared, "k": 1, "v": 1, "s": 2, "y": 2, "r": pairs, "z": pairs}
+    return {**found, "u": rest, "w": rest} if rest else found

@@ -6,7 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shape, single_rule
+import torch
+
+from porting.suggesting.search.layouts import (
+    CandidateRule,
+    RuleTerm,
+    Shape,
+    Shapes,
+    Ways,
+    element_axes,
+    single_rule,
+    single_term,
+)
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.subjects.operation_trace import Unit, WeightUse
 from porting.suggesting.subjects.questions import Question
@@ -21,10 +32,10 @@ FEW = 4
 def candidates(
     port: Sequence[Unit],
     reference: Sequence[Unit],
-    port_shapes: Mapping[str, Shape],
-    reference_shapes: Mapping[str, Shape],
+    port_shapes: Shapes,
+    reference_shapes: Shapes,
     scales: Sequence[str],
-) -> Iterator[tuple[CandidateRule, ...]]:
+) -> Ways:
     """Ways in which the port's tables may be made of the reference's.
 
     Args:
@@ -91,17 +102,18 @@ def _have_statistics(some: Sequence[Unit]) -> bool:
 
 def _affinity(ours: Unit, theirs: Unit) -> float:
     """How much speaks for two tables being one: the same index, the same way of use, like names."""
-    same_index = False
-    if ours.operand is not None and theirs.operand is not None:
-        same_index = ours.operand.numel() == theirs.operand.numel() and bool(
-            (ours.operand.flatten().sort().values == theirs.operand.flatten().sort().values).all()
-        )
-    return 3.0 * same_index + 1.0 * (ours.kind == theirs.kind) + similarity(ours.names[0], theirs.names[0])
+    likeness = 3.0 * indexed_alike(ours, theirs) + 1.0 * (ours.kind == theirs.kind)
+    return likeness + similarity(ours.names[0], theirs.names[0])
 
 
-def _single(
-    ours: Unit, theirs: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
-) -> Iterator[CandidateRule]:
+def indexed_alike(one: Unit, other: Unit) -> bool:
+    """Whether two tables are looked up at the same places."""
+    if one.operand is None or other.operand is None or one.operand.numel() != other.operand.numel():
+        return False
+    return bool(torch.equal(one.operand.flatten().sort().values, other.operand.flatten().sort().values))
+
+
+def _single(ours: Unit, theirs: Unit, port_shapes: Shapes, reference_shapes: Shapes) -> Iterator[CandidateRule]:
     """One table into one: as it is, with axes of one element, turned, or with rows more or less."""
     name, source = ours.names[0], theirs.names[0]
     shape, their_shape = port_shapes[name], reference_shapes[source]
@@ -110,11 +122,9 @@ def _single(
     rows = [size for size in their_shape if size != 1]
     squeezed = [size for size in shape if size != 1]
     if len(rows) != 2 and squeezed == rows and shape != their_shape:
-        left, right = (" ".join("1" if size == 1 else "e" for size in one) for one in (their_shape, shape))
-        yield single_rule(source, name, left, right)
+        yield single_rule(source, name, element_axes(their_shape), element_axes(shape))
     if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
-        row = " ".join("1" if size == 1 else "e" for size in shape)
-        yield single_rule(source, name, ROW, row, fill=0.0)
+        yield single_rule(source, name, ROW, element_axes(shape), fill=0.0)
     if len(rows) != 2 or len(squeezed) != 2:
         return
     left = _axes(their_shape, "t", "e")
@@ -159,10 +169,7 @@ def _axes(shape: Shape, rows: str, columns: str) -> str:
 
 
 def _joint(
-    port: Sequence[Unit],
-    reference: Sequence[Unit],
-    port_shapes: Mapping[str, Shape],
-    reference_shapes: Mapping[str, Shape],
+    port: Sequence[Unit], reference: Sequence[Unit], port_shapes: Shapes, reference_shapes: Shapes
 ) -> Iterator[tuple[tuple[CandidateRule, ...], list[Unit]]]:
     """Two tables one after the other in one, and the others in theirs; with what is left of the reference's."""
     for ours in port:
@@ -174,8 +181,8 @@ def _joint(
             fits = len(port_shapes[name]) == 2 and all(len(one) == 2 for one in shapes)
             if not fits or port_shapes[name] != (shapes[0][0] + shapes[1][0], shapes[0][1]):
                 continue
-            sources = (RuleTerm(names[0], names[:1], "w e"), RuleTerm(names[1], names[1:], "t e"))
-            joint = CandidateRule(sources, (RuleTerm(name, (name,), "(w|t) e"),))
+            sources = (single_term(names[0], "w e"), single_term(names[1], "t e"))
+            joint = CandidateRule(sources, (single_term(name, "(w|t) e"),))
             rest = [one for one in reference if one not in (first, second)]
             for theirs in permutations(rest, min(len(others), len(rest))):
                 pairs = zip(others, theirs, strict=False)
@@ -188,24 +195,17 @@ def _folded(
     moves: tuple[CandidateRule, ...],
     left: Sequence[Unit],
     port: Sequence[Unit],
-    port_shapes: Mapping[str, Shape],
-    reference_shapes: Mapping[str, Shape],
-) -> Iterator[tuple[CandidateRule, ...]]:
+    port_shapes: Shapes,
+    reference_shapes: Shapes,
+) -> Ways:
     """The first row of a table that the module lacks, added to every position."""
     for extra in left:
         source = extra.names[0]
         if len(reference_shapes[source]) != 2:
             continue
         for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
-            into, target = move.sources[0], move.targets[0]
-            if len(move.sources) > 1 or move.constants:
-                continue
-            axes = (into.axes, target.axes) if into.axes else ("t e", "t e")
-            sources = (RuleTerm(into.pattern, into.names, axes[0]), RuleTerm(source, (source,), "0 e"))
-            folded = CandidateRule(
-                sources, (RuleTerm(target.pattern, target.names, axes[1]),), fold=True, fill=move.fill, scale=move.scale
-            )
-            yield (*moves[:number], folded, *moves[number + 1 :])
+            if len(move.sources) == 1 and not move.constants:
+                yield (*moves[:number], _with(move, (single_term(source, "0 e"),)), *moves[number + 1 :])
 
 
 def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:
@@ -258,14 +258,10 @@ def refolded(moves: Sequence[CandidateRule], target: str) -> list[CandidateRule]
 
 
 def _bare(folded: CandidateRule) -> CandidateRule:
-    source, target = folded.sources[0], folded.targets[0]
-    if source.axes == target.axes:
-        source, target = replace(source, axes=""), replace(target, axes="")
-    return replace(folded, sources=(source,), targets=(target,))
+    axes = folded.sources[0].axes, folded.targets[0].axes
+    return folded.along(*(axes if axes[0] != axes[1] else ("", "")))
 
 
 def _with(move: CandidateRule, row: tuple[RuleTerm, ...]) -> CandidateRule:
-    source, target = move.sources[0], move.targets[0]
-    if not source.axes:
-        source, target = replace(source, axes="t e"), replace(target, axes="t e")
-    return replace(move, sources=(source, *row), targets=(target,), fold=True)
+    spelled = move if move.sources[0].axes else move.along("t e", "t e")
+    return replace(spelled, sources=(*spelled.sources, *row), fold=True)

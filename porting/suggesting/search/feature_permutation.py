@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
@@ -22,23 +23,31 @@ ROUNDED = 1e-5
 
 @dataclass(frozen=True)
 class FeatureOrder:
-    """An order of the residual stream's features.
+    """An order of the residual stream's features, or of each head's.
 
     Attributes:
         theirs, ours: the indices of the axis, ``"s n"`` and ``"n s"``; both empty where the order is one.
         apart: how far the two tables are from each other.
+        width: of a head; 0 for an order of all features.
+        moved: so many of a head's features have another place, the first ones; 0 for all.
     """
 
     theirs: str = ""
     ours: str = ""
     apart: float = 0.0
+    width: int = 0
+    moved: int = 0
 
     def turned(self, value: Tensor) -> Tensor:
         """An activation of the reference's as the module has it, features last."""
-        if not self.theirs:
+        width = self.width or value.shape[-1]
+        if not self.theirs or width % 2 or value.shape[-1] % width:
             return value
-        first = (2, -1) if self.theirs == "s n" else (-1, 2)
-        return value.reshape(*value.shape[:-1], *first).transpose(-1, -2).flatten(-2)
+        pairs = (2, -1) if self.theirs.strip("(").startswith("s") else (-1, 2)
+        heads = value.reshape(*value.shape[:-1], -1, width)
+        some, rest = heads.tensor_split([self.moved or width], -1)
+        some = some.reshape(*some.shape[:-1], *pairs).transpose(-1, -2).flatten(-2)
+        return torch.cat([some, rest], -1).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ def _replaced(axes: str, index: str, order: str) -> str | None:
     deep = 0
     for token in re.finditer(r"[()]|\w+", axes):
         if token.group() == index:
-            spelled = order if deep else f"({order})"
+            spelled = order if deep or order.startswith("(") else f"({order})"
             return axes[: token.start()] + spelled + axes[token.end() :]
         deep += {"(": 1, ")": -1}.get(token.group(), 0)
     return None

@@ -20,6 +20,7 @@ from porting.plan.move import forward
 from porting.suggesting.subjects.operation_trace import Unit
 
 Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,14 @@ class CandidateRule:
         """What its elements are multiplied by and what is added to them, as a table writes it."""
         return {key: text for key, text in (("scale", self.scale), ("offset", self.offset)) if text}
 
+    def __str__(self) -> str:
+        return " = ".join(" + ".join(one.term for one in side) for side in (self.sources, self.targets))
+
+    def along(self, left: str, right: str) -> CandidateRule:
+        """The same of one tensor into one, with these axes."""
+        source, target = replace(self.sources[0], axes=left), replace(self.targets[0], axes=right)
+        return replace(self, sources=(source,), targets=(target,))
+
     @property
     def rule(self) -> Rule:
         """As the notation has it."""
@@ -89,9 +98,23 @@ class CandidateRule:
         )
 
 
+Ways = Iterator[tuple[CandidateRule, ...]]
+"""Candidates for one place: the rules of its tensors."""
+
+
 def single_rule(source: str, target: str, left: str = "", right: str = "", **more: Any) -> CandidateRule:
     """A rule of one tensor into one, each with its axes; ``more`` are the rule's other attributes."""
-    return CandidateRule((RuleTerm(source, (source,), left),), (RuleTerm(target, (target,), right),), **more)
+    return CandidateRule((single_term(source, left),), (single_term(target, right),), **more)
+
+
+def single_term(name: str, axes: str = "") -> RuleTerm:
+    """The term of one tensor."""
+    return RuleTerm(name, (name,), axes)
+
+
+def element_axes(shape: Shape) -> str:
+    """The axes of a tensor of one axis, with those of one element that it has besides."""
+    return " ".join("1" if size == 1 else "e" for size in shape)
 
 
 @dataclass(frozen=True)
@@ -116,8 +139,12 @@ class Matrix:
     into_first: bool | None
     parts: tuple[str, ...] = ()
 
+    def term(self, out: str, *, into_first: bool) -> RuleTerm:
+        """Its term in a rule, with these axes for what comes out; as it is where there are none."""
+        return RuleTerm(self.weights[0], self.weights, out and (f"e {out}" if into_first else f"{out} e"))
 
-def matrix(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Matrix:
+
+def matrix(units: Sequence[Unit], shapes: Shapes) -> Matrix:
     """A unit, or those of the heads of one projection."""
     first = units[0]
     shape = shapes[first.weights[0]]

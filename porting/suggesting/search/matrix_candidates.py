@@ -13,12 +13,14 @@ from porting.suggesting.search.layouts import (
     CandidateRule,
     Matrix,
     RuleTerm,
-    Shape,
+    Shapes,
+    Ways,
     distance,
     factorings,
     matrix,
     order,
     single_rule,
+    single_term,
     written,
 )
 from porting.suggesting.search.name_similarity import pattern, similarity
@@ -28,7 +30,7 @@ MOST = 400
 """Candidates that are tried for one place."""
 
 
-def clusters(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Iterator[list[Matrix]]:
+def clusters(units: Sequence[Unit], shapes: Shapes) -> Iterator[list[Matrix]]:
     """The units as matrices: each by itself, then with those as one whose names differ in one number only."""
     yield [matrix([one], shapes) for one in units]
     names = [one.weights[0] for one in units]
@@ -46,10 +48,10 @@ def clusters(units: Sequence[Unit], shapes: Mapping[str, Shape]) -> Iterator[lis
 def candidates(
     port: Sequence[Unit],
     reference: Sequence[Unit],
-    port_shapes: Mapping[str, Shape],
-    reference_shapes: Mapping[str, Shape],
+    port_shapes: Shapes,
+    reference_shapes: Shapes,
     heads: Mapping[str, int],
-) -> Iterator[tuple[CandidateRule, ...]]:
+) -> Ways:
     """Ways in which the port's matrices may be the reference's: all that are given one activation.
 
     Args:
@@ -115,7 +117,7 @@ def _unlikeness(pairs: Sequence[tuple[tuple[Matrix, ...], tuple[Matrix, ...]]]) 
     return total
 
 
-def _combined(choices: Sequence[Sequence[tuple[CandidateRule, ...]]]) -> Iterator[tuple[CandidateRule, ...]]:
+def _combined(choices: Sequence[Sequence[tuple[CandidateRule, ...]]]) -> Ways:
     """One choice for each bundle, all of the same kind first: what is done to one is mostly done to all."""
     if not choices or not all(choices):
         return
@@ -124,9 +126,7 @@ def _combined(choices: Sequence[Sequence[tuple[CandidateRule, ...]]]) -> Iterato
         yield tuple(move for one in choices for move in one[min(number, len(one) - 1)])
 
 
-def _bundle(
-    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]
-) -> Iterator[tuple[CandidateRule, ...]]:
+def _bundle(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]) -> Ways:
     """The ways in which these of theirs can lie in these of ours; one side has one."""
     first, other = ours[0], theirs[0]
     if len(ours) == 1 and len(theirs) == 1 and len(first.weights) == 1:
@@ -141,7 +141,7 @@ def _bundle(
         yield from _concatenated(ours, theirs)
 
 
-def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[tuple[CandidateRule, ...]]:
+def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Ways:
     """One into one: as it is, transposed, or with heads as axes of their own."""
     same = ours.shape == theirs.shape
     turned = len(ours.shape) == 2 and None not in {ours.into_first, theirs.into_first}
@@ -175,9 +175,7 @@ def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool
     return mixed, shown, sum(len(one) for one in inside)
 
 
-def _selected(
-    ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]
-) -> Iterator[tuple[CandidateRule, ...]]:
+def _selected(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Mapping[str, int]) -> Ways:
     """Several of the same size into one, or one into several: an index of the name becomes part of an axis."""
     count = max(len(ours), len(theirs))
     many = theirs if len(theirs) > 1 else ours
@@ -199,7 +197,7 @@ def _selected(
     yield from sorted(made, key=lambda moves: _strange(moves, ours[0]))
 
 
-def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) -> Iterator[tuple[CandidateRule, ...]]:
+def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) -> Ways:
     """The layouts of our tensor over the indices of theirs.
 
     Args:
@@ -222,14 +220,8 @@ def _laid(ours: Matrix, theirs: Matrix, count: int, heads: Mapping[str, int]) ->
 
 
 def _with(
-    ours: Matrix,
-    theirs: Matrix,
-    count: int,
-    per_head: int,
-    head: str,
-    out: Mapping[str, int],
-    into: Mapping[str, int],
-) -> Iterator[tuple[CandidateRule, ...]]:
+    ours: Matrix, theirs: Matrix, count: int, per_head: int, head: str, out: Mapping[str, int], into: Mapping[str, int]
+) -> Ways:
     """The layouts with these indices for what comes out and what goes in."""
     if len(theirs.shape) != 2:  # a matrix: what comes out, and what goes in
         return
@@ -300,9 +292,7 @@ def _biases(
     return None if left is None or right is None else (CandidateRule((left,), (right,)),)
 
 
-def padded(
-    port: Unit, reference: Unit, port_shapes: Mapping[str, Shape], reference_shapes: Mapping[str, Shape]
-) -> Iterator[tuple[CandidateRule, ...]]:
+def padded(port: Unit, reference: Unit, port_shapes: Shapes, reference_shapes: Shapes) -> Ways:
     """A head with more rows than the reference's: the words behind them are nobody's."""
     ours, theirs = matrix([port], port_shapes), matrix([reference], reference_shapes)
     if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
@@ -314,27 +304,28 @@ def padded(
     yield tuple(moves)
 
 
-def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Iterator[tuple[CandidateRule, ...]]:
+def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Ways:
     """Parts of different sizes, one after the other."""
     several, one = (theirs, ours[0]) if len(theirs) > 1 else (ours, theirs[0])
     letters = PARTS[: len(several)]
     if any(len(part.weights) > 1 or len(part.shape) != 2 for part in (*several, one)):
         return
-    joint = f"({'|'.join(letters)})"
+    joint, pairs = f"({'|'.join(letters)})", list(zip(several, letters, strict=True))
     for first in [one.into_first] if one.into_first is not None else [False, True]:
-        whole = RuleTerm(one.weights[0], one.weights, f"e {joint}" if first else f"{joint} e")
-        parts = tuple(
-            RuleTerm(part.weights[0], part.weights, f"e {letter}" if part.into_first else f"{letter} e")
-            for part, letter in zip(several, letters, strict=True)
-        )
-        moves = [CandidateRule(parts, (whole,)) if several is theirs else CandidateRule((whole,), parts)]
-        if one.biases and all(part.biases for part in several):
-            joined = RuleTerm(one.biases[0], one.biases, joint)
-            each = tuple(
-                RuleTerm(part.biases[0], part.biases, letter) for part, letter in zip(several, letters, strict=True)
+        sides = [
+            (
+                (one.term(joint, into_first=first),),
+                [part.term(to, into_first=bool(part.into_first)) for part, to in pairs],
             )
-            moves.append(CandidateRule(each, (joined,)) if several is theirs else CandidateRule((joined,), each))
-        yield tuple(moves)
+        ]
+        if one.biases and all(part.biases for part in several):
+            sides.append(
+                ((single_term(one.biases[0], joint),), [single_term(part.biases[0], to) for part, to in pairs])
+            )
+        yield tuple(
+            CandidateRule(tuple(each), whole) if several is theirs else CandidateRule(whole, tuple(each))
+            for whole, each in sides
+        )
 
 
 # Biases that a softmax cannot see: a key's bias moves all scores of a query by the same number.
@@ -400,10 +391,12 @@ def biases(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> tuple[CandidateR
     if one.parts:
         pairs = zip(having, one.parts, strict=False) if several is theirs else zip(one.parts, having, strict=False)
         fits = len(one.parts) == len(having)
-        return tuple(CandidateRule((_term(a),), (_term(b),)) for a, b in pairs) if fits else ()
+        return tuple(single_rule(a, b) for a, b in pairs) if fits else ()
     letters = [letter if part.biases else f"_{letter}" for letter, part in zip(PARTS, several, strict=False)]
-    whole = _term(one.biases[0], f"({'|'.join(letters)})")
-    each = tuple(_term(name, letter) for name, letter in zip(having, [x for x in letters if x[0] != "_"], strict=True))
+    whole = single_term(one.biases[0], f"({'|'.join(letters)})")
+    each = tuple(
+        single_term(name, letter) for name, letter in zip(having, [x for x in letters if x[0] != "_"], strict=True)
+    )
     return (
         CandidateRule(each, (whole,), fill=0.0, why=UNSEEN)
         if several is theirs
@@ -418,7 +411,3 @@ def in_blocks(moves: Sequence[CandidateRule]) -> bool:
 
 def _sides(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> tuple[Matrix, Sequence[Matrix]]:
     return (ours[0], theirs) if len(ours) == 1 else (theirs[0], ours)
-
-
-def _term(name: str, axes: str = "") -> RuleTerm:
-    return RuleTerm(name, (name,), axes)

@@ -146,6 +146,11 @@ def parted(names: Sequence[Sequence[str]]) -> tuple[str, list[str], str]:
     return "".join(first[:start]), own, "".join(first[len(first) - stop :])
 
 
+def blank(text: str) -> str:
+    """A name, or a rule, with a mark for each digit: what is the same in every layer."""
+    return re.sub("[0-9]", "#", text)
+
+
 def numbered(name: str) -> str:
     """A name of which each number that is a part of its own is an index.
 

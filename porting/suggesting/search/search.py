@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain, islice, takewhile
 
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from porting.suggesting.search.activation_matching import (
     first_part,
     habit,
     has_scores,
-    is_turned,
+    order_of,
     same_activation,
     same_places,
     skips,
@@ -32,8 +32,8 @@ from porting.suggesting.search.activation_matching import (
     whole,
 )
 from porting.suggesting.search.attention_layouts import arrangements
-from porting.suggesting.search.feature_permutation import based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, in_every_layer, matrix, single_rule
+from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
+from porting.suggesting.search.layouts import CandidateRule, Ways, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
@@ -175,6 +175,10 @@ class WeightSearch(ScoreTableSearch):
         matches = [one for one in matches if whole(one, unit)] or matches
         if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
             return
+        if not matches and (again := self._turned_heads(unit, trace)) is not None:
+            trace = self.found.trace = again
+            unit = next(one for one in trace.units if one.number == unit.number)
+            matches = [one for one in like if self._apart(unit, one) <= SAME]
         if not matches:
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
@@ -200,18 +204,8 @@ class WeightSearch(ScoreTableSearch):
 
     def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""
-        group: list[Unit] = []
-        for one in trace.units[trace.units.index(unit) :]:
-            if one.kind not in TABLES:
-                break
-            if self._is_open(one) and not any(one.names == other.names for other in group):
-                group.append(one)
-        theirs: list[Unit] = []
-        for one in free:
-            if one.kind not in TABLES:
-                break
-            if not any(one.names == other.names for other in theirs):
-                theirs.append(one)
+        group = [one for one in _leading_tables(trace.units[trace.units.index(unit) :]) if self._is_open(one)]
+        theirs = _leading_tables(free)
         following = self._next(group, trace)
         seconds = self._seconds(group, theirs)
         rest = [one for one in group if one.names[0] not in seconds]
@@ -235,10 +229,10 @@ class WeightSearch(ScoreTableSearch):
         if unit.weights and not mate.weights:
             self._make(dict.fromkeys(unit.weights, "ones"))
         values = self._values(pieces)
-        if is_turned(unit, mate, self.found.basis):
-            turned = [based(move, self.found.basis, "e", ("e", "e")) for move in pieces]
-            pieces = [move for move in turned if move is not None]
-            values = self._values(pieces)
+        order = order_of(unit, mate, *(one for one in (self.found.basis, *self._orders) if one.theirs))
+        turned = [made for move in pieces if order.theirs and (made := self._ordered(move, order)) is not None]
+        if turned:
+            pieces, values = turned, self._values(turned)
         if values is None:
             axes = [vector(move, self.port.shapes, self.reference.shapes) for move in pieces]
             values = self._values(axes)
@@ -257,14 +251,13 @@ class WeightSearch(ScoreTableSearch):
         values = self._values(corrected) if corrected else None
         cause = ""
         if values is not None and activation_matching.is_unbiased(now, mate):
-            self._put(values)
+            self._replace(corrected, values)
             far, now = self._normed_apart(unit, mate)
-            self.found.moves = [one for one in self.found.moves if one.writes != corrected[0].writes] + corrected
             cause = ": it divides by the unbiased deviation, which the gain takes in, and adds eps elsewhere"
         if far > SAME:
             self._note("norm", unit, mate, far, cause)
             if now is not None:
-                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis)
+                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
 
     def _offset(self, unit: Unit, mate: Unit, gain: CandidateRule, far: float) -> bool:
         """Whether one side stores a gain as what it adds to 1, and the other the gain itself: a rule adds the 1."""
@@ -278,7 +271,7 @@ class WeightSearch(ScoreTableSearch):
             self._put(values)
             left = self._normed_apart(unit, mate)[0]
             if left <= SAME or (left <= CLOSE and left < OFFSET * far):
-                self.found.moves = [one for one in self.found.moves if one.writes != move.writes] + [move]
+                self._replace([move], values)
                 if left > SAME:
                     self._note("norm", unit, mate, left)
                 return True
@@ -303,12 +296,15 @@ class WeightSearch(ScoreTableSearch):
             if name == "h" or (name == "g" and self._grouped)
         }
         ways = matrix_candidates.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
-        ways = chain(ways, self._arranged(group, matches))
+        arranged = [way for order in (FeatureOrder(), *self._orders) for way in self._arranged(group, matches, order)]
+        ways = chain(ways, arranged)
         if not any(one.biases for one in group):
             self._silence(matches)
         following = self._next(group, trace)
         self._fill_between(group, matches, following, trace)
-        if not self._choose(group, matches, ways, following, trace):
+        if self._choose(group, matches, ways, following, trace):
+            self._attended = (group, matches) if arranged else self._attended
+        else:
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -similarity(one.names[0], single[0].names[0]))
             for mate in ranked:
@@ -341,13 +337,53 @@ class WeightSearch(ScoreTableSearch):
             self._accept([move], values, [unit], [mate])
         self._uneven(unit, mate)
 
-    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit]) -> Iterator[tuple[CandidateRule, ...]]:
-        """The arrangements of an attention's projections."""
+    def _turned_heads(self, unit: Unit, trace: OperationTrace) -> OperationTrace | None:
+        """Give the heads of the last attention another order of their features if a place behind needs it.
+
+        A norm between a projection and the rotation is given the same numbers in any order: one that is wrong shows
+        behind the rotation only.  The gain has the order of what it meets.
+
+        Returns:
+            The module's run with the other order; None where none is better.
+        """
+        if self._attended is None:
+            return None
+        group, mates = self._attended
+        self._attended = None if unit.kind is WeightUse.LINEAR else self._attended
+        numbers, later = self._beside(group, unit), self.found.reference.units
+        norms = {name for one in trace.units if one.number in numbers for name in one.names}
+        gains = [move for move in self.found.moves if norms & {*move.writes}]
+        written = {name for one in group for name in one.names}
+        known = [move for move in self.found.moves if written & {*move.writes}]
+        if not gains:
+            return None
+        before = self._verdict(group, mates, (), unit, later)
+        ways = ((order, way) for order in self._orders for way in self._arranged(group, mates, order))
+        for order, moves in ways:
+            turned = [made for move in gains if (made := self._ordered(move, order)) is not None]
+            values = self._values([*moves, *turned]) if len(turned) == len(gains) else None
+            if values is None:
+                continue
+            self.found.trials += 1
+            self._put(values)
+            far = self._verdict(group, mates, moves, unit, later)
+            if far <= SAME or (far <= CLOSE and far < OFFSET * before):
+                chosen = [explained(one, "what it computes", proven=True) for one in (*moves, *turned)]
+                self._replace(chosen, values)
+                self._habits.insert(0, tuple(habit(move) for move in moves))
+                tried = Choice(moves=chosen, far=far, behind=unit.names[0], tried=2, rivals=[(known, before)])
+                self.found.choices.append(tried)
+                return self.port.run(forced=self._forced)
+        self._put(self._values([*known, *gains]) or {})
+        return None
+
+    def _arranged(self, group: Sequence[Unit], matches: Sequence[Unit], order: FeatureOrder) -> Ways:
+        """The arrangements of an attention's projections, with the features of its heads in an order."""
         if self._heads is None:
             return
         ours = [matrix([one], self.port.shapes) for one in group if one.weights]
         theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
-        yield from arrangements(ours, theirs, self._heads, rotary=self._rotary)
+        yield from arrangements(ours, theirs, self._heads, order)
 
     def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
@@ -360,12 +396,7 @@ class WeightSearch(ScoreTableSearch):
         )  # fmt: skip
 
     def _choose(
-        self,
-        group: Sequence[Unit],
-        mates: Sequence[Unit],
-        ways: Iterator[tuple[CandidateRule, ...]],
-        following: Unit | None,
-        trace: OperationTrace,
+        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways, following: Unit | None, trace: OperationTrace
     ) -> bool:
         """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
         best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
@@ -417,9 +448,7 @@ class WeightSearch(ScoreTableSearch):
                     if ours.biases:
                         break
 
-    def _in_basis(
-        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Iterator[tuple[CandidateRule, ...]]
-    ) -> Iterator[tuple[CandidateRule, ...]]:
+    def _in_basis(self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways) -> Ways:
         """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
         basis = self.found.basis
         if not basis.theirs:
@@ -430,7 +459,7 @@ class WeightSearch(ScoreTableSearch):
                 turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
                 yield tuple(move for move in turned if move is not None)
             return
-        inside = is_turned(group[0], mates[0], basis)
+        inside = order_of(group[0], mates[0], basis) is basis
         for moves in ways:
             given = [self._sided(move, group, mates, "e") for move in moves] if inside else list(moves)
             out = [self._sided(move, group, mates, "o") for move in given if move is not None]
@@ -494,7 +523,7 @@ class WeightSearch(ScoreTableSearch):
         learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
         return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
 
-    def _by_habit(self, ways: Iterator[tuple[CandidateRule, ...]]) -> Iterator[tuple[CandidateRule, ...]]:
+    def _by_habit(self, ways: Ways) -> Ways:
         """What was chosen in an earlier layer first."""
         listed = []
         for moves in ways:
@@ -523,10 +552,8 @@ class WeightSearch(ScoreTableSearch):
                 self._forced.outputs[unit.last] = unit.operand  # what comes behind is seen as if it were not there
             return []
         far = self._apart(unit, mate)
-        skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
+        skipped = self._skipped(unit, theirs, far)
         if skipped is not None:
-            self._note("missing", unit, skipped, far)
-            self._used |= set(skipped.names)
             mate = next((one for one in like if theirs.index(one) > theirs.index(skipped)), mate)
         else:
             if far > CLOSE:
@@ -583,3 +610,11 @@ class WeightSearch(ScoreTableSearch):
         """What of the reference's comes nearest to what the unit is given."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
+
+
+def _leading_tables(units: Sequence[Unit]) -> list[Unit]:
+    """The tables before the first weight of another kind, each once."""
+    found: dict[tuple[str, ...], Unit] = {}
+    for one in takewhile(lambda one: one.kind in TABLES, units):
+        found.setdefault(one.names, one)
+    return [*found.values()]

@@ -27,7 +27,9 @@ from porting.suggesting.search.activation_matching import (
     skips,
     whole,
 )
-from porting.suggesting.search.attention_layouts import Heads
+from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
+from porting.suggesting.search.embedding_candidates import indexed_alike
+from porting.suggesting.search.feature_permutation import FeatureOrder, based
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, single_rule, transformed
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
@@ -111,7 +113,9 @@ class SearchState:
         self._sizes, self._config, self._scales = dict(sizes), config, scales
         self._heads = heads
         self._grouped = heads is not None and heads.groups != heads.count
-        self._rotary = any("rope" in name or "rotary" in name for name in config)
+        rotary = any("rope" in name or "rotary" in name for name in config)
+        self._orders = orders(heads) if heads is not None and rotary else ()
+        self._attended: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._most, self._until = most, time.monotonic() + seconds
         self._tell = tell
         self.found = SearchResult()
@@ -162,6 +166,21 @@ class SearchState:
             for name, value in values.items():
                 self.port.leaves[name].data.copy_(value)
 
+    def _replace(self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor]) -> None:
+        """Take other moves into tensors that have some already."""
+        written = {name for move in moves for name in move.writes}
+        places = [number for number, one in enumerate(self.found.moves) if not written.isdisjoint(one.writes)]
+        kept = [one for one in self.found.moves if written.isdisjoint(one.writes)]
+        self.found.moves = [*kept[: places[0]], *moves, *kept[places[0] :]]
+        self._put(values)
+
+    def _ordered(self, gain: CandidateRule, order: FeatureOrder) -> CandidateRule | None:
+        """The move of a norm's gain, or its shift, with the features in an order; None where it has no such axis."""
+        sides = self.reference.shapes[gain.reads[0]], self.port.shapes[gain.writes[0]]
+        cut = self._heads if order.width else None
+        axes = ["e" if cut is None else gain_axes(shape, cut) for shape in sides]
+        return based(gain.along(*axes), order, "e", ("", ""))
+
     def _accept(
         self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor], group: Sequence[Unit], mates: Sequence[Unit]
     ) -> None:
@@ -202,7 +221,7 @@ class SearchState:
             return
         if unit.kind is WeightUse.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind
-        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis)
+        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis, *self._orders)
         for other in self.found.trace.units:
             if other is not unit and same_activation(other, unit) and other.kind is unit.kind:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]
@@ -296,15 +315,19 @@ class SearchState:
         if mate is None or mate.biases:
             return False
         far = self._apart(unit, mate)
-        skipped = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
-        if skipped is not None:
-            self._note("missing", unit, skipped, far)
-            self._used |= set(skipped.names)
-        elif far > SAME:
+        if self._skipped(unit, theirs, far) is None and far > SAME:
             self._note("activation", unit, mate, far)
         self._force(unit, mate)
         self._uneven(unit, mate)
         return True
+
+    def _skipped(self, unit: Unit, theirs: Sequence[Unit], far: float) -> Unit | None:
+        """The norm that the module leaves out in front of a unit, if it does; it is noted."""
+        norm = next((one for one in theirs if self._free(one) and skips(unit, one)), None)
+        if norm is not None:
+            self._note("missing", unit, norm, far)
+            self._used |= set(norm.names)
+        return norm
 
     def _is_own(self, unit: Unit) -> bool:
         """Whether torch's norm is given what the reference computes as well, or is given itself."""
@@ -425,7 +448,7 @@ class ScoreTableSearch(SearchState):
         """
         found: dict[str, tuple[Unit, str]] = {}
         for unit in group:
-            if unit.kind is not WeightUse.LOOKUP or any(_indexed_alike(unit, one) for one in free):
+            if unit.kind is not WeightUse.LOOKUP or any(indexed_alike(unit, one) for one in free):
                 continue
             used = [
                 one
@@ -433,7 +456,7 @@ class ScoreTableSearch(SearchState):
                 if one.kind is WeightUse.LOOKUP and set(one.names) & self._used
             ]
             for mate in used:
-                if not _indexed_alike(unit, mate):
+                if not indexed_alike(unit, mate):
                     continue
                 for move in self.found.moves:
                     alone = len(move.reads) == len(move.writes) == 1 and move.reads[0] in mate.names
@@ -461,10 +484,3 @@ def differ_by_mask(one: Tensor, other: Tensor) -> bool:
     shown = left[~hidden]
     same = bool(shown.numel()) and float(shown.abs().max()) <= SAME * scale
     return same and (not bool(hidden.any()) or float(left[hidden].max() - left[hidden].min()) <= SAME * 1e4)
-
-
-def _indexed_alike(one: Unit, other: Unit) -> bool:
-    """Whether two tables are looked up at the same places."""
-    if one.operand is None or other.operand is None or one.operand.numel() != other.operand.numel():
-        return False
-    return bool(torch.equal(one.operand.flatten().sort().values, other.operand.flatten().sort().values))

@@ -12,6 +12,8 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any
 
+from porting.notation.field import value_of
+
 
 class Role(StrEnum):
     """What a number of a config says."""
@@ -34,6 +36,8 @@ class Role(StrEnum):
     PATCH = "patch"
     LABELS = "labels"
     BASE = "rotary base"
+    ROTATED_SHARE = "rotated part of a head"
+    ROTATED = "rotated features"
     EXPERTS = "experts"
     CHOSEN = "experts of a token"
     WINDOW = "sliding window"
@@ -98,6 +102,9 @@ SECTIONS = frozenset(" ".join(SYNONYMS["sections"]["names"]).split())
 
 NESTED: Mapping[str, str] = SYNONYMS["nested"]
 """Fields that stand inside another, as a table spells them."""
+
+SHARE: str = NESTED["partial_rotary_factor"]
+"""Where a config says which part of a head is rotated."""
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
 
@@ -178,6 +185,17 @@ def config_number(config: Mapping[str, object], role: Role, default: int = 0) ->
     """The config's number in that role."""
     value = next((config[name] for name in fields_of(role, config)), default)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def rotated(config: Mapping[str, object], size: int) -> int:
+    """How many features of a head of this size are rotated: all of them where the config says nothing else.
+
+    >>> rotated({"rope_parameters": {"partial_rotary_factor": 0.25}}, 64), rotated({}, 64)
+    (16, 64)
+    """
+    share = value_of(config, SHARE)
+    count = int(size * share) if isinstance(share, float) else config_number(config, Role.ROTATED, size)
+    return count if 0 < count <= size and count % 2 == 0 else size
 
 
 def _fits(role: Role, word: str, config: Mapping[str, object]) -> bool:

@@ -510,12 +510,7 @@ def _turned(theirs: str, ours: str) -> tuple[str, str]:
 
 
 def audio_argument_mapping(
-    module: nn.Module,
-    available: Sequence[str],
-    config: Mapping[str, object],
-    vocabulary: int,
-    padding: int,
-    ask: Asker,
+    module: nn.Module, available: Sequence[str], config: Mapping[str, object], vocabulary: int, padding: int, ask: Asker
 ) -> ArgumentMapping:
     """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words.
 

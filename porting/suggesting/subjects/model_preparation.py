@@ -23,11 +23,7 @@ def is_lazy(module: nn.Module) -> bool:
 
 
 def materialized(
-    module: nn.Module,
-    available: Sequence[str],
-    vocabulary: int,
-    padding: int,
-    shapes: Mapping[str, tuple[int, ...]],
+    module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> nn.Module:
     """The same module, its lazy parameters materialised by one dry run; anything else is left as it is.
 

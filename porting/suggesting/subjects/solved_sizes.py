@@ -78,10 +78,7 @@ def solved_sizes(
 
 
 def better_sizes(
-    into: Builder,
-    built: BuiltModule,
-    config: Mapping[str, object],
-    shapes: Iterable[Sequence[int]],
+    into: Builder, built: BuiltModule, config: Mapping[str, object], shapes: Iterable[Sequence[int]]
 ) -> dict[str, str]:
     """The fields for names that may have been misunderstood: a letter or two, and a default that no field replaced.
 

@@ -23,8 +23,16 @@ from porting.build import OWN_CODE, Bounds, bounded
 from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.loading import same_bits
-from porting.notation.field import held
-from porting.suggesting.subjects.config_fields import NESTED, Role, config_number, role_of, stage_field
+from porting.notation.field import held, spellings
+from porting.suggesting.subjects.config_fields import (
+    NESTED,
+    SHARE,
+    Role,
+    config_number,
+    role_of,
+    rotated,
+    stage_field,
+)
 from porting.target import named_tensors
 from porting.verification.reference import load_reference, model_class
 
@@ -132,17 +140,23 @@ def shrink(
     shared = heads // groups if groups and heads else 1
     if shared > 1 and groups > 1:  # several heads share a key
         count = 2 * min(shared, 3)
-    width = (count if count > 1 else to.heads) * to.head_size
+    own_size = config_number(sizes, Role.HEAD_SIZE) or (hidden // heads if heads else 0)
+    share = rotated(config, own_size) / own_size if own_size else 1.0
+    # Of one pair nothing shows which features are rotated together, of two not which side has the halves.
+    wide = (size for size in range(to.head_size, 99 * to.head_size, to.head_size) if size * share >= 6)
+    size = next((size for size in wide if int(size * share) % 2 == 0), to.head_size)
+    width = (count if count > 1 else to.heads) * size
     new: dict[Role | None, int] = {
         Role.HIDDEN: width,
         Role.HEADS: count,
-        Role.HEAD_SIZE: to.head_size,
+        Role.HEAD_SIZE: size,
+        Role.ROTATED: int(size * share),
         Role.VOCABULARY: to.vocabulary,
         Role.POSITIONS: to.positions,
         Role.IMAGE: to.image or config_number(sizes, Role.IMAGE),
         Role.PATCH: to.patch or config_number(sizes, Role.PATCH),
     }
-    follows = {config_number(sizes, Role.HEAD_SIZE): to.head_size, hidden: width}
+    follows = {config_number(sizes, Role.HEAD_SIZE): size, hidden: width}
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
         if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
@@ -387,6 +401,7 @@ def _complete(path: Path, config: Mapping[str, object], known: Mapping[str, obje
     """Have the twin's config say every field that the checkpoint's says, also those at their default."""
     said = json.loads(path.read_text(encoding="utf-8"))
     said |= {name: known[name] for name in config if name not in said and name in known}
+    said |= {name: config[name] for name in spellings(SHARE) if name in config}
     path.write_text(json.dumps(said, indent=2, default=str), encoding="utf-8")
 
 

@@ -19,6 +19,7 @@ from porting.suggesting.search.activation_matching import laid_out
 from porting.suggesting.search.embedding_candidates import ROW
 from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
+from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.argument_names import Unmasked
 from porting.suggesting.subjects.config_fields import normal
@@ -492,7 +493,7 @@ def _corrected(found: SearchResult) -> Iterator[Reason]:
 def _zero(checkpoint: Checkpoint, subjects: ModelPair, name: str) -> bool:
     """Whether the checkpoint's own tensor is all zeros, and so are those of the other layers."""
     prefix = subjects.twin.prefix
-    held = [one for one in checkpoint.tensors if _blank(one.removeprefix(prefix)) == _blank(name.removeprefix(prefix))]
+    held = [one for one in checkpoint.tensors if blank(one.removeprefix(prefix)) == blank(name.removeprefix(prefix))]
     return bool(held) and all(not bool(checkpoint.read(one).any()) for one in held)
 
 
@@ -502,7 +503,3 @@ def _equal(checkpoint: Checkpoint, subjects: ModelPair, name: str, other: str) -
     held = {one.removeprefix(prefix): one for one in checkpoint.tensors}
     found = [held[one.removeprefix(prefix)] for one in (name, other) if one.removeprefix(prefix) in held]
     return len(found) < 2 or same_bits(*map(checkpoint.read, found))
-
-
-def _blank(name: str) -> str:
-    return "".join("#" if character.isdigit() else character for character in name)

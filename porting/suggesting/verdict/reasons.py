@@ -230,9 +230,8 @@ def _tried(choice: Choice | None) -> Iterator[str]:
 
 def _apart(moves: Sequence[CandidateRule], chosen: Sequence[CandidateRule]) -> str:
     """In what a rival differs."""
-    texts = [f"{' + '.join(a.term for a in one.sources)} = {' + '.join(b.term for b in one.targets)}" for one in moves]
-    known = {f"{' + '.join(a.term for a in one.sources)} = {' + '.join(b.term for b in one.targets)}" for one in chosen}
-    apart = [text for text in texts if text not in known]
+    known = set(map(str, chosen))
+    apart = [text for text in map(str, moves) if text not in known]
     return quoted("; ".join(apart[:2])) + (f" and {len(apart) - 2} more" if len(apart) > 2 else "")
 
 
