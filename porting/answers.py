@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Encoding
 from torch import Tensor
 
-from porting.checkpoint.atomic import write_file
+from porting.atomic import write_file
 from porting.errors import Code, Fault, PortingError
 from porting.tokenizer import TextTokenizer
 

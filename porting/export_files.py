@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from porting.atomic import refused
 from porting.checkpoint import Checkpoint, CheckpointError, TensorFile, WeightFile
-from porting.checkpoint.atomic import refused
 from porting.checkpoint.config import CONFIG_NAME, parse_config
 from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.errors import checkpoint_error

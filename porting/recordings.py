@@ -11,7 +11,6 @@ import json
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from porting.atomic import check_destination, new_file, write_all
 from porting.errors import CheckpointError, Code, Fault, PortingError
 from porting.limits import charge, charge_text
 from porting.opening import read_file
@@ -229,11 +229,6 @@ def _wrong_point(subject: str, value: np.ndarray, kind: str, exact: np.ndarray |
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, overwrite: bool) -> None:
     """Write a safetensors file, whole or not at all."""
-    if path.exists() and not overwrite:
-        hint = "choose another path, or allow that it is replaced (overwrite)"
-        raise RecordingError(
-            Fault(code=Code.DESTINATION_REFUSED, where=str(path), message="a file stands there", hint=hint)
-        )
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name, array in arrays.items():
@@ -241,27 +236,15 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
         header[name] = {"dtype": _TYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    draft = ""
     try:
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
+        check_destination(path, overwrite=overwrite, file=True)
+        with new_file(path, size=8 + len(text) + end, overwrite=overwrite) as descriptor:
+            write_all(descriptor, struct.pack("<Q", len(text)) + text)
             for array in arrays.values():
-                file.write(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        os.chmod(draft, 0o666 & ~_umask())
-        os.replace(draft, path)
-    except OSError as error:
-        if draft:
-            Path(draft).unlink(missing_ok=True)
-        message = f"it cannot be written: {error.strerror or error}"
-        raise RecordingError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message)) from error
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+                little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+                write_all(descriptor, little.tobytes())
+    except CheckpointError as error:
+        raise RecordingError(error.faults) from error
 
 
 def _parsed(content: bytes, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -24,7 +24,7 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 
-from porting.checkpoint.atomic import write_file
+from porting.atomic import write_file
 from porting.errors import Code, Fault, PortingError
 from porting.text import TextError, TextModel, open_text_model
 

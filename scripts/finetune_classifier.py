@@ -26,7 +26,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting import PortingError, embedded_checkpoint
-from porting.checkpoint.atomic import check_destination
+from porting.atomic import check_destination
 from porting.cli.output import INTERRUPTED, WRONG
 from porting.printable import safe
 from scripts.classification_scores import Scores, in_rows, score

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 import porting
-from porting.checkpoint.atomic import check_destination
+from porting.atomic import check_destination
 from porting.embedded import embedded_checkpoint
 from scripts.classification_scores import score
 from scripts.docstring_corpus import read_standard_library

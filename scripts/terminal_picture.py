@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from porting.checkpoint.atomic import write_file
+from porting.atomic import write_file
 from porting.embedded import embedded_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]

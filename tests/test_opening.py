@@ -178,7 +178,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.cli.attention": "a page that is written",
         "porting.cli.report_bug": "a report that is written, and must not exist",
         "porting.converting.progress": "a file without a name",
-        "porting.checkpoint.atomic": "temporary siblings, by descriptors",
+        "porting.atomic": "temporary siblings, by descriptors",
         "porting.checkpoint.hub": "a note in the cache of the hub's client",
         "porting.checkpoint.hub_guard": "a file that was just downloaded",
         "porting.cli.explain": "a page of this package",
@@ -206,6 +206,56 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
                 word in ast.unparse(of) for word in words
             )
             if not (ours and module not in own):
+                found.add(module)
+    assert found <= own.keys()
+
+
+def test_there_is_one_way_to_write() -> None:
+    """A path that a user names is written by ``porting.atomic``, which follows no link; what is left has a reason."""
+    import ast
+
+    own = {
+        "porting.atomic": "here",
+        "porting.cli.app": "the null device",
+        "porting.cli.report_bug": "a record that mkstemp names",
+        "porting.converting.journal": "a descriptor that is read",
+        "porting.converting.workplace": "folders by their descriptors",
+        "porting.checkpoint.hub": "folders of the cache of the hub's client",
+        "porting.mutating.messages": "orders in a temporary folder",
+        "porting.mutating.fork_server": "what a process prints, in a temporary folder",
+        "porting.opening": "what is removed, by its descriptor",
+        "porting.pytest_plugin": "a folder, and the name of a page that was written whole",
+        "porting.reporting.figures": "into memory",
+        "porting.seeing.picture": "into memory",
+        "porting.sharding.writing": "a temporary folder of this process",
+        "porting.suggesting.subjects.twin": "a temporary folder of this process",
+        "porting.tokenizer_check": "a temporary file",
+    }
+    writing = {
+        "write_text",
+        "write_bytes",
+        "mkstemp",
+        "NamedTemporaryFile",
+        "mkdir",
+        "makedirs",
+        "save_file",
+        "savefig",
+    }
+    writing |= {"savez", "tofile", "copyfile", "copytree", "fdopen"}
+    found = set()
+    for module, path in modules().items():
+        for node in ast.walk(parse(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            modes = [
+                one.value
+                for one in (*node.args, *(word.value for word in node.keywords))
+                if isinstance(one, ast.Constant)
+            ]
+            opens = called.rpartition(".")[2] == "open" and {"w", "wb", "x", "xb", "a", "ab"} & set(map(str, modes))
+            moves = called in {"os.replace", "os.rename", "torch.save", "numpy.save", "np.save", "shutil.move"}
+            if opens or moves or called.rpartition(".")[2] in writing:
                 found.add(module)
     assert found <= own.keys()
 

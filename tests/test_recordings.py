@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,44 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path, what: str) -> None:
 
 def test_a_file_that_stands_there_is_kept(tmp_path: Path) -> None:
     path = save_recording(tmp_path / "t.safetensors", {"x": X}, X)
-    with pytest.raises(RecordingError, match="a file stands there"):
+    with pytest.raises(RecordingError, match="exists already"):
         save_recording(path, {"x": X}, X + 1)
     assert (load_recording(path).points["float64"][0]["."] == X).all()
-    with pytest.raises(RecordingError, match="it cannot be written"):
+    with pytest.raises(RecordingError, match="lies in a directory that does not exist"):
         save_recording(tmp_path / "no" / "t.safetensors", {"x": X}, X)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "directory"])
+def test_what_is_planted_at_the_destination_stays(tmp_path: Path, kind: str, overwrite: bool) -> None:
+    path, other = tmp_path / "t.safetensors", tmp_path / "other"
+    if kind == "link":
+        other.write_bytes(b"kept")
+    if kind.endswith("link"):
+        path.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    before = path.lstat()
+    with pytest.raises(RecordingError, match=r"the destination (is a|exists)"):
+        save_recording(path, {"x": X}, X, overwrite=overwrite)
+    assert os.path.samestat(path.lstat(), before)
+    assert other.read_bytes() == b"kept" if kind == "link" else not other.exists()
+
+
+def test_what_appears_while_a_recording_is_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, contiguous = tmp_path / "t.safetensors", np.ascontiguousarray
+
+    def late(array: np.ndarray) -> np.ndarray:
+        path.write_bytes(b"another's")
+        return contiguous(array)
+
+    monkeypatch.setattr(np, "ascontiguousarray", late)
+    with pytest.raises(RecordingError, match="appeared while this was being written"):
+        save_recording(path, {"x": X}, X)
+    assert path.read_bytes() == b"another's"
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 def header(**change: Any) -> bytes:

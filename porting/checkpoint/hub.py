@@ -19,7 +19,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
-from porting.checkpoint.atomic import write_file
+from porting.atomic import write_file
 from porting.checkpoint.config import CONFIG_NAME, MAX_CONFIG, parse_config
 from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error
 from porting.checkpoint.files import ByteSource, LocalFile

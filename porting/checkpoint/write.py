@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from porting.checkpoint.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
+from porting.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.container import Shard
 from porting.checkpoint.errors import FaultList, quote

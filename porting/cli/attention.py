@@ -62,7 +62,7 @@ def attention(
       porting attention "He sat on the river bank." --source google-bert/bert-base-uncased --png grid.png
     """
     with Screen("attention", as_json=model.as_json) as screen:
-        from porting.checkpoint.atomic import write_file
+        from porting.atomic import write_file
         from porting.seeing import attention as see
 
         seen = see(text.split() if pieces else text, model.open(), pair=pair)

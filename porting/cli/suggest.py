@@ -92,8 +92,8 @@ def suggest(
       porting suggest ./my-checkpoint --into my_model.py:MyModel --interactive
     """
     with Screen("suggest", as_json=as_json) as screen:
+        from porting.atomic import check_destination
         from porting.checkpoint import open_checkpoint
-        from porting.checkpoint.atomic import check_destination
         from porting.suggesting import suggest as make
 
         if output is not None:  # before the work, not after it

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from porting.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses

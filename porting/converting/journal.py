@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import BinaryIO
 
-from porting.checkpoint.atomic import write_at
+from porting.atomic import write_at
 from porting.checkpoint.errors import CheckpointError
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.converting.casts import Losses

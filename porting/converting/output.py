@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from porting.checkpoint.atomic import write_at
+from porting.atomic import write_at
 from porting.converting.digests import Sum
 
 BLOCK = 1 << 18

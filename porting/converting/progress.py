@@ -11,7 +11,7 @@ from threading import Lock
 
 import xxhash
 
-from porting.checkpoint.atomic import write_at
+from porting.atomic import write_at
 from porting.converting.draft import Draft
 from porting.converting.output import BLOCK
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from porting.checkpoint.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
+from porting.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.errors import Code, RankError
 from porting.opening import Folder, kind_of

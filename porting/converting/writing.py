@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from porting.checkpoint.atomic import write_at
+from porting.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from porting.atomic import write_file
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.atomic import write_file
 from porting.notation.table import Table
 from porting.reporting.outcome import Outcome
 

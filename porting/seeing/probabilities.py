@@ -16,7 +16,7 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
 
-from porting.checkpoint.atomic import write_file
+from porting.atomic import write_file
 from porting.seeing.attention_data import Layer, Shares, gather, refused, square
 from porting.text import ModelArguments, Source, TextModel, open_text_model
 from porting.tracing.running import Side

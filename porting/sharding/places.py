@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from porting.atomic import write_at
 from porting.checkpoint import TensorFile
-from porting.checkpoint.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.write import shard_around
 from porting.plan.copies import Copy

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from porting.atomic import check_destination, new_directory, reserve, write_all
 from porting.checkpoint import Checkpoint, TensorFile
-from porting.checkpoint.atomic import check_destination, new_directory, reserve, write_all
 from porting.errors import Code, Fault, alike
 from porting.export_files import LARGEST
 from porting.opening import Member

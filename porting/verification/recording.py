@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from porting.atomic import check_destination
 from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.atomic import check_destination
 from porting.comparing import digest
 from porting.errors import Code, Fault, Message, VerifyError, Wording
 from porting.loading import choose_architecture

@@ -307,7 +307,7 @@ def test_disk_without_room_fails_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: dict[str, torch.Tensor]
 ) -> None:
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr("porting.checkpoint.atomic.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("porting.atomic.shutil.disk_usage", lambda path: usage)
     monkeypatch.setattr(atomic, "_locked_sibling", None)
     files = {"model.safetensors": TensorFile(tensors=weights)}
     refused("bytes are needed and 10 are free (free some space", tmp_path / "d", files, directory=True)

@@ -232,9 +232,9 @@ main()
 @pytest.mark.parametrize(
     ("words", "module", "name", "left"),
     [
-        (["export", "out"], "porting.checkpoint.atomic", "publish", []),
+        (["export", "out"], "porting.atomic", "publish", []),
         (["convert", "out"], "porting.converting.writing", "_write_small", [".out.porting-convert"]),
-        (["attention", "a word", "--html", "out"], "porting.checkpoint.atomic", "write_all", []),
+        (["attention", "a word", "--html", "out"], "porting.atomic", "write_all", []),
     ],
 )
 def test_a_command_that_is_told_to_end_removes_what_it_made(

@@ -15,17 +15,25 @@ from tests.guards.tree import ROOT, imports, modules, parse
 # Data flows one way.  The lowest packages, with all that each may import of the library beside itself.
 PACKAGES = {
     "porting.causes": ("porting.frames", "porting.printable", "porting.tracing"),
+    "porting.atomic": ("porting.errors", "porting.opening", "porting.printable"),
     "porting.errors": ("porting.printable",),
     "porting.limits": ("porting.errors",),
     "porting.opening": ("porting.errors", "porting.printable"),
     "porting.models": (),
     "porting.mappings": (),
     "porting.notation": ("porting.errors", "porting.limits", "porting.opening", "porting.ops"),
-    "porting.checkpoint": ("porting.errors", "porting.limits", "porting.opening", "porting.printable"),
+    "porting.checkpoint": (
+        "porting.atomic",
+        "porting.errors",
+        "porting.limits",
+        "porting.opening",
+        "porting.printable",
+    ),
     "porting.ops": ("porting.printable",),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.printable": (),
     "porting.reporting": (
+        "porting.atomic",
         "porting.causes",
         "porting.checkpoint",
         "porting.errors",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from porting.checkpoint.atomic import publish as real
+from porting.atomic import publish as real
 from scripts.crash import Tally, crash
 
 DISTURBED = 5

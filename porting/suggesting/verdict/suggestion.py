@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from porting.checkpoint.atomic import check_destination, new_file, write_all
+from porting.atomic import check_destination, new_file, write_all
 from porting.notation.table import Table, parse_table
 from porting.suggesting.draft.unmapped import Near, Unmapped, listed
 from porting.suggesting.subjects.questions import Decision

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
-from porting.errors import Code, Fault, Message, Option
+from porting.errors import CheckpointError, Code, Fault, Message, Option
 from porting.opening import READING, Folder, remove_directory
+from porting.printable import quote
 
 MARK = ".porting-"
 """Temporary siblings of ``name`` are named ``.name.porting-<random>``."""
@@ -75,7 +75,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
 def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
     """The error for a destination that cannot be written."""
-    return checkpoint_error(Code.DESTINATION_REFUSED, str(path), f"the destination {message}", hint)
+    fault = Fault(code=Code.DESTINATION_REFUSED, where=str(path), message=f"the destination {message}", hint=hint)
+    return CheckpointError(fault)
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             names = ", ".join(map(quote, left))
             message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
             hint += "; the next attempt removes it or goes on from it"
-        raise checkpoint_error(Code.WRITE_FAILED, str(path), message, hint) from error
+        raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
 
 
 def _abandoned_siblings(path: Path) -> list[str] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from porting.checkpoint.atomic import check_destination, new_file, write_all, write_file
+from porting.atomic import check_destination, new_file, write_all, write_file
 from porting.errors import CheckpointError
 
 
