@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from porting.errors import CheckpointError, Code, Fault, Message, Option
-from porting.opening import READING, Folder, remove_directory
+from porting.opening import MORE_FILES, READING, RESERVE, Folder, descriptors_kept, remove_directory
 from porting.printable import quote
 
 MARK = ".porting-"
@@ -83,7 +83,10 @@ def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
 def explained(path: Path, needed: int) -> Iterator[None]:
     """Turn a system error while ``path`` is written into an error that says what to do."""
     try:
-        yield
+        with descriptors_kept(3 * RESERVE):
+            pass  # as many are free: whatever is made can be removed
+        with descriptors_kept():
+            yield
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "check the directory's permissions"
@@ -93,6 +96,8 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             hint = "free some space, or choose another destination"
         elif error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
             reason, hint = "a file that the values are read from was cut short meanwhile", "restore it, and try again"
+        elif error.errno in {errno.EMFILE, errno.ENFILE}:
+            hint = MORE_FILES
         elif error.errno == errno.EROFS:
             hint = "choose a destination that can be written to"
         left = _abandoned_siblings(path)
@@ -148,7 +153,8 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         name = made.path.name
         own_status = [os.fstat(lock)]
         try:
-            yield made
+            with descriptors_kept():
+                yield made
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
                 own_status.append(parent.status(path.name))

@@ -7,12 +7,13 @@ checkpoint's links may lead.  A FIFO does not block.  The open file must be a re
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """Flags for opening a directory to open files in it, which needs no permission to list it."""
 
+
+MORE_FILES = "run `ulimit -n 4096`: files that may be open at once"
 
 LINKED = "it gained or lost a hard link since, and may have been written to as well"
 
@@ -312,6 +315,23 @@ class Folder:
                     os.unlink(name, dir_fd=self.descriptor)
 
 
+RESERVE = 6
+"""Descriptors that cleaning up needs: of two folders, and for removing one."""
+
+
+@contextmanager
+def descriptors_kept(count: int = RESERVE) -> Iterator[None]:
+    """Keep some descriptors back during the block, so that what follows it can clean up when no other are left.
+
+    Raises:
+        OSError: there are not so many.
+    """
+    with ExitStack() as kept:
+        for _ in range(count):
+            kept.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield
+
+
 def remove_directory(name: str, folder: int) -> None:
     """Remove a directory and its content as far as possible; no link is followed.
 
@@ -520,6 +540,7 @@ def open_error(error: OSError | ValueError, path: Path, *, where: str) -> Checkp
         return CheckpointError(Fault(code=Code.FILE_MISSING, where=where, message=message, hint=hint))
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
     hint = f"run `chmod u+r {path}`" if isinstance(error, PermissionError) else "check the path"
+    hint = MORE_FILES if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE} else hint
     return CheckpointError(
         Fault(code=Code.FILE_UNREADABLE, where=where, message=f"cannot be opened: {reason}", hint=hint)
     )

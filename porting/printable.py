@@ -19,6 +19,10 @@ Python calls some of them printable: the fillers of Hangul are letters, and vari
 """
 
 
+LONGEST_ERROR = 200
+"""Characters of what an error says."""
+
+
 def dtype_name(dtype: object) -> str:
     """The name of a dtype without the package: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -67,6 +71,19 @@ def safe_lines(text: str) -> str:
 
 def _spelled(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+
+
+def told(error: BaseException) -> str:
+    """The first line of what an error says, behind its class; the class alone where it says nothing.
+
+    >>> told(ValueError("odd")), told(MemoryError())
+    ('ValueError: odd', 'MemoryError')
+    """
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except BaseException:  # noqa: BLE001  # of somebody's own class
+        text = ""
+    return f"{type(error).__name__}: {text[:LONGEST_ERROR]}" if text else type(error).__name__
 
 
 def quote(name: object) -> str:

@@ -5,7 +5,8 @@ Both are run by the ``tokenizers`` library; transformers is not needed, and not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from tokenizers.normalizers import BertNormalizer as PlainTextNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer as PunctuationSplitter
 from tokenizers.processors import TemplateProcessing
 
-from porting.checkpoint.strict_json import VALUES, JsonError, parse
+from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, PortingError
 from porting.limits import charge, charge_text, reading
 from porting.opening import Folder
 from porting.printable import shown
-from porting.tokenizer_check import is_known, parsed, piece_fault, require_bounded, tree_cost
+from porting.tokenizer_check import is_known, piece_fault, require_bounded, tree_cost
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
@@ -67,12 +68,21 @@ class TextTokenizer:
             LimitError: it takes more memory or time than it may.
         """
         if self.strange is not None:
-            texts = (first,) if second is None else (first, second)
-            require_bounded(self.strange, texts, where=self.where)
-        try:
+            require_bounded(self.strange, (first,) if second is None else (first, second), where=self.where)
+        with _library(Path(self.where), "the tokenizers library cannot use it"):
             return self.tokenizer.encode(first, second)
-        except Exception as error:  # its errors have no class of their own
-            raise _invalid(Path(self.where), f"the tokenizers library cannot use it: {_line(error)}") from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out.
+
+        Raises:
+            TokenizerError: the tokenizer cannot put them together.
+            LimitError: it takes more memory or time than it may.
+        """
+        if self.strange is not None:
+            require_bounded(self.strange, ids=tokens, where=self.where)
+        with _library(Path(self.where), "the tokenizers library cannot use it"):
+            return self.tokenizer.decode(tokens)
 
     def spell(self, token: int) -> str:
         """The word piece of an id; an unused id is shown as a number."""
@@ -103,9 +113,7 @@ def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
 def _from_json(directory: Path) -> TextTokenizer:
     path = directory / TOKENIZER
     raw = Folder(directory).read(TOKENIZER, limit=LARGEST)
-    charge_text(raw, where=str(path))
-    charge("objects", sum(map(raw.count, VALUES)), where=str(path))
-    content = parsed(raw)
+    content = _parsed(raw, path)
     fault = piece_fault(content)
     if fault:
         raise _invalid(path, fault)
@@ -114,11 +122,9 @@ def _from_json(directory: Path) -> TextTokenizer:
     known = is_known(content)
     del content  # before the library reads the file again
     if not known:
-        require_bounded(raw, (), where=str(path))
-    try:
+        require_bounded(raw, where=str(path))
+    with _library(path, "the tokenizers library cannot read it"):
         tokenizer = Tokenizer.from_buffer(raw)
-    except Exception as error:  # its errors have no class of their own
-        raise _invalid(path, f"the tokenizers library cannot read it: {_line(error)}") from error
     tokenizer.no_truncation()  # a text that is too long is a fault, not something to cut
     tokenizer.no_padding()
     settled = _settled(directory)
@@ -158,15 +164,12 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     tokenizer.pre_tokenizer = PunctuationSplitter()
     tokenizer.decoder = WordPieceDecoder()
     cls, sep = special["cls_token"], special["sep_token"]
-    try:
+    with _library(path, f"{cls!r} and {sep!r} cannot stand around a text"):
         tokenizer.post_processor = TemplateProcessing(
             single=f"{cls}:0 $A:0 {sep}:0",
             pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
             special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
         )
-    except Exception as error:  # its errors have no class of their own
-        message = f"{cls!r} and {sep!r} cannot stand around a text: {_line(error)}"
-        raise _invalid(path, message) from error
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special.values()])
     return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
 
@@ -178,10 +181,7 @@ def _settled(directory: Path) -> dict[str, object]:
         path = directory / name
         if not path.is_file():
             continue
-        try:
-            content = parse(Folder(directory).read(name, limit=LARGEST), where=str(path), allow_nan=True)
-        except JsonError as error:
-            raise _invalid(path, f"it cannot be read: {error}") from error
+        content = _parsed(Folder(directory).read(name, limit=LARGEST), path, allow_nan=True)
         if not isinstance(content, Mapping):
             raise _invalid(path, "it is JSON but not an object")
         settled |= content
@@ -211,5 +211,21 @@ def _invalid(path: Path, message: str) -> TokenizerError:
     return TokenizerError(Fault(code=Code.TOKENIZER_INVALID, where=str(path), message=message, hint=hint))
 
 
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def _parsed(raw: bytes, path: Path, *, allow_nan: bool = False) -> Json:
+    """The content of a file, of which there must be one reading: this library's is checked, and another one used."""
+    try:
+        return parse(raw, where=str(path), allow_nan=allow_nan)
+    except JsonError as error:
+        raise _invalid(path, f"it cannot be read: {error}") from error
+
+
+@contextmanager
+def _library(path: Path, message: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into an error: its own have no class, and a panic is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, PortingError):
+        raise
+    except BaseException as error:
+        line = str(error).partition("\n")[0] or type(error).__name__
+        raise _invalid(path, f"{message}: {line}") from error

@@ -9,44 +9,45 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from porting.checkpoint.strict_json import Json
 from porting.errors import Code, Fault
 from porting.limits import LimitError, Limits, limits, raised
 
-HARMLESS = frozenset(
-    {
-        "Lowercase",
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Nmt",
-        "Strip",
-        "StripAccents",
-        "ByteLevel",
-        "Digits",
-        "Metaspace",
-        "Punctuation",
-        "UnicodeScripts",
-        "Whitespace",
-        "WhitespaceSplit",
-        "Sequence",
-    }
-)
-"""Parts whose output is at most a few times as long as the text."""
+STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+TOP = {*STEPS, "version", "truncation", "padding", "added_tokens", "model"}
 
-CONVENTIONS = re.compile(r"[A-Z][a-z]+(?:Normalizer|PreTokenizer|Processing)")
-"""The parts that are named after a model, and templates: what they add is known."""
+SETTINGS = set(
+    (  # noqa: SIM905  # a list of quoted words is harder to read
+        "type normalizers pretokenizers processors decoders clean_text handle_chinese_chars strip_accents lowercase "
+        "strip_left strip_right add_prefix_space trim_offsets use_regex individual_digits behavior replacement "
+        "prepend_scheme split sep cls prefix suffix cleanup content start stop"
+    ).split()
+)
+"""Fields that make a text at most a few times as long, whatever the part that has them is called."""
+
+TEMPLATE = {"type", "single", "pair", "special_tokens"}
+
+MODEL = set(
+    (  # noqa: SIM905  # as above
+        "type vocab merges unk_token unk_id continuing_subword_prefix end_of_word_suffix max_input_chars_per_word "
+        "dropout fuse_unk byte_fallback ignore_merges"
+    ).split()
+)
+
+MOST_STEPS = 4
+"""Parts of a sequence: each may double the text."""
 
 MOST_PARTS = 32
-"""Parts of a template or of a sequence."""
+"""Parts of a template, and characters of a setting."""
+
+MOST_ADDED = 1 << 20
+"""Characters of all added tokens with their descriptions."""
 
 MOST_CHARACTERS = 4096
 """Characters of an added token with its description, or of a word to be split, which takes quadratic time."""
@@ -61,8 +62,9 @@ PANIC, MANY = 4, 6
 """Exit codes of the trial: the library failed without an ordinary exception; too many pieces."""
 
 TRIAL = """
-import resource, sys
+import json, resource, sys
 seconds, memory, most = map(int, sys.argv[1:4])
+texts, ids = json.load(sys.stdin)
 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 from tokenizers import Tokenizer
 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -71,7 +73,8 @@ try:
     tokenizer = Tokenizer.from_file(sys.argv[4])
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    many = bool(sys.argv[5:]) and len(tokenizer.encode(*sys.argv[5:])) > most
+    made = tokenizer.encode(*texts).ids if texts else ids
+    many = len(made) > most or len(tokenizer.decode(made)) > most
 except MemoryError:
     sys.exit(5)
 except Exception:
@@ -91,15 +94,20 @@ USUAL_NODES = 500_000
 
 
 def is_known(content: Json) -> bool:
-    """Whether a tokenizer consists of parts whose output is bounded by their input."""
+    """Whether a tokenizer consists of parts whose output is bounded by their input.
+
+    What counts are the fields and their sizes: the library takes parts without a type, and types of any name may come.
+    """
     if not isinstance(content, dict):
         return True  # it is none, and refused as soon as it is read
-    steps = [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     added = content.get("added_tokens")
+    lengths = [len(str(token)) for token in (added if isinstance(added, list) else ())]
     return (
-        all(_is_harmless(part) for step in steps for part in _parts(step))
+        content.keys() <= TOP
+        and all(_is_harmless(content.get(name)) for name in STEPS)
         and _is_plain(content.get("model"))
-        and all(len(str(token)) <= MOST_CHARACTERS for token in (added if isinstance(added, list) else ()))
+        and max(lengths, default=0) <= MOST_CHARACTERS
+        and sum(lengths) <= MOST_ADDED
     )
 
 
@@ -108,11 +116,12 @@ def _is_plain(model: Json) -> bool:
     if not isinstance(model, Mapping):
         return True  # it is none, and refused as soon as it is read
     prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
-    if model.get("type") == "BPE":
-        return not prefix and suffix in (None, "", "</w>")
     longest = model.get("max_input_chars_per_word", 0)
-    plain = not suffix and len(str(prefix)) <= MOST_PARTS
-    return plain and isinstance(longest, int) and longest <= MOST_CHARACTERS
+    if not model.keys() <= MODEL or not isinstance(longest, int) or longest > MOST_CHARACTERS:
+        return False
+    if "merges" in model or model.get("type") == "BPE":
+        return not prefix and suffix in (None, "", "</w>")
+    return not suffix and len(str(prefix)) <= MOST_PARTS
 
 
 def piece_fault(content: Json) -> str:
@@ -153,47 +162,55 @@ def _pieces(content: Json) -> Iterator[str]:
             yield pair[0]
 
 
-def _parts(step: Json) -> Iterator[Json]:
-    """A part, and the parts of a sequence."""
-    waiting = [step]
+def _is_harmless(step: Json) -> bool:
+    """Whether a step has a few parts, with known and small settings only."""
+    waiting, count, templates = [step], 0, 0
     while waiting:
         part = waiting.pop()
-        yield part
-        if isinstance(part, Mapping):
-            for value in part.values():
-                waiting += (
-                    [item for item in value if isinstance(item, dict) and "type" in item]
-                    if isinstance(value, list)
-                    else []
-                )
+        if not isinstance(part, Mapping):
+            if _size(part) > MOST_PARTS:
+                return False
+            waiting += part if isinstance(part, list) else ()
+            continue
+        count += 1
+        if part.keys() == TEMPLATE:
+            templates += 1
+            if (
+                templates > 1
+                or any(_size(value) > MOST_PARTS for value in part.values())
+                or len(str(part)) > MOST_CHARACTERS
+            ):
+                return False
+        elif part.keys() <= SETTINGS or _shortens(part):
+            waiting += [value for name, value in part.items() if name != "pattern"]
+        else:
+            return False
+    return count <= MOST_STEPS + 1
 
 
-def _is_harmless(part: Json) -> bool:
-    if not isinstance(part, Mapping):
-        return part is None
-    kind = part.get("type")
-    if not isinstance(kind, str) or not (kind in HARMLESS or CONVENTIONS.fullmatch(kind)):
-        return False
-    return _longest(part) <= MOST_PARTS
+def _size(value: Json) -> int:
+    return len(value) if isinstance(value, list | str | dict) else 0
 
 
-def _longest(part: Json) -> int:
-    """The length of the longest list or text in a part, at any depth."""
-    longest, waiting = 0, [part]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list | str):
-            longest = max(longest, len(value))
-        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return longest
+def _shortens(part: Mapping[str, Json]) -> bool:
+    """Whether a part replaces a text by one that is no longer."""
+    match part.get("pattern"), part.get("content"):
+        case {"String": str(old), **rest}, str(new) if not rest:
+            return (
+                part.keys() <= {"type", "pattern", "content"}
+                and 0 < len(old) <= MOST_PARTS
+                and len(new.encode("utf-8", "surrogatepass")) <= len(old.encode("utf-8", "surrogatepass"))
+            )
+    return False
 
 
-def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
-    """Try a tokenizer in a process of its own: load it, and encode these texts.
+def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = (), *, where: str) -> None:
+    """Try a tokenizer in a process of its own: load it, encode these texts, and decode what they become.
 
     Args:
         raw: the tokenizer's file.
         texts: the texts to encode.
+        ids: what is decoded where there are no texts.
         where: the file, for messages.
 
     Raises:
@@ -204,10 +221,11 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(raw)
         file.flush()
-        words = [str(seconds), str(room), str(MOST_PIECES), file.name, *texts]
+        words = [str(seconds), str(room), str(MOST_PIECES), file.name]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         command = [sys.executable, "-I", "-c", TRIAL, *words]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603  # our own program
+        given = json.dumps([texts, ids]).encode()
+        done = subprocess.run(command, env=environment, input=given, capture_output=True, check=False)  # noqa: S603  # our own program
     if done.returncode == MANY:
         message = f"tried out in a process of its own, it made more than {MOST_PIECES} word pieces of the text"
         hint = "take the file from where the checkpoint came from"
@@ -222,12 +240,3 @@ def require_bounded(raw: bytes, texts: tuple[str, ...], *, where: str) -> None:
             message += ", or the tokenizers library aborted"
         hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
         raise LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
-
-
-def parsed(raw: bytes) -> Json:
-    """The content of a tokenizer's file that determines its parts."""
-    try:
-        value: Json = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None  # the tokenizers library says what is wrong with it
-    return value

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 
 from porting.errors import Code, Fault, Message, Option, PortingError
@@ -57,6 +58,11 @@ class UsersFinder(MetaPathFinder):
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and spec.origin in self._files and Path(spec.origin).parent not in (folder, folder / name):
             del sys.modules[name]
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether the user's code raised an error; of what is no Exception, whether it only passed through it."""
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+        return any(map(self._is_users, files[-1:] if isinstance(error, Exception) else files))
 
     def _is_users(self, file: str) -> bool:
         return file in self._files or file.startswith(self._packages)

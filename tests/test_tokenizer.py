@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from porting.checkpoint.strict_json import Json
+from porting.embedded import embedded_checkpoint
 from porting.errors import PortingError
 from porting.tokenizer import TextTokenizer, TokenizerError, read_tokenizer
 from porting.tokenizer_check import is_known
-from tests.small_checkpoint import WORDS, write_checkpoint
+from tests.small_checkpoint import WORDS, tokenizer_json, write_checkpoint
 
 
 def real_files() -> Path:
@@ -169,9 +172,9 @@ def test_no_tokenizer_is_said_to_be_none(tmp_path: Path) -> None:
         (
             "tokenizer.json",
             b"<html>404</html>",
-            r"tokenizer\.json: the tokenizers library cannot read it: .*html|expected",
+            r"tokenizer\.json: it cannot be read: not JSON at character 0",
         ),
-        ("tokenizer.json", b"", r"tokenizer\.json: the tokenizers library cannot read it: "),
+        ("tokenizer.json", b"", r"tokenizer\.json: it cannot be read: not JSON"),
         ("tokenizer.json", b'{"version": "1.0"}', r"tokenizer\.json: the tokenizers library cannot read it: "),
         ("vocab.txt", b"[UNK]\nthe\n", r"vocab\.txt: the vocabulary lacks '\[CLS\]', '\[SEP\]' \(take the file"),
         ("vocab.txt", b"[UNK]\n\xff\xfe\n", r"vocab\.txt: it is not UTF-8: invalid start byte at byte 6"),
@@ -209,6 +212,107 @@ def test_a_file_that_is_not_what_its_name_says_is_named(
 )
 def test_models_that_the_library_may_abort_on_are_tried_out_first(model: dict[str, Json], known: bool) -> None:
     assert is_known({"model": model}) is known
+
+
+def grown(*parts: Json) -> dict[str, Json]:
+    """A normalizer of these parts."""
+    return {"normalizer": {"type": "Sequence", "normalizers": list(parts)}}
+
+
+LONGER: dict[str, Json] = {"pattern": {"String": "a"}, "content": "a" * 30}
+BYTES: dict[str, Json] = {"type": "ByteLevel"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        grown({"type": "Replace", **LONGER}),
+        grown(LONGER),
+        grown({"type": "Lowercase", **LONGER}),
+        grown(*[BYTES] * 8),
+        grown({"type": "Sequence", "normalizers": [BYTES] * 4}, {"type": "Sequence", "normalizers": [BYTES] * 4}),
+        grown({"type": "Prepend", "prepend": "a" * 30}),
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 8}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+        {"decoder": {"type": "Replace", **LONGER}},
+        {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", **LONGER}] * 4}},
+        {"decoder": {"type": "Whatever", "unheard": "of"}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{}] * 33, "pair": [], "special_tokens": {}}},
+        {"post_processor": {"processors": [{"type": "A", "single": [], "pair": [], "special_tokens": {}}] * 2}},
+        {"model": {"vocab": {}, "merges": [], "continuing_subword_prefix": "#"}},
+        {"model": {"type": "WordPiece", "vocab": {}, "unheard": "of"}},
+        {"unheard": "of"},
+        {"added_tokens": [{"content": "a" * 4000}] * 300},
+    ],
+    ids=(  # noqa: SIM905  # a list of quoted words is harder to read
+        "replace untyped renamed bytes nested prepend pre-tokenizers regex decoder decoders unheard-decoder template "
+        "templates merges unheard-model unheard added"
+    ).split(),
+)
+def test_what_may_grow_is_tried_out_whatever_its_type_is_called(content: Json) -> None:
+    assert not is_known(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tokenizer_json(),
+        json.loads((embedded_checkpoint() / "tokenizer.json").read_text()),
+        grown({"type": "NFD"}, {"type": "Lowercase"}, {"type": "StripAccents"}),
+        {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+         {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}},
+    ],
+    ids=["words", "embedded", "normalizers", "decoders"],
+)  # fmt: skip
+def test_usual_tokenizers_need_no_trial(content: Json) -> None:
+    assert is_known(content)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"x": "\xff", "normalizer": {"type": "Replace"}}', "not UTF-8 at byte 7"),
+        (b'{"normalizer": null, "normalizer": {"type": "Lowercase"}}', "the key 'normalizer' stands twice"),
+        (b'{"x": NaN}', "NaN is not JSON"),
+        (b'{"x": ' + b"9" * 5000 + b"}", "a whole number of 5000 digits"),
+        (b"\xef\xbb\xbf{}", "byte-order mark"),
+        ("{}".encode("utf-16"), "not UTF-8"),
+    ],
+    ids=["bytes", "twice", "NaN", "digits", "mark", "UTF-16"],
+)
+def test_a_tokenizer_has_one_reading(tmp_path: Path, raw: bytes, message: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(raw)
+    with pytest.raises(TokenizerError, match=message):
+        read_tokenizer(tmp_path, where="a folder")
+
+
+def test_a_panic_of_the_library_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As pyo3 has it."""
+
+    def panic(*given: object) -> NoReturn:
+        raise PanicException("index out of bounds")
+
+    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c"), where="c")
+    monkeypatch.setattr("porting.tokenizer.Tokenizer", SimpleNamespace(from_buffer=panic))
+    with pytest.raises(TokenizerError, match="cannot read it: index out of bounds"):
+        read_tokenizer(tmp_path / "c", where="c")
+    library: Any = SimpleNamespace(encode=panic, decode=panic)
+    broken = replace(tokenizer, tokenizer=library)
+    for use in (lambda: broken.encode("a"), lambda: broken.decode([1])):
+        with pytest.raises(TokenizerError, match="cannot use it: index out of bounds"):
+            use()
+
+
+def test_what_a_strange_decoder_makes_is_tried_out(tmp_path: Path) -> None:
+    content = tokenizer_json()
+    more = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 30}
+    content["decoder"] = {"type": "Sequence", "decoders": [more] * 8}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = read_tokenizer(tmp_path, where="a folder")
+    for use in (lambda: tokenizer.decode([6]), lambda: tokenizer.encode("bank a")):
+        with pytest.raises(PortingError, match="tried out in a process of its own"):
+            use()
 
 
 def test_an_added_token_of_a_megabyte_is_tried_out_first() -> None:

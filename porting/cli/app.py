@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from porting.cli.inspect import inspect
 from porting.cli.load import load
 from porting.cli.mutate import mutate
 from porting.cli.next_sentence import next_sentence
-from porting.cli.output import TYPED
+from porting.cli.output import TYPED, WRONG, shortage
 from porting.cli.record import record
 from porting.cli.report_bug import UNEXPECTED, report_bug, unexpected
 from porting.cli.suggest import suggest
@@ -35,7 +36,7 @@ from porting.cli.tables import tables
 from porting.cli.translate import translate
 from porting.cli.verify import verify
 from porting.cli.verify_files import verify_files
-from porting.errors import nearest
+from porting.errors import Code, Fault, PortingError, nearest
 from porting.printable import safe
 
 
@@ -154,12 +155,44 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
     try:
+        _check_environment()
         app(prog_name="porting")
-    except Exception as error:  # noqa: BLE001  # a fault of ours: a line, and the rest in a file
-        sys.stderr.write(f"error: {safe(str(unexpected(error)))}\n")
-        sys.exit(UNEXPECTED)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  # libraries raise such that are no Exception
+        short = shortage(error) or (str(error) if isinstance(error, PortingError) else "")
+        sys.stderr.write(f"error: {safe(short or str(unexpected(error)))}\n")
+        sys.exit(WRONG if short else UNEXPECTED)
     finally:
         _let_go(sys.stdout)
+
+
+TERMINAL = ("COLUMNS", "LINES", "JUPYTER_COLUMNS", "JUPYTER_LINES")
+NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
+"""Variables that libraries read as whole numbers: those of the terminal's size, and others."""
+
+
+def _check_environment() -> None:
+    """Leave out sizes of a terminal that are none, and require that the other variables are numbers.
+
+    Raises:
+        PortingError: some are not.
+    """
+    wrong = [name for name in (*TERMINAL, *NUMBERS) if not re.fullmatch("[0-9]{1,5}", os.environ.get(name, "0"))]
+    for name in set(wrong).intersection(TERMINAL):
+        del os.environ[name]
+    faults = [
+        Fault(
+            code=Code.OPTION_REFUSED,
+            where=name,
+            message=f"{os.environ[name][:80]!r} in the environment, expected a whole number of at most five digits",
+            hint=f"run `unset {name}`",
+        )
+        for name in wrong
+        if name in NUMBERS
+    ]
+    if faults:
+        raise PortingError(faults)
 
 
 def _let_go(stream: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,10 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
+LARGEST = 1 << 60
+"""Bytes; no disk has more."""
+
+
 def parse_size(text: str) -> int:
     """A number of bytes as people write it.
 
@@ -27,9 +32,10 @@ def parse_size(text: str) -> int:
     (64000000, 1610612736, 4096)
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].upper() not in UNITS:
-        raise typer.BadParameter(f"{text!r} is no size, expected a number and one of kB, MB, GB, KiB, MiB, GiB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    size = float(found[1]) * UNITS.get(found[2].upper(), math.inf) if found is not None else math.inf
+    if size > LARGEST:
+        raise typer.BadParameter(f"{text[:80]!r} is no size, expected a number and one of kB, MB, GB, KiB, MiB, GiB")
+    return int(size)
 
 
 Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]

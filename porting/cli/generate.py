@@ -28,7 +28,7 @@ def generate(
         float | None,
         typer.Option("--top-p", help="Sample among the likeliest tokens that sum to this.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of what is sampled.")] = 0,
+    seed: options.Seed = 0,
     num_beams: options.NumBeams = 1,
     top: options.TopOfEach = None,
     *,

@@ -142,7 +142,10 @@ WorkingTypes = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists at the destination.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the inputs that are made.")]
+LARGEST_SEED = (1 << 63) - 1
+"""Of torch; numpy takes none below 0."""
+
+Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of all that is drawn at random.")]
 Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
 TableForNames = Annotated[
     str | None,

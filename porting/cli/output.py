@@ -30,8 +30,10 @@ from rich.text import Text
 
 from porting.cli.options import flags, misnamed, source_argument
 from porting.errors import Code, Fault, PortingError, command_text
+from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
-from porting.printable import safe, safe_lines
+from porting.printable import safe, safe_lines, told
+from porting.users_code import FINDER
 
 if TYPE_CHECKING:
     from porting.answers import Answer
@@ -108,6 +110,26 @@ LONGEST_CELL = 20_000
 """Characters of a cell, or of a part of a line, that are drawn."""
 
 
+SHORTAGES = {
+    r"(?i)(cannot|can't|could not|not enough|out of|insufficient) (allocate )?memory|failed to map segment": (
+        "there is not enough memory for this"
+    ),
+    r"can't start new thread|Resource temporarily unavailable": "no other thread or process can be started",
+    r"(?i)too many open files": "too many files are open at once: raise the limit (`ulimit -n`)",
+}
+"""How libraries say that something is short, and the line about it."""
+
+
+def shortage(error: BaseException) -> str:
+    """What is short, if that is why an error was raised; else an empty text."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this"
+    if not isinstance(error, OSError | RuntimeError | ImportError):
+        return ""
+    text = " ".join(part for part in error.args if isinstance(part, str))
+    return next((line for pattern, line in SHORTAGES.items() if re.search(pattern, text)), "")
+
+
 class Screen(AbstractContextManager["Screen"]):
     """Where one command writes to.
 
@@ -162,13 +184,15 @@ class Screen(AbstractContextManager["Screen"]):
                 raise typer.Exit(INTERRUPTED) from error
             case BrokenPipeError():
                 raise typer.Exit(BROKEN_PIPE) from error
+            case BaseException() if short := shortage(error):
+                self._refuse([short])
             case OSError():
                 named = f"{error.filename}: " if error.filename else ""
                 self._refuse([f"{named}{error.strerror or error}"])
-            case MemoryError():
-                self._refuse(["there is not enough memory for this"])
             case SystemExit():
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
+            case BaseException() if FINDER.raised(error):
+                self._refuse([f"the imported module raised {told(error)} (at {users_line(error)})"])
 
     def _refuse(self, lines: Sequence[str], faults: Sequence[Fault] = ()) -> None:
         typed = TYPED.get()

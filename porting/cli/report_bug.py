@@ -29,7 +29,7 @@ from porting.cli import options
 from porting.cli.output import Screen, counted, free
 from porting.errors import Code, Fault
 from porting.opening import Folder
-from porting.printable import safe, safe_lines
+from porting.printable import safe, safe_lines, told
 
 UNEXPECTED = 3
 """Exit code: a fault of the program itself."""
@@ -37,9 +37,6 @@ UNEXPECTED = 3
 PACKAGES = ("porting", "torch", "transformers", "safetensors", "huggingface_hub", "tokenizers", "numpy", "typer")
 SETTINGS = ("PORTING_LIMITS", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTORCH_ENABLE_MPS_FALLBACK")
 """Variables of the environment that change what is computed, and whose values say nothing about their user."""
-
-LONGEST = 200
-"""Characters of the exception's own message in the line."""
 
 PREFIX = "porting-report-"
 """How the names of the files begin that are recorded in the folder for temporary files."""
@@ -50,15 +47,13 @@ MOST_BYTES = 1 << 20
 
 def unexpected(error: BaseException) -> Fault:
     """The fault for an exception that the library did not raise on purpose; records what happened in a file."""
-    text = str(error).strip().partition("\n")[0]
-    said = f"{type(error).__name__}: {text[:LONGEST]}" if text else type(error).__name__
     try:
         path = _record(error)
     except OSError as failed:
         hint = f"this is a fault of porting, and it could not be recorded: {failed.strerror or failed}"
     else:
         hint = f"this is a fault of porting, recorded in {path}: porting report-bug prepares what to send"
-    return Fault(code=Code.UNEXPECTED, message=said, hint=hint)
+    return Fault(code=Code.UNEXPECTED, message=told(error), hint=hint)
 
 
 def _record(error: BaseException) -> str:

@@ -73,7 +73,7 @@ def suggest(
     limit: Annotated[
         float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
     ] = 120.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the twin's weights and of all inputs.")] = 0,
+    seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Write the table for a module that was never seen before, and prove it, or say why there can be none.

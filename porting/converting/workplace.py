@@ -25,7 +25,7 @@ from pathlib import Path
 from porting.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.errors import Code, RankError
-from porting.opening import Folder, kind_of
+from porting.opening import Folder, descriptors_kept, kind_of
 from porting.printable import quote
 
 OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
@@ -133,8 +133,9 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
     folder, lock, made = _locked(parent, path)
     place = Workplace(path, folder, untouched=not made)
     try:
-        sweep(path)
-        yield place
+        with descriptors_kept():
+            sweep(path)
+            yield place
     except (KeyboardInterrupt, RankError):
         raise  # the same command goes on from here
     except BaseException:
@@ -169,12 +170,17 @@ def _locked(parent: Folder, path: Path) -> tuple[Folder, int, bool]:
             raise _not_ours(path, f"is {kind}")
         try:
             folder = Folder(root, inside=parent)
-        except CheckpointError:
-            continue
-        if not made:
-            _require_ours(folder, path)
-        lock = folder.listing()
+            lock = folder.listing()
+        except (CheckpointError, OSError):
+            if parent.kind(root.name) != kind:
+                continue
+            if made:
+                with suppress(OSError):
+                    os.rmdir(root.name, dir_fd=parent.descriptor)
+            raise
         try:
+            if not made:
+                _require_ours(folder, path)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), parent.status(root.name)):
@@ -194,15 +200,16 @@ def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
     if not made:
         _require_plain(folder, path)
     try:
-        for name in (FILES, JOURNALS):
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=folder.descriptor)
-        descriptor = folder.write(OWNER)
-        try:
-            os.ftruncate(descriptor, 0)
-            write_at(descriptor, f"process {os.getpid()}\n".encode(), 0)
-        finally:
-            os.close(descriptor)
+        with descriptors_kept():
+            for name in (FILES, JOURNALS):
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=folder.descriptor)
+            descriptor = folder.write(OWNER)
+            try:
+                os.ftruncate(descriptor, 0)
+                write_at(descriptor, f"process {os.getpid()}\n".encode(), 0)
+            finally:
+                os.close(descriptor)
     except BaseException:
         if made:
             _remove(folder, parent)

@@ -315,7 +315,7 @@ class _Run:
 
     def _spelled(self, new: list[int]) -> str:
         """The new text; behind a text that was given it begins where that one ends, with its space if there is one."""
-        decode = self.model.tokenizer.tokenizer.decode
+        decode = self.model.tokenizer.decode
         if self.model.encodes_first:
             return decode(new)
         before, whole = decode(list(self.row)), decode([*self.row, *new])

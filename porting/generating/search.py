@@ -79,7 +79,8 @@ def sampler(
     """
 
     def draw(scores: Tensor) -> tuple[Tensor, int]:
-        scores = scores.double() / temperature
+        scores = scores.double()
+        scores = (scores - scores.max()) / temperature  # the likeliest one stays 0, however small the temperature is
         if top_k is not None:
             scores = scores.masked_fill(scores < scores.topk(min(top_k, len(scores))).values[-1], -torch.inf)
         if top_p is not None:
@@ -145,9 +146,12 @@ def beams(
         longer: list[Continuation] = []
         for rank, (score, place) in enumerate(zip(likely.tolist(), places.tolist(), strict=True)):
             parent, token = divmod(place, scores.shape[1])
+            ends = token in settings.ends or length >= longest
+            if rank >= count and (ends or len(longer) == count):
+                continue
             one = _with(open_[parent], token, probabilities[parent], best[parent], score)
-            if token in settings.ends or length >= longest:
-                ended += [_normal(one, settings, len(one.steps))] if rank < count else []
+            if ends:
+                ended.append(_normal(one, settings, len(one.steps)))
             elif score > -torch.inf:
                 longer.append(one)
         ended = sorted(ended, key=lambda one: -one.score)[:count]

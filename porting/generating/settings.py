@@ -6,8 +6,10 @@ It stands in ``generation_config.json``, in older checkpoints in ``config.json``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,6 +26,9 @@ LARGEST = 1 << 20
 
 MOST = 1 << 31
 """Numbers of larger size mean nothing that can be done."""
+
+LEAST_PENALTY = 1e-6
+"""The smallest number that scores are divided by, as a penalty; smaller ones leave no numbers."""
 
 STEEPEST = 32
 """The largest power of a length: beyond it, the power of a long row is no number."""
@@ -66,7 +71,7 @@ class Settings:
         ignored: fields of the checkpoint that are not done here.
     """
 
-    ends: tuple[int, ...] = ()
+    ends: frozenset[int] = frozenset()
     start: int | None = None
     forced_first: tuple[int, ...] = ()
     forced_last: tuple[int, ...] = ()
@@ -91,17 +96,20 @@ class Settings:
 
         Returns:
             [n v].
+
+        Raises:
+            GenerationError: some are NaN or infinite, so that no probabilities can be made of them.
         """
         scores, length = scores.clone(), rows.shape[1]
         if self.repetition_penalty != 1.0:
             seen = scores.gather(1, rows)
             seen = torch.where(seen < 0, seen * self.repetition_penalty, seen / self.repetition_penalty)
             scores.scatter_(1, rows, seen)
-        banned = [one for one in self.banned if not (len(one) == 1 and one[0] in self.ends)]
         for number, row in enumerate(rows.tolist()):
-            out = list(_repeating(row, self.no_repeat))
-            out += [one[-1] for one in banned if row[len(row) - len(one) + 1 :] == list(one[:-1])]
-            scores[number, [one for one in out if one < scores.shape[1]]] = -torch.inf
+            out = _repeating(row, self.no_repeat)
+            for size, last in self._banned_after.items():
+                out += last.get(tuple(row[length - size :]), ()) if size <= length else ()
+            scores[number, out] = -torch.inf
         if length < self.min_length or length - prompt < self.min_new_tokens:
             scores[:, list(self.ends)] = -torch.inf
         for forced, place in ((self.forced_first, 1), (self.forced_last, longest - 1)):
@@ -109,7 +117,22 @@ class Settings:
                 scores = torch.full_like(scores, -torch.inf)
                 scores[:, list(forced)] = 0.0
         scores[:, list(self.suppressed)] = -torch.inf
+        if bool((scores.isnan() | scores.isposinf()).any()):
+            message, hint = "the scores of the next token are NaN or infinite", "run `porting verify` on this model"
+            raise GenerationError(Fault(code=Code.NOT_FINITE, message=message, hint=hint))
         return scores
+
+    @cached_property
+    def _banned_after(self) -> Mapping[int, Mapping[tuple[int, ...], list[int]]]:
+        """The last tokens of banned sequences, by the length of what stands before them and by that itself.
+
+        A step then looks as many beginnings up as there are lengths, however many sequences there are.
+        """
+        found: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for *before, last in self.banned:
+            if before or last not in self.ends:
+                found.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
+        return found
 
 
 def _repeating(row: Sequence[int], size: int) -> list[int]:
@@ -153,7 +176,7 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
     starts = [reader.ids(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")]
     stopping = fields.get("early_stopping", False)
     return Settings(
-        ends=reader.ids("eos_token_id"),
+        ends=frozenset(reader.ids("eos_token_id")),
         start=next((one[0] for one in starts if one), 0) if decoder else None,
         forced_first=reader.ids("forced_bos_token_id"),
         forced_last=reader.ids("forced_eos_token_id"),
@@ -161,7 +184,7 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
         suppressed=reader.ids("suppress_tokens"),
         min_length=int(reader.number("min_length", 0)),
         min_new_tokens=int(reader.number("min_new_tokens", 0)),
-        repetition_penalty=reader.number("repetition_penalty", 1.0),
+        repetition_penalty=reader.number("repetition_penalty", 1.0, least=LEAST_PENALTY),
         no_repeat=int(reader.number("no_repeat_ngram_size", 0)),
         length_penalty=float(reader.number("length_penalty", 1.0, STEEPEST)),
         early_stopping=None if stopping == "never" else stopping is True,
@@ -180,30 +203,31 @@ class _Fields:
         self._fields, self._where, self._vocabulary = fields, where, vocabulary
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Ids of tokens: one, or a list of them."""
+        """Ids of tokens: one, or a list of them; each once."""
         value = self._fields.get(name)
         found = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(one) is int and 0 <= one < self._vocabulary for one in found):
             raise _malformed(self._where, f"{name} is {shown(value)}, and ids of tokens are expected")
-        return tuple(found)
+        return tuple(dict.fromkeys(found))
 
     def sequences(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """A list of lists of ids."""
+        """A list of lists of ids, each once; one with an id beyond the vocabulary never occurs, and is left out."""
         value = self._fields.get(name) or []
         if not isinstance(value, list) or not all(
             isinstance(one, list) and one and all(type(token) is int and token >= 0 for token in one) for one in value
         ):
             raise _malformed(self._where, f"{name} is {shown(value)}, and lists of ids of tokens are expected")
-        return tuple(map(tuple, value))
+        return tuple(one for one in dict.fromkeys(map(tuple, value)) if max(one) < self._vocabulary)
 
-    def number(self, name: str, default: float, most: int = MOST) -> float:
-        """A number, of either sign, up to a largest one."""
+    def number(self, name: str, default: float, most: int = MOST, least: float = -math.inf) -> float:
+        """A number between two; of either sign, up to a largest size, where no least one is given."""
         value = self._fields.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _malformed(self._where, f"{name} is {shown(value)}, and a number is expected")
-        if not -most <= value <= most:  # as NaN is not either
-            raise _malformed(self._where, f"{name} is {shown(value)}, and a number from {-most} to {most} is expected")
+        least = max(least, -most)
+        if not least <= value <= most:  # as NaN is not either
+            raise _malformed(self._where, f"{name} is {shown(value)}, and a number from {least} to {most} is expected")
         return value
 
 

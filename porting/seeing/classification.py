@@ -9,6 +9,7 @@ from typing import Unpack
 import torch
 
 from porting.answers import Answer, Guess, Prediction, words_of
+from porting.checkpoint import num_labels
 from porting.seeing.attention_data import AttentionError
 from porting.seeing.probabilities import Attention, attention_of_inputs
 from porting.text import CLASSES, ModelArguments, Source, open_text_model
@@ -92,11 +93,11 @@ def classify(
     """
     model = open_text_model(source, CLASSES, **options)
     encoding = model.encode(text, pair)
-    inputs, names = model.inputs(encoding), labels_of(model.config)
-    logits = model.logits(inputs, Wanted(axes="b n", shape=(1, len(names))))[0].double()  # [n]
+    inputs = model.inputs(encoding)
+    logits = model.logits(inputs, Wanted(axes="b n", shape=(1, num_labels(model.config))))[0].double()  # [n]
     several = model.config.get("problem_type") == "multi_label_classification"
     shares = (torch.sigmoid(logits) if several else logits.softmax(-1)).tolist()
-    names = [*names, *(f"LABEL_{number}" for number in range(len(names), len(shares)))]
+    names = labels_of(model.config, len(shares))
     found = [Guess(token=name, probability=share) for name, share in zip(names, shares, strict=True)]
     try:
         seen = attention_of_inputs(model, inputs, encoding)
@@ -111,13 +112,12 @@ def classify(
     )
 
 
-def labels_of(config: Mapping[str, object]) -> list[str]:
-    """The labels that a config names, in the model's order; two without names where it says nothing.
+def labels_of(config: Mapping[str, object], count: int) -> list[str]:
+    """The labels of so many classes, in the model's order; numbered where the config does not name them.
 
-    >>> labels_of({"id2label": {"1": "no", "0": "yes"}}), labels_of({"num_labels": 3})
+    >>> labels_of({"id2label": {"1": "no", "0": "yes"}}, 2), labels_of({}, 3)
     (['yes', 'no'], ['LABEL_0', 'LABEL_1', 'LABEL_2'])
     """
-    named, count = config.get("id2label"), config.get("num_labels")
-    if isinstance(named, Mapping) and named and all(str(key).isdecimal() for key in named):
-        return [str(named[key]) for key in sorted(named, key=lambda key: int(str(key)))]
-    return [f"LABEL_{number}" for number in range(count if isinstance(count, int) and count > 0 else 2)]
+    named = config.get("id2label")
+    named = named if isinstance(named, Mapping) else {}
+    return [str(named.get(str(number), f"LABEL_{number}")) for number in range(count)]

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from porting import atomic
 from porting.checkpoint import (
     CheckpointError,
     TensorFile,
-    atomic,
     files_like,
     open_checkpoint,
     write_directory,
@@ -332,7 +332,8 @@ def test_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 )  # fmt: skip
 def test_killed_writer_leaves_nothing_half_made_and_the_next_sweeps_up(tmp_path: Path, patched: str, call: str) -> None:
     code = (
-        "import os, sys, time, torch; from porting.checkpoint import atomic, write_directory, write_safetensors\n"
+        "import os, sys, time, torch\nfrom porting import atomic\n"
+        "from porting.checkpoint import write_directory, write_safetensors\n"
         "def hang(path): print('here', flush=True); time.sleep(100)\n"
         f"{patched} = hang\n{call}"
     )

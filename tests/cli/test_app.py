@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from porting.cli.app import app
+import pytest
+import typer
+
+from porting.cli.app import NUMBERS, TERMINAL, _check_environment, app
+from porting.cli.convert import parse_size
+from porting.errors import PortingError
 from tests.cli.conftest import Run
 
 COMMANDS = [command.name for command in app.registered_commands if command.name is not None]
@@ -98,3 +103,31 @@ def test_wrong_usage_says_what_was_meant_and_where_help_is(run: Run, words: list
     assert result.stdout == ""
     assert message in result.stderr
     assert " -h' for help." in result.stderr
+
+
+@pytest.mark.parametrize("size", ["1e400", "9" * 400, "9" * 30 + "TB", "2EB", "²", "-1", "nan", ""])
+def test_a_size_that_no_memory_has_is_none(size: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no size"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize("words", ["generate a", "record r.safetensors", "verify", "suggest --into a:b"])
+@pytest.mark.parametrize("seed", [str(10**30), "-1", str(2**63), "9" * 5000, "1e3"])
+def test_a_seed_that_no_generator_takes_is_wrong_usage(run: Run, words: str, seed: str) -> None:
+    result = run(*words.split(), "--seed", seed)
+    assert result.exit_code == 2
+    assert "Invalid value for '--seed'" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["abc", "²", "-1", "", "9" * 20, "9" * 5000, "1e3"])
+def test_numbers_of_the_environment(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    for name in TERMINAL:
+        monkeypatch.setenv(name, value)
+    _check_environment()
+    assert not os.environ.keys() & set(TERMINAL), "a size that is none is left out"
+    for name in NUMBERS:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(PortingError, match=rf"{name}: .*expected a whole number.*unset {name}.*\[option-refused\]"):
+            _check_environment()
+        monkeypatch.setenv(name, "12")
+        _check_environment()

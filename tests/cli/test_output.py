@@ -86,6 +86,22 @@ def test_faults_that_are_counted_cut_or_pickled_keep_both_wordings() -> None:
         (OSError(13, "Permission denied", "/a/b"), 2, "error: /a/b: Permission denied"),
         (OSError("odd"), 2, "error: odd"),
         (MemoryError(), 2, "error: there is not enough memory for this"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+            2,
+            "error: there is not enough memory for this",
+        ),
+        (
+            ImportError("lib.so: failed to map segment from shared object"),
+            2,
+            "error: there is not enough memory for this",
+        ),
+        (RuntimeError("can't start new thread"), 2, "error: no other thread or process can be started"),
+        (
+            OSError(24, "Too many open files"),
+            2,
+            "error: too many files are open at once: raise the limit (`ulimit -n`)",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (SystemExit(0), 2, "error: the imported module ended the program (sys.exit(0))"),
     ],

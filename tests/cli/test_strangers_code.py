@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import zeros
 
+from tests.cli.conftest import Run
 from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import write_checkpoint
@@ -258,3 +259,29 @@ def test_an_installed_module_can_be_named(work: Path) -> None:
     done = load(work, "torch.nn:Identity")
     assert done.returncode == 2
     assert "two modules" not in done.stderr
+
+
+STRANGE = {
+    "no Exception": "class X(BaseException): pass\nraise X('boom')\n",
+    "no text": "class X(Exception):\n    def __str__(self): raise ValueError('none')\nraise X\n",
+    "no text at all": "class X(BaseException):\n    def __str__(self): raise X\nraise X\n",
+    "cancelled": "import asyncio\nraise asyncio.CancelledError\n",
+    "a generator's": "raise GeneratorExit\n",
+    "a group": "raise BaseExceptionGroup('all', [KeyboardInterrupt()])\n",
+    "an attribute": "def __getattr__(name): raise RuntimeError('an attribute')\n",
+    "when it is built": "class X(BaseException): pass\ndef build(): raise X('built')\n",
+}
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("name", STRANGE)
+def test_whatever_a_module_of_the_users_raises_is_a_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "strange_module.py").write_text(STRANGE[name])
+    result = run("check", "--into", "strange_module.py:build", "--table", "bert")
+    assert result.exit_code == 2
+    (line, _) = result.stderr.splitlines()
+    assert line.startswith("error: the imported module raised ")
+    assert "strange_module.py:" in line

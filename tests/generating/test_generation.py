@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import porting
-from porting.generating.settings import GenerationError
+from porting.generating.settings import GenerationError, Settings, read_settings
 from porting.loading import PortingWarning
 from tests.causes.decoder import Decoder
 from tests.causes.decoders import FAMILIES
@@ -168,6 +170,62 @@ def test_what_ends_a_row_is_what_transformers_takes_for_it(tmp_path: Path) -> No
 )
 def test_options_that_no_search_can_follow(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     assert message in refusal(TEXTS[0], checkpoints.gpt2(tmp_path / "c"), **options)
+
+
+def settings_of(folder: Path, **fields: object) -> Settings:
+    folder.mkdir(exist_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    return read_settings(folder, {}, decoder=False, vocabulary=40)
+
+
+def test_rules_that_are_repeated_are_read_once(tmp_path: Path) -> None:
+    """A file of a megabyte has half a million of them; a row is then looked up once for each length of a beginning."""
+    many = settings_of(
+        tmp_path, eos_token_id=[3] * 1000, suppress_tokens=[4, 5] * 1000, bad_words_ids=[[7, 8], [9], [7, 40]] * 1000
+    )
+    once = settings_of(tmp_path, eos_token_id=3, suppress_tokens=[4, 5], bad_words_ids=[[7, 8], [9]])
+    assert many == once
+    assert (
+        len(settings_of(tmp_path, bad_words_ids=[[one, other] for one in range(40) for other in range(40)]).banned)
+        == 1600
+    )
+    banned = settings_of(
+        tmp_path, bad_words_ids=[[one, other] for one in range(40) for other in range(40)]
+    )._banned_after
+    assert {size: len(last) for size, last in banned.items()} == {1: 40}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sequences_that_may_not_occur_do_not(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311  # of a test
+    banned = tuple({tuple(draw.choices(range(4), k=draw.randint(1, 4))) for _ in range(12)})
+    rows = [draw.choices(range(4), k=draw.randint(1, 6))] * 2
+    settings = Settings(ends=frozenset({1}), banned=banned)
+    scores = settings.ruled(torch.tensor(rows), torch.zeros(2, 4), prompt=0, longest=99)
+    out = {one[-1] for one in banned if (*rows[0], one[-1])[-len(one) :] == one and one != (1,)}
+    assert scores.isinf().nonzero().tolist() == [[row, token] for row in range(2) for token in sorted(out)]
+
+
+@pytest.mark.parametrize("penalty", [0, -1, 1e-300])
+def test_a_penalty_that_leaves_no_numbers_is_refused(tmp_path: Path, penalty: float) -> None:
+    with pytest.raises(porting.PortingError, match=r"repetition_penalty is .*a number from 1e-06 to"):
+        settings_of(tmp_path, repetition_penalty=penalty)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"num_beams": 2}], ids=["likeliest", "drawn", "beams"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_refused(tmp_path: Path, value: float, options: dict[str, Any]) -> None:
+    folder = checkpoints.gpt2(tmp_path / "c")
+    held = load_file(folder / "model.safetensors")
+    held["transformer.ln_f.bias"][:] = value
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "the scores of the next token are NaN or infinite" in refusal(TEXTS[0], folder, **options)
+
+
+def test_the_smallest_temperature_is_the_likeliest_token(tmp_path: Path) -> None:
+    folder = checkpoints.gpt2(tmp_path / "c")
+    likeliest = porting.generate(TEXTS[0], folder, **GPT).ids
+    assert porting.generate(TEXTS[0], folder, temperature=1e-320, **GPT).ids == likeliest
 
 
 def refusal(text: str, folder: Path, **options: Any) -> str:  # Any: as generate takes them

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import resource
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -257,3 +259,31 @@ def test_an_error_is_no_longer_than_somebody_reads(count: int) -> None:
     assert len(str(long)) < 40_000
     short = PortingError(Fault(code=Code.NO_SOURCE, message=f"{'x' * 200}{chr(97 + one)}") for one in range(20))
     assert all(fault.message.startswith("x" * 200) for fault in short.faults)
+
+
+@pytest.mark.parametrize("write", ["convert", "export"])
+def test_nothing_is_left_behind_where_few_files_may_be_open(tmp_path: Path, write: str) -> None:
+    """With any number of descriptors it is done, or an error, and no temporary directory stays."""
+    source = write_version(tmp_path / "source", 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while len(os.listdir("/proc/self/fd")) <= max(taken):  # until none below the last one is free
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    done = []
+    for more in range(36):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1 + max(taken) + more, hard))
+        try:
+            if write == "convert":
+                convert_again(source, tmp_path / "out")
+            else:
+                write_directory(tmp_path / "out", {"config.json": b"{}", "more.json": b"{}"})
+            done.append(True)
+        except (PortingError, OSError) as error:
+            done.append("oo many open files" not in str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [name for name in os.listdir(tmp_path) if name.startswith(".out")] == [], more
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    for descriptor in taken:
+        os.close(descriptor)
+    assert {*done} == {False, True}
