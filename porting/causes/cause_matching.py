@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -34,8 +36,17 @@ SOLVED = 1e-9
 ROUGH = 0.25
 """A cause of rounding may leave this share of the difference, since last digits are a matter of luck."""
 
+UNFIT = (RuntimeError, IndexError, ValueError)
+"""What an alteration raises that does not fit the shapes of a model."""
+
+PART = 1e-4
+"""What leaves no more than this share of the difference is no half of a pair: it is the whole, but for rounding."""
+
 LOOSE, TELLING = 1e-9, 20.0
 """Any other cause may leave ``difference / TELLING`` at most, or LOOSE where that is less."""
+
+
+_LAYER = re.compile(r".*?\.\d+(?=\.|$)")
 
 
 @dataclass
@@ -78,12 +89,12 @@ class Search:
 
     @torch.no_grad()
     def __post_init__(self) -> None:
+        parts = self.model_parts
         for cause in self.causes:
-            self._candidates += [
-                Candidate((cause,), (alteration,)) for alteration in cause.alterations(self.model_parts)
-            ]
-            self._whole += [Candidate((cause,), (alteration,)) for alteration in cause.whole(self.model_parts)]
-            self._free_parameters += [(cause, parameter) for parameter in cause.free_parameters(self.model_parts)]
+            with suppress(*UNFIT):  # an entry need not know the shapes of every model
+                self._candidates += [Candidate((cause,), (alteration,)) for alteration in cause.alterations(parts)]
+                self._whole += [Candidate((cause,), (alteration,)) for alteration in cause.whole(parts)]
+                self._free_parameters += [(cause, parameter) for parameter in cause.free_parameters(parts)]
 
     @torch.no_grad()
     def reproduces(self, mark: Mark, candidate: Candidate) -> bool:
@@ -182,14 +193,12 @@ class Search:
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """Return what reproduces the port at a mark: single candidates, else one kind at all places, else a pair."""
         near = list(self._near(mark, self._candidates))
-        fitting = [candidate for candidate in near if self._holds(mark, candidate)]
-        exact = [candidate for candidate in fitting if not candidate.rough]
-        if not exact:
-            exact = [
-                candidate
-                for candidate in self._everywhere(near)
-                if not candidate.rough and self._holds(mark, candidate)
-            ]
+        wide = [candidate for candidate in self._everywhere(near) if not candidate.rough]
+        several = self._layers_before(mark) > 1  # most mistakes are made in all of them, and all of them are many
+        exact = [candidate for candidate in wide if self._holds(mark, candidate)] if several else []
+        fitting = [] if exact else [candidate for candidate in near if self._holds(mark, candidate)]
+        exact = exact or [candidate for candidate in fitting if not candidate.rough]
+        exact = exact or [candidate for candidate in wide if self._holds(mark, candidate)]
         fitting = exact or list(self._fitted(mark, self._free_parameters)) or fitting
         if not fitting:
             fitting = [
@@ -200,12 +209,18 @@ class Search:
                 (candidate for candidate in near if not candidate.rough),
                 key=lambda candidate: self._residual(mark, candidate),
             )
-            pairs = (pair for pair in combinations(by_residual, 2) if not _overlap(*pair))
+            most = [one for one in by_residual if self._residual(mark, one) > PART * mark.difference]
+            pairs = (pair for pair in combinations(most, 2) if not _overlap(*pair))
             joined_pairs = (
                 Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, MAX_PAIRS)
             )
             fitting = next(([candidate] for candidate in joined_pairs if self._holds(mark, candidate)), [])
         return fitting
+
+    def _layers_before(self, mark: Mark) -> int:
+        """Return the number of layers in which a mark is computed from earlier ones."""
+        calls = (call for name in mark.sources for call in self.stage.cone(name))
+        return len({match.group() for call in calls if (match := _LAYER.search(call.module))})
 
     def _near(self, mark: Mark, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
         """Yield the candidates that alter a call on which the mark depends."""
@@ -313,7 +328,7 @@ class Search:
         for name in mark.sources:
             try:
                 value = self.stage.play(name, rewrites)
-            except (RuntimeError, IndexError, ValueError):  # the alteration does not fit these shapes
+            except UNFIT:
                 return APART
             if value is not None:
                 altered[name] = value

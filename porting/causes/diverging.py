@@ -8,11 +8,11 @@ port differs from the reference from this step on. This needs no entry of the ca
 from __future__ import annotations
 
 import linecache
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,20 +135,17 @@ class TensorIndex:
                 without_bias = moments(tape[linear.call.result] - tape[linear.bias])
                 vectors += [(linear.call.result, without_bias)] if without_bias is not None else []
         self._refs = [ref for ref, _ in vectors]
-        self._moments = (
-            torch.stack([vector for _, vector in vectors]) if vectors else torch.zeros(0, 7, dtype=torch.float64)
-        )
+        self._moments = np.stack([vector.numpy() for _, vector in vectors]) if vectors else np.zeros((0, 7))
 
     def like(self, value: Tensor) -> list[Ref]:
         """Return the tensors with the same numbers as this one, in any layout."""
         vector = moments(value)
         if vector is None:
             return []
-        scale = vector.abs().clamp_min(1e-300)
-        scale[:5] = scale[:5].amax()  # means and extremes are compared relative to the largest of them
-        scale[5:] = 1.0
-        matches = ((self._moments - vector).abs() <= self._close * scale).all(1)
-        return [self._refs[place] for place in matches.nonzero().flatten().tolist()]
+        scale, own = np.ones(7), vector.numpy()
+        scale[:5] = np.abs(own[:5]).max()  # means and extremes are compared relative to the largest of them
+        matches = (np.abs(self._moments - own) <= self._close * scale).all(1)
+        return [self._refs[place] for place in np.flatnonzero(matches)]
 
 
 def moments(value: Tensor) -> Tensor | None:
@@ -159,22 +156,16 @@ def moments(value: Tensor) -> Tensor | None:
     """
     if value.layout != torch.strided or value.is_nested or value.numel() < 2 or value.is_complex():
         return None
-    elements = value.detach().double().flatten()
-    kept = elements
-    lowest, highest = map(float, kept.aminmax())
-    if not (lowest > MASKED and highest < math.inf):  # also where one of them is no number
-        kept = elements[(elements > MASKED) & torch.isfinite(elements)]
-        if not kept.numel():
-            return None
-        lowest, highest = map(float, kept.aminmax())
-    if lowest == highest:
+    elements = value.detach().double().flatten().numpy()  # of small tensors many times as fast as torch
+    kept = elements[(elements > MASKED) & np.isfinite(elements)]
+    if not kept.size or bool((kept == kept[0]).all()):
         return None
     square = kept * kept
-    size, cube = kept.numel(), float(torch.dot(square, kept)) / kept.numel()
-    third = math.copysign(abs(cube) ** (1 / 3), cube)
-    share, integral = size / elements.numel(), float(not value.is_floating_point())
-    statistics = (float(kept.sum()) / size, math.sqrt(float(square.sum()) / size), third, lowest, highest)
-    return torch.tensor([*statistics, share, integral], dtype=torch.float64)
+    share = kept.size / elements.size
+    whole = float(not value.is_floating_point())
+    cube = np.cbrt((square * kept).mean())
+    found = [kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole]
+    return torch.from_numpy(np.array(found))
 
 
 def divergence(
@@ -288,10 +279,14 @@ class Region:
         return seen
 
     def _used_for_known(self) -> set[Ref]:
-        """Return the tensors from which known tensors are computed, which are right even if unknown."""
+        """Return the tensors from which known tensors are computed, which are right even if unknown.
+
+        A comparison that gives what it should, such as where scores are infinite, says little of what it reads.
+        """
         found: set[Ref] = set()
         for call in reversed(self._port.calls):
-            known = call.name not in MOVING and any(self._known(ref) for ref in call.writes)
+            known = any(self._known(ref) and self._values[ref].is_floating_point() for ref in call.writes)
+            known = known and call.name not in MOVING
             if call.name not in REDUCING and (known or any(ref in found for ref in call.writes)):
                 found.update(call.reads)
         return found

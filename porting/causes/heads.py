@@ -107,6 +107,8 @@ class HeadsSplit(Cause):
             refs = (attention.query, attention.key, attention.value)
             if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
                 continue
+            if len({tape[ref].shape[1] for ref in refs}) > 1:  # with fewer keys than queries they cannot be split so
+                continue
             recorded = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
             for index, (detail, _) in enumerate(self.variants(recorded, attention.size)):
                 rewrites = with_heads(attention, partial(self._variant, size=attention.size, index=index))

@@ -8,7 +8,8 @@ same tensor in another order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, takewhile
@@ -27,6 +28,8 @@ from porting.causes.step_differences import (
     generic_path,
     layouts,
     operation_of,
+    same_but_rounded,
+    unmoved,
 )
 from porting.causes.tape import Call, Ref, Tape
 
@@ -83,11 +86,13 @@ class _Replacement:
         step: the step of the port.
         value: the replacement.
         source: the tensor of the reference that it was made from; None where it is an operand of the step.
+        reader: the step that reads the result, and the reference's, where it is a constant that differs.
     """
 
     step: Call
     value: Tensor
     source: Ref | None
+    reader: tuple[Call, Call] | None = None
 
 
 class RepairSearch:
@@ -121,10 +126,15 @@ class RepairSearch:
         self._unchanged = Values(port, around=around)
         self._whole_region = Region(port, reference, self._index, goals, self._unchanged)
 
-    def find(self) -> list[RepairSet]:
-        """Return the sets of few steps that explain all differences, without steps that need no repair."""
-        found = []
+    def find(self) -> list[RepairSet] | None:
+        """Return the sets of few steps that explain all differences, without steps that need no repair.
+
+        None where constants that are rounded otherwise are all that differs.
+        """
+        found: list[RepairSet] = []
         for allow_extra in (True, False):
+            if found and not any(repair.kind in (Kind.EXTRA, Kind.MOVED) for repair in found[0].repairs):
+                break  # it would find the same
             repair_set = self._repair_set(allow_extra=allow_extra)
             while repair_set is not None and len(repair_set.keys) > 1:
                 steps = dict.fromkeys(repair.step for repair in repair_set.repairs)
@@ -134,6 +144,8 @@ class RepairSearch:
                 if smaller is None:
                     break
                 repair_set = smaller
+            if repair_set is not None and not repair_set.repairs:
+                return None
             found += [] if repair_set is None else [repair_set]
         return found
 
@@ -146,15 +158,22 @@ class RepairSearch:
         """
         self._allow_extra, self._skipped = allow_extra, skipped
         self._values, self._region = self._unchanged, self._whole_region
-        replacements: list[_Replacement] = []
+        replacements = self._replacements = list[_Replacement]()
         while self._distance(self._values) > self._bound:
             replacement = self._next_replacement()
             if replacement is None or len(replacements) == MAX_STEPS:
                 return None
-            replacements = self._needed(replacements, replacement)
+            replacements = self._replacements = self._needed(replacements, replacement)
+        replacements = self._without_chance(replacements)
         replacements.sort(key=lambda replacement: replacement.step.number)
         comparison = self._comparison()
-        repairs = [comparison.repair(each.step, each.value, each.source) for each in replacements]
+        repairs = [
+            comparison.repair(each.step, each.value, each.source)
+            if each.reader is None
+            else comparison.constant(*each.reader, self._unchanged[each.step.result], each.value)
+            for each in replacements
+            if each.reader is None or not same_but_rounded(self._unchanged[each.step.result], each.value)
+        ]
         repairs = _moved(_merged(repairs))
         swapped = self._swapped_parts(replacements, repairs)
         repairs = repairs if swapped is None else [swapped]
@@ -197,7 +216,7 @@ class RepairSearch:
         for _ in range(MAX_PASSED):
             steps = list(islice(self._region.steps(passed), MAX_FRONTIER))
             for step in steps:
-                replacement = None if (line_of(step), operation_of(step)) == self._skipped else self._repair(step)
+                replacement = None if step_key(step) == self._skipped else self._repair(step)
                 if replacement is not None:
                     return replacement
             passed.update(ref for step in steps for ref in step.writes)
@@ -214,15 +233,33 @@ class RepairSearch:
             if replacement.step.number in on_the_way or time.thread_time() > self._until:
                 continue
             rest = [other for other in needed if other is not replacement]
-            values = self._unchanged
-            for number, other in enumerate(rest):
-                values = self._with_replacement(
-                    values, other, rest[number + 1].step.number if number + 1 < len(rest) else None
-                )
+            values = self._with_all(rest)
             region = self._region.with_values(values)
             if self._first_wrong_step(region) >= self._first_wrong_step(self._region):
                 needed, self._values, self._region = rest, values, region
         return needed
+
+    def _without_chance(self, replacements: list[_Replacement]) -> list[_Replacement]:
+        """Drop steps too many that another layer does as well, unrepaired, where the rest explains everything."""
+        runs = Counter(step_key(call) for call in self._port.calls)
+        for each in replacements:
+            rest = [other for other in replacements if other is not each]
+            alike = [other for other in replacements if step_key(other.step) == step_key(each.step)]
+            if each.source is None and rest and len(alike) < runs[step_key(each.step)]:
+                values = self._with_all(rest)
+                if self._distance(values) <= self._bound:
+                    self._values, self._region = values, self._region.with_values(values)
+                    return self._without_chance(rest)
+        return replacements
+
+    def _with_all(self, replacements: Sequence[_Replacement]) -> Values:
+        """Return the port's values with the results of several steps replaced."""
+        values = self._unchanged
+        ordered = sorted(replacements, key=lambda replacement: replacement.step.number)
+        ends = [*(replacement.step.number for replacement in ordered[1:]), None]
+        for replacement, last in zip(ordered, ends, strict=True):
+            values = self._with_replacement(values, replacement, last)
+        return values
 
     def _first_wrong_step(self, region: Region) -> int:
         """Return the number of the first step that differs from the reference's."""
@@ -233,51 +270,69 @@ class RepairSearch:
         furthest, best = step.number, None
         if self._comparison().has_own_weights(step):
             return None
-        for tried, (value, source) in enumerate(self._candidates(step)):
+        kept = {replacement.step for replacement in self._replacements}
+        for tried, replacement in enumerate(self._candidates(step)):
             if time.thread_time() > self._until:
                 return None
-            replacement = _Replacement(step, value, source)
             try:
-                values = self._with_replacement(self._values, replacement)
+                values = self._with_replacement(self._values, replacement, kept=kept)
             except (RuntimeError, IndexError, ValueError, TypeError):  # it does not fit there
                 continue
             region = self._region.with_values(values)
             next_wrong = self._first_wrong_step(region)
             if next_wrong > furthest:
                 furthest, best = next_wrong, (replacement, values, region)
-            if best and tried >= ENOUGH_TRIED:
+            if best and (tried >= ENOUGH_TRIED or best[0].reader):
                 break
         if best is None:
             return None
         replacement, self._values, self._region = best
         return replacement
 
-    def _with_replacement(self, values: Values, replacement: _Replacement, last: int | None = None) -> Values:
-        """Return the values with a step's result replaced, up to a later step or to the end."""
-        changed = Values(
-            self._port, {**values.changed, replacement.step.result: replacement.value}, around=values.around
-        )
-        self._replay_after(changed, replacement.step, last)
+    def _with_replacement(
+        self, values: Values, replacement: _Replacement, last: int | None = None, kept: Collection[Call] = ()
+    ) -> Values:
+        """Return the values with a step's result replaced, up to a later step or to the end; some calls keep theirs."""
+        step = replacement.step
+        changed = Values(self._port, {**values.changed, step.result: replacement.value}, around=values.around)
+        for call in self._port.calls[step.number + 1 : last]:
+            if call not in kept and any(read in changed.changed for read in call.reads):
+                tensors = [leaf for leaf in tree_leaves(changed.run(call)) if isinstance(leaf, Tensor)]
+                changed.changed.update(zip(call.writes, tensors, strict=True))
         return changed
 
-    def _replay_after(self, values: Values, step: Call, last: int | None) -> None:
-        """Repeat the calls after a step that read changed values."""
-        for call in self._port.calls[step.number + 1 : last]:
-            if any(read in values.changed for read in call.reads):
-                tensors = [leaf for leaf in tree_leaves(values.run(call)) if isinstance(leaf, Tensor)]
-                values.changed.update(zip(call.writes, tensors, strict=True))
-
-    def _candidates(self, step: Call) -> Iterator[tuple[Tensor, Ref | None]]:
-        """Yield tensors that may replace a step's result, with their source in the reference, the likeliest first."""
+    def _candidates(self, step: Call) -> Iterator[_Replacement]:
+        """Yield what may replace a step's result, or a constant that it reads, the likeliest first."""
+        yield from self._constants(step)
         shape = tuple(self._values[step.result].shape)
         dtype = self._values[step.result].dtype
         for ref in self._operands_of(step) if self._allow_extra else ():  # the step itself may be the mistake
             if self._values[ref].shape == shape and ref not in self._port.weights:
-                yield self._values[ref].to(dtype), None
+                yield _Replacement(step, self._values[ref].to(dtype), None)
         for ref in islice(self._likely_counterparts(step), MAX_TRIED):
             for result in self._with_and_without_bias(step, ref):
                 for value in islice(layouts(result, shape), MAX_LAYOUTS):
-                    yield value.to(dtype), ref
+                    yield _Replacement(step, value.to(dtype), ref)
+
+    def _constants(self, step: Call) -> Iterator[_Replacement]:
+        """Yield constants of the reference in the place of one that a step reads, such as the cosines of positions.
+
+        It is replaced where it is made, for all steps that read it.
+        """
+        activations = [*self._reference_operands(step)]
+        for ref in step.reads:
+            source = unmoved(self._port, ref)
+            made, own = self._port.maker(source), self._values[source]
+            if made is None or self._port.learned(ref) or not own.is_floating_point() or self._index.like(own):
+                continue
+            for call in (call for known in activations for call in self._users(known)):
+                for other in call.reads if operation_of(call) == operation_of(step) else ():
+                    theirs = self._reference[unmoved(self._reference, other)]
+                    if not self._reference.learned(other) and theirs.is_floating_point() and theirs.ndim:
+                        pairs = zip(own.shape, theirs.shape, strict=False)  # one side may have a row for all
+                        shape = tuple(map(max, pairs)) if own.ndim == theirs.ndim else tuple(own.shape)
+                        for value in islice(layouts(theirs, shape), MAX_LAYOUTS):
+                            yield _Replacement(made, value.to(own.dtype), other, (step, call))
 
     def _with_and_without_bias(self, step: Call, ref: Ref) -> Iterator[Tensor]:
         """Yield a result of the reference, before it without its bias, which a port may add separately."""
@@ -341,6 +396,11 @@ class RepairSearch:
             pending += [read for read in call.reads if read not in seen]
             seen.update(call.reads)
         return operands
+
+
+def step_key(step: Call) -> tuple[str, str]:
+    """Return the line and the function of a step, which are the same in all layers."""
+    return line_of(step), operation_of(step)
 
 
 def _merged(repairs: Sequence[Repair]) -> list[Repair]:

@@ -312,8 +312,19 @@ class StepComparison:
             needed = needed[0]
         for axis, extent in enumerate(own.shape):
             needed = needed.narrow(axis, 0, 1) if extent == 1 else needed
-        if needed.shape != own.shape:
-            return None
+        return self._constant_text(own, needed, added=function is torch.sub) if needed.shape == own.shape else None
+
+    def constant(self, step: Call, call: Call, own: Tensor, needed: Tensor) -> Repair:
+        """Describe a constant of the port, which a step reads, that has other numbers than the reference's."""
+        place, name = generic_path(call.module), operation_of(step)
+        own, needed = torch.broadcast_tensors(own.double(), needed.double())  # type: ignore[no-untyped-call]  # of torch
+        text = self._constant_text(own, needed, added=name == "add") or ""
+        detail = f"{name} in {place} takes other numbers than the reference's{text}"
+        return Repair(Kind.CONSTANT, line_of(step), name, detail, call.module)
+
+    @staticmethod
+    def _constant_text(own: Tensor, needed: Tensor, *, added: bool) -> str | None:
+        """Return how two constants differ; None where they are the same."""
         hidden = [~(part > MASKED) for part in (own, needed)]
         if not torch.equal(*hidden):
             return ": a mask hides other places"
@@ -324,7 +335,7 @@ class StepComparison:
             return f": {float(own):g} where the reference has {float(needed):g}"
         # Adding a number to all scores of a query does not change its probabilities.
         shown = ~hidden[0]
-        relative = [(part - part[..., :1]) * shown for part in (ours, theirs)] if function is torch.sub else []
+        relative = [(part - part[..., :1]) * shown for part in (ours, theirs)] if added else []
         return _order_text(ours, theirs) or (relative and _order_text(*relative)) or _places_text(ours, theirs)
 
     def _operand(self, step: Call, call: Call) -> tuple[Kind, str, str]:
@@ -471,6 +482,12 @@ def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
     return any(
         _close(value, layout) for layout in islice(layouts(theirs, tuple(value.shape)), 1 if same else MAX_LAYOUTS)
     )
+
+
+def same_but_rounded(value: Tensor, theirs: Tensor) -> bool:
+    """Return whether two constants differ as float32 and float64 do: sines of positions, say, may be either."""
+    value, theirs = torch.broadcast_tensors(value.double(), theirs.double())  # type: ignore[no-untyped-call]  # as above
+    return torch.allclose(value, theirs, rtol=1e-5, atol=1e-5)
 
 
 def _close(value: Tensor, theirs: Tensor) -> bool:

@@ -17,7 +17,7 @@ from porting.printable import dtype_name
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case, integers, lengthened
-from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER, DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
 from porting.trials.scope import KEPT, Kind
 
@@ -259,6 +259,10 @@ class _Rows:
             made[SEGMENTS] = kinds.expand(rows, -1).clone() * made.get(MASK, torch.ones_like(ids))
         if POSITIONS in base:
             made[POSITIONS] = torch.arange(width).expand(rows, -1).clone()
+        for name, one in base.items():  # other values of each token, such as boxes: any that the first batch has
+            if name not in made and not name.startswith(DECODER) and one.shape[:2] == base[IDS].shape and one.ndim > 2:
+                own = one.flatten(0, 1)
+                made[name] = own[torch.randint(len(own), (rows, width), generator=self._generator)]
         if DECODER_IDS in base:
             length = min(max(3 * width // 4, 1), self.model.longest)
             made |= self._decoded(rows, length)
@@ -392,6 +396,7 @@ class _Rows:
         kinds["positions that repeat"] = plain // 2
         kinds["positions that differ from row to row"] = torch.stack([plain, plain.flip(0)])
         ids = self._ids(2, width)
+        yield self._trial(Kind.POSITIONS, "positions of one row", self._given(ids) | {POSITIONS: plain.flip(0)[None]})
         for what, kind in kinds.items():
             given = self._given(ids) | {POSITIONS: kind.expand(2, -1).clone()}
             yield self._trial(Kind.POSITIONS, what, given)
@@ -604,6 +609,15 @@ class _Signals:
         for what, change in changes.items() if signals else ():
             two = _rows(base, torch.arange(2) % most)
             yield self._trial(Kind.VALUES, what, two | {name: change(two[name]) for name in signals})
+        pictures = {name: one for name, one in base.items() if name == PIXELS and one.ndim == 4}
+        sizes: dict[str, Callable[[Tensor], Tensor]] = {
+            "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
+            "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
+        }
+        for what, change in sizes.items() if pictures else ():
+            others = {name: one for name, one in base.items() if name != "pixel_mask"}
+            changed = {name: change(one) for name, one in pictures.items()}
+            yield self._trial(Kind.VALUES, what, _rows(others | changed, torch.arange(2) % most))
         for name in base:
             if name in self.model.optional:
                 left = {other: one for other, one in base.items() if other != name}

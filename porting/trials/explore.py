@@ -218,7 +218,12 @@ class Explorer:
 
 def _reversed(case: Case) -> Case:
     """A batch of the same shapes with other contents: its rows, and the tokens in them, in the reverse order."""
-    return Case(f"{case.name}, reversed", {name: one.flip(*range(one.ndim)) for name, one in case.inputs.items()})
+    return Case(f"{case.name}, reversed", {name: _flipped(one) for name, one in case.inputs.items()})
+
+
+def _flipped(value: Tensor) -> Tensor:
+    """The rows and tokens backwards, and the pixels of pictures; not the four numbers of a box."""
+    return value.flip(*range(value.ndim if value.is_floating_point() else min(value.ndim, 2)))
 
 
 def _with_other_tokens(case: Case, longest: Case) -> Case:
@@ -244,7 +249,7 @@ def _varied(case: Case) -> Iterator[Case]:
         if name.endswith(MASK):
             other[..., -1] = 0
         else:
-            other = one.flip(-1)
+            other = one.flip(1)
         yield Case(f"{case.name}, another {name}", {**case.inputs, name: other})
 
 
@@ -256,7 +261,7 @@ def _growing(case: Case) -> Iterator[Case]:
     widths = {one.shape[-1] for name, one in case.inputs.items() if name.endswith(IDS) and one.ndim == 2}
     if len(widths) != 1 or (half := next(iter(widths)) // 2) < 2:
         return
-    long = {name: one for name, one in case.inputs.items() if one.ndim == 2 and one.shape[-1] in widths}
+    long = {name: one for name, one in case.inputs.items() if one.ndim > 1 and one.shape[1] in widths}
     cut = {name: one[:, :half].clone() for name, one in long.items()}
     yield Case(f"{case.name}, the front half", {**case.inputs, **cut})
     yield case

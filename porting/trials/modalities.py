@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ DECODER = "decoder_"
 """How the names of a decoder's inputs begin."""
 
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
-SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
+SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
 SIGNALS = (PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
 """What a model may take that is no token."""
 
@@ -334,10 +334,17 @@ def _states(config: Mapping[str, object], taken: Mapping[str, bool]) -> Iterator
 _EMBEDDED = re.compile(r"embeds|embeddings$|hidden_states|^inputs$|^x$|features$")
 
 
-def completed(inputs: Mapping[str, Tensor], module: nn.Module, config: Mapping[str, object]) -> dict[str, Tensor]:
+def completed(
+    inputs: Mapping[str, Tensor], module: nn.Module, config: Mapping[str, object], port: Collection[str] = ()
+) -> dict[str, Tensor]:
     """The arguments with those that a forward takes beside them and whose names tell what they are.
 
     Boxes of tokens are given wherever a forward takes some, other token ids and masks where they are required.
+
+    Args:
+        inputs: the arguments.
+        module, config: the reference's.
+        port: arguments that the port takes: they are made although the reference has a default for them.
     """
     taken = parameters_of(module)
     found = dict(inputs)
@@ -348,6 +355,13 @@ def completed(inputs: Mapping[str, Tensor], module: nn.Module, config: Mapping[s
         most = _int(config, ("max_2d_position_embeddings",), TEXT, 1000) - 1
         corners = torch.randint(0, most // 2, (*ids.shape, 2), generator=generator)
         found["bbox"] = torch.cat([corners, corners + most // 4], -1)
+    if "inputs_embeds" in port and "inputs_embeds" in taken and IDS not in port and ids is not None:
+        width = _int(config, ("hidden_size", "d_model", "n_embd", "dim"), TEXT, 1)
+        found["inputs_embeds"] = torch.randn(*ids.shape, width, generator=generator)
+    samples = found.get(SAMPLES)
+    if MASK in port and MASK in taken and samples is not None and samples.ndim == 2:  # each row shorter than the last
+        lengths = torch.linspace(samples.shape[1], samples.shape[1] // 2, rows).long()
+        found[MASK] = (torch.arange(samples.shape[1]) < lengths.roll(1)[:, None]).long()
     for name, required in taken.items():
         if not required or name in found:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -190,9 +190,14 @@ def trial(
 
 
 def cases_with(
-    asked: Asked, maker: Maker | None, seed: int, module: nn.Module, config: Mapping[str, object]
+    asked: Asked,
+    maker: Maker | None,
+    seed: int,
+    module: nn.Module,
+    config: Mapping[str, object],
+    port: Collection[str] = (),
 ) -> Iterator[Case]:
-    """The batches for what a reference takes beside tokens; ``module`` and ``config`` are the reference's."""
+    """The batches for what a reference takes beside tokens; the last arguments are those of :func:`completed`."""
     generator = torch.Generator().manual_seed(seed)
     for signal, used in zip(asked.signals, asked.used, strict=True):
         tokens = any(name in used for name in (IDS, DECODER_IDS))
@@ -208,9 +213,9 @@ def cases_with(
                 name = (
                     f"{len(rows)} rows of {min(rows)} to {max(rows)} tokens, padded, with a {signal.kind} each{words}"
                 )
-                yield Case(name, completed(inputs, module, config))
+                yield Case(name, completed(inputs, module, config, port))
             else:
-                yield Case(name, completed(made, module, config))
+                yield Case(name, completed(made, module, config, port))
 
 
 def _beyond(value: Tensor) -> Tensor:

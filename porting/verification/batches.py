@@ -109,8 +109,8 @@ SHORT = 16
 """Rows of so many tokens or less are not made shorter."""
 
 
-ROWS = (11, 7, 4, 2)
-"""Tokens in each row of a case that is drawn to confirm what other cases suggest."""
+ROWS = (7, 11, 4, 2)
+"""Tokens in each row of a case that is drawn to confirm what other cases suggest: the first is padded, too."""
 
 
 def another(case: Case, batch: Batches, seed: int) -> Case:
@@ -151,7 +151,8 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
         return value.mean() + drawn * value.std() if value.numel() > 1 else value
     if torch.unique(value).numel() <= 2:  # a mask or segments: which of these belong together, nobody knows
         return value
-    return value.flatten()[torch.randperm(value.numel(), generator=generator)].view_as(value)
+    flat = value.flatten(0, 1) if value.ndim > 2 else value.flatten()  # the four numbers of a box belong together
+    return flat[torch.randperm(len(flat), generator=generator)].view_as(value)
 
 
 def _width(case: Case) -> int:
@@ -170,6 +171,7 @@ def make_batches(
     reference: LiveReference | None = None,
     masks: Collection[str] = (),
     full: bool = False,
+    port: nn.Module | None = None,
 ) -> Batches:
     """The cases that were given, or such as show as much as they can.
 
@@ -182,6 +184,7 @@ def make_batches(
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
         masks: the reference is given these although [inputs] does not name them: the port hides padding by itself.
         full: every row is padded to the longest length.
+        port: what it takes is made where the reference has a default for it.
 
     Raises:
         VerifyError: the config does not say what is needed, or the reference runs with nothing that can be made.
@@ -223,6 +226,7 @@ def make_batches(
             full=full,
         )
 
+    named = {str(rule.sources[0].key) for rule in table.inputs} or set(parameters_of(port) if port is not None else ())
     asked = Asked(alone=True)
     reads = fields.get(WORDS) is not None
     if reference is not None and takes_signals(reference.module):
@@ -230,11 +234,11 @@ def make_batches(
         if asked.refused is not None and (not reads or _main(reference.module) in SIGNALS):
             raise asked.refused
         if asked.signals and not asked.alone:
-            given = cases_with(asked, maker() if reads else None, seed, reference.module, fields)
+            given = cases_with(asked, maker() if reads else None, seed, reference.module, fields, named)
             made = that_run(reference, list(given))
             cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
             return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
-    return replace(_reading(table, fields, reference, asked, maker(), seed, masks=masks), special=special)
+    return replace(_reading(table, fields, reference, asked, maker(), seed, named, masks=masks), special=special)
 
 
 def _reading(
@@ -244,6 +248,7 @@ def _reading(
     asked: Asked,
     maker: Maker,
     seed: int,
+    named: Collection[str],
     *,
     masks: Collection[str],
 ) -> Batches:
@@ -253,13 +258,13 @@ def _reading(
     def whole(case: Case) -> Case:
         if renamed:
             return Case(case.name, {renamed: case.inputs[IDS]})
-        if reference is not None and asked.more:
-            return Case(case.name, completed(case.inputs, reference.module, fields))
+        if reference is not None and (asked.more or not {"bbox", "inputs_embeds"}.isdisjoint(named)):
+            return Case(case.name, completed(case.inputs, reference.module, fields, named))
         return case
 
     made = [whole(one) for one in maker.first()]
     if reference is not None and asked.signals:
-        made += that_run(reference, list(cases_with(asked, maker, seed, reference.module, fields)))
+        made += that_run(reference, list(cases_with(asked, maker, seed, reference.module, fields, named)))
     cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
     return Batches(
         cases=cases,

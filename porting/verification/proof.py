@@ -438,6 +438,7 @@ def _batches(
         seed=seed,
         choices=choices(subject.reference),
         reference=living,
+        port=subject.module,
     )
     batch = make(longest)
     padding = batch.fields.get(PADDING, None if "model_type" in batch.fields else 0)
