@@ -309,7 +309,7 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
     try:
         with reading():
             found = ast.literal_eval(text.decode("utf-8").strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise _ArrayError("its header is no dictionary of Python's plain values") from error
     match found:
         case {"descr": descr, "fortran_order": bool(columns), "shape": tuple(shape), **rest} if not rest:

@@ -152,8 +152,9 @@ def _writable(stream: TextIO | None) -> TextIO:
 def main() -> None:
     """Run the command line; never returns."""
     sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported; our line says the same
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         _check_environment()
         app(prog_name="porting")

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -271,6 +273,38 @@ COMMANDS = {
 
 
 @pytest.mark.slow
+class Warning503(BaseHTTPRequestHandler):
+    """A hub that is out of order and has a warning, which its client would print."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("X-HF-Warning", "all; of a hub's own")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815  # the server looks for this name
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+def test_the_client_of_the_hub_prints_no_line_of_its_own(folder: Path, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Warning503) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        address = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+        environment = {**os.environ, **address, "PYTHONPATH": str(ROOT)}
+        environment.pop("HF_HUB_OFFLINE", None)
+        command = [sys.executable, "-m", "porting", "inspect", "some/model"]
+        run = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+        server.shutdown()
+        thread.join()
+    assert run.returncode == 2
+    error, advice = run.stderr.splitlines()
+    assert error.startswith("error: some/model: the hub answered with status 503")
+    assert advice.startswith("next: ")
+
+
 def test_only_verify_imports_transformers(folder: Path) -> None:
     """All the others in one process, since each import of torch takes a second."""
     program = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import porting
+from porting.seeing.classification import labels_of
 from tests.cli.conftest import Run
 from tests.generating import checkpoints, scratch
 from tests.trials.test_logits import BERT
@@ -103,6 +104,35 @@ def test_classify_with_ones_own_module_is_the_shipped_ones(run: Run, workbench: 
     found = json.loads(run("classify", "I read the book.", *CLASSIFIER, "--json").stdout)
     assert found["label"] == label
     assert len(found["labels"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "label"),
+    [
+        ({"id2label": None, "num_labels": 10**9}, "LABEL_"),
+        ({"id2label": {"0": "a", "9" * 5000: "b", "²": "c"}}, ""),
+        ({"id2label": [1, 2, 3]}, ""),
+        ({"id2label": None, "num_labels": 10**200}, ""),
+        ({"id2label": None, "num_labels": True}, ""),
+    ],
+    ids=["many", "digits", "a list", "most", "a boolean"],
+)
+def test_labels_are_named_for_the_classes_that_the_module_has(
+    run: Run, workbench: Path, change: dict[str, object], label: str
+) -> None:
+    """A list of as many names as a config asks for would take gigabytes."""
+    place = Path("cls/config.json")
+    kept = place.read_text()
+    try:
+        place.write_text(json.dumps({**json.loads(kept), **change}))
+        result = run("classify", "I read the book.", *CLASSIFIER, "--json")
+    finally:
+        place.write_text(kept)
+    assert result.exit_code in (0, 2)
+    assert "Traceback" not in result.stderr
+    names = labels_of({**json.loads(kept), **change}, 3)
+    assert len(names) == 3
+    assert all(name.startswith(label) for name in names)
 
 
 @pytest.mark.parametrize("words", [["fill-mask", "the [MASK] of"], ["next-sentence", "I read.", "the bank"]])
