@@ -15,7 +15,8 @@ from torch import nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
 from porting.suggesting.subjects.config_fields import rotated
-from porting.suggesting.subjects.twin import shrink
+from porting.suggesting.subjects.model_pair import completed_config
+from porting.suggesting.subjects.twin import make_twin, shrink
 from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.rotated import GROUPED, SIZES, TANH, Style, grouped, plain, squared
 
@@ -139,6 +140,14 @@ def test_a_part_that_an_older_config_says_or_leaves_to_the_class(
     assert found.verdict is Verdict.EXACT, str(found)
     assert found.table.sizes["r"].text == expected
     assert off(reference, tmp_path, build, found) < BOUND
+
+
+def test_a_small_model_has_the_field_that_a_table_reads(tmp_path: Path) -> None:
+    config = {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5}
+    found = make_twin(
+        completed_config(config, "GPTNeoXForCausalLM"), "GPTNeoXForCausalLM", tmp_path, small=True, seed=0
+    )
+    assert found.config["rotary_pct"] == 0.5
 
 
 def test_an_order_of_a_part_of_each_head() -> None:

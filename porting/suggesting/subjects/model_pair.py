@@ -18,7 +18,7 @@ from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
-from porting.notation.field import held, value_of
+from porting.notation.field import held, spellings, value_of
 from porting.suggesting.subjects.argument_names import SOUNDS, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
     Builder,
@@ -28,7 +28,7 @@ from porting.suggesting.subjects.building import (
     named_fields,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import NESTED, Role, config_number
+from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
     audio_argument_mapping,
@@ -128,7 +128,8 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
     for name, path in NESTED.items():
         if name not in found and held(found, path):
             found[name] = value_of(found, path)
-    return found
+    # A table's sizes spell the share as the checkpoint does, and a twin is to have that field as well.
+    return found | {name: value for name, value in config.items() if name in spellings(SHARE)}
 
 
 def _properties(config: object) -> dict[str, object]:
