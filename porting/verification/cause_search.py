@@ -290,6 +290,7 @@ def _mended(
     probes: Sequence[Probe],
     attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
     until: float,
+    refused: Callable[[Attempt], bool] = lambda attempt: False,
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -298,6 +299,7 @@ def _mended(
         probes: all probes.
         attempts: the changes, each with what makes the context in which it is made.
         until: the deadline, by ``time.thread_time``.
+        refused: whether a change does not count, once it was tried in all cases.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -318,6 +320,8 @@ def _mended(
             continue
         ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
+        if refused(attempt):
+            continue
         if right:
             off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
             found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
@@ -338,7 +342,7 @@ def _with_edits(
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
