@@ -16,10 +16,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor
 
 from porting.frames import from_here
 
@@ -65,6 +68,9 @@ BUILTINS = frozenset({
 })  # fmt: skip
 """Builtin functions that only compute."""
 
+COMPARED = "_porting_compared"
+"""The name under which a changed function tells what its changed comparison gave."""
+
 _NO_COMPUTATION = (ast.While, ast.Global, ast.Nonlocal, ast.Delete, ast.Import, ast.ImportFrom)
 
 _GROUPED = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda)
@@ -80,6 +86,7 @@ class LineEdit:
         old, new: the line as it is, and as it should be.
         code: the code of the changed function.
         function: the function.
+        outcomes: what the changed comparison gave in all passes so far, if it is one that is changed.
     """
 
     file: str
@@ -88,6 +95,12 @@ class LineEdit:
     new: str
     code: CodeType
     function: FunctionType
+    outcomes: set[bool] = field(default_factory=set, compare=False)
+
+    @property
+    def decides_nothing(self) -> bool:
+        """Whether the changed comparison always gave the same: such a change only takes a branch out of the pass."""
+        return len(self.outcomes) == 1
 
     @property
     def place(self) -> str:
@@ -102,14 +115,22 @@ class LineEdit:
     @contextmanager
     def made(self) -> Iterator[None]:
         """Return a context in which the function is the changed one."""
-        before = self.function.__code__
+        before, names = self.function.__code__, self.function.__globals__
         self.function.__code__ = self.code
+        names[COMPARED] = self._compared
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:
             self.function.__code__ = before
+            del names[COMPARED]
+
+    def _compared(self, outcome: Any) -> Any:  # whatever a comparison gives
+        self.outcomes.update(
+            {bool(one) for one in ((outcome.any(), outcome.all()) if isinstance(outcome, Tensor) else (outcome,))}
+        )
+        return outcome
 
 
 def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
@@ -228,10 +249,14 @@ class _Source:
         for node, texts in _changes(statement, function, self.tree):
             start, end = self._span(node)
             inside = self.text[start - 1] == "(" and self.text[end : end + 1] == ")"
+            compared = [one for one in ast.walk(statement) if isinstance(one, ast.Compare) and _inside(node, one)]
+            first, last = self._span(compared[0]) if compared else (start, start)  # the outermost
             for text in dict.fromkeys(texts):
                 bare = text[1:-1] if inside and text.startswith("(") and text.endswith(")") else text
                 changed = self.text[:start] + bare + self.text[end:]
-                code = self._compiled(changed, function)
+                part = f"{self.text[first:start]}{bare}{self.text[end:last]}"
+                watched = f"{self.text[:first]}{COMPARED}({part}){self.text[last:]}" if compared else changed
+                code = self._compiled(watched, function)
                 line = self.text.count("\n", 0, start)
                 if code is not None and code.co_freevars == owner.__code__.co_freevars:
                     old, new = (whole.splitlines()[line].strip()[:MAX_LINE] for whole in (self.text, changed))
@@ -286,16 +311,25 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
         inner = inner or (isinstance(parent, ast.Subscript) and parent.value is node)
         return f"({ast.unparse(new)})" if inner and isinstance(new, _GROUPED) else ast.unparse(new)
 
+    checked = {part for node in ast.walk(statement) if _checks_type(node) for part in ast.walk(node)}
     for change in _CHANGES:
         for node in ast.walk(statement):
+            if node in checked:
+                continue
             texts = [grouped(node, new) for new in change(node, variables, attributes)]
             if texts:
                 yield node, texts
-    values = [node for node in ast.walk(statement) if _is_value(node)]
+    values = [node for node in ast.walk(statement) if _is_value(node) and node not in checked]
     for first, second in combinations(values, 2):  # two values in each other's place
         if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
             texts = [ast.unparse(first), ast.unparse(second)]
             yield statement, [_swapped(statement, first, second)] if texts[0] != texts[1] else []
+
+
+def _checks_type(node: ast.AST) -> bool:
+    """Whether a call only asks what a value is: with another argument it only takes a branch out."""
+    names = ("isinstance", "issubclass", "hasattr", "callable")
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def _stored(name: ast.Name) -> bool:

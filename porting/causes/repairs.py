@@ -328,7 +328,7 @@ class RepairSearch:
             for call in (call for known in activations for call in self._users(known)):
                 for other in call.reads if operation_of(call) == operation_of(step) else ():
                     theirs = self._reference[unmoved(self._reference, other)]
-                    if not self._reference.learned(other) and theirs.is_floating_point() and theirs.ndim:
+                    if not self._reference.learned(other) and theirs.is_floating_point():
                         pairs = zip(own.shape, theirs.shape, strict=False)  # one side may have a row for all
                         shape = tuple(map(max, pairs)) if own.ndim == theirs.ndim else tuple(own.shape)
                         for value in islice(layouts(theirs, shape), MAX_LAYOUTS):

@@ -236,11 +236,9 @@ class StepComparison:
     def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str, str]:
         """Return how two steps differ, in words, and what the reference does before its step that the port does not."""
         name, place = operation_of(step), generic_path(call.module)
-        constant = self._constant_difference(step, value) if name == operation_of(call) else None
         mask_text = self._mask_difference(step, value)
-        if mask_text or constant is not None:
-            detail = mask_text or f"takes other numbers than the reference's{constant}"
-            return Kind.MASK if mask_text else Kind.CONSTANT, f"{name} in {place} {detail}", ""
+        if mask_text:
+            return Kind.MASK, f"{name} in {place} {mask_text}", ""
         if name != operation_of(call) and not any(ref in call.reads for ref in self.weights_of(step)):
             if operation_of(call) in self._made_by(self._port, step) and name in self._made_by(self._reference, call):
                 return Kind.EXCHANGED, f"{name} comes after {operation_of(call)} in {place}", ""
@@ -287,56 +285,22 @@ class StepComparison:
     def _mask_difference(self, step: Call, value: Tensor) -> str:
         """Return how a mask differs from the reference's; empty where anything but the mask differs."""
         own = self._own_result(step)
-        if own.shape != value.shape or not own.is_floating_point():
-            return ""
-        ours, theirs = (~(part > MASKED) for part in (own, value))
-        shown = ~(ours | theirs)
-        if not ours.any() or not theirs.any() or torch.equal(ours, theirs) or not _close(own[shown], value[shown]):
-            return ""
-        shown_more, hidden_more = int((theirs & ~ours).sum()), int((ours & ~theirs).sum())
-        parts = [f"shows {shown_more:,} that the reference hides"] if shown_more else []
-        parts += [f"hides {hidden_more:,} that the reference shows"] if hidden_more else []
-        return f"{' and '.join(parts)}, of {own.numel():,}"
-
-    def _constant_difference(self, step: Call, value: Tensor) -> str | None:
-        """Return how an operand without weights differs, where that is all that differs; else None."""
-        inverses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.sub, "mul": torch.div}
-        function = inverses.get(operation_of(step))
-        activations = [ref for ref in step.reads if self._port.learned(ref) and ref not in self._region.lost]
-        constants = [ref for ref in step.reads if not self._port.learned(ref)]
-        if function is None or len(activations) != 1 or len(constants) != 1:
-            return None
-        own = self._values[constants[0]].double()
-        needed = function(value.double(), self._values[activations[0]].double())
-        while needed.ndim > own.ndim:
-            needed = needed[0]
-        for axis, extent in enumerate(own.shape):
-            needed = needed.narrow(axis, 0, 1) if extent == 1 else needed
-        return self._constant_text(own, needed, added=function is torch.sub) if needed.shape == own.shape else None
+        return _mask_text(own, value) if own.shape == value.shape and own.is_floating_point() else ""
 
     def constant(self, step: Call, call: Call, own: Tensor, needed: Tensor) -> Repair:
         """Describe a constant of the port, which a step reads, that has other numbers than the reference's."""
         place, name = generic_path(call.module), operation_of(step)
         own, needed = torch.broadcast_tensors(own.double(), needed.double())  # type: ignore[no-untyped-call]  # of torch
-        text = self._constant_text(own, needed, added=name == "add") or ""
+        hidden = _mask_text(own, needed)
+        if hidden:
+            return Repair(Kind.MASK, line_of(step), name, f"{name} in {place} {hidden}", call.module)
+        ours, theirs = (part.masked_fill(~(part > MASKED), 0.0) for part in (own, needed))
+        text = f": {float(own):g} where the reference has {float(needed):g}" if own.numel() == 1 else ""
+        # Adding a number to all scores of a query does not change its probabilities.
+        relative = [(part - part[..., :1]) * (own > MASKED) for part in (ours, theirs)] if name == "add" else []
+        text = text or _order_text(ours, theirs) or (relative and _order_text(*relative)) or _places_text(ours, theirs)
         detail = f"{name} in {place} takes other numbers than the reference's{text}"
         return Repair(Kind.CONSTANT, line_of(step), name, detail, call.module)
-
-    @staticmethod
-    def _constant_text(own: Tensor, needed: Tensor, *, added: bool) -> str | None:
-        """Return how two constants differ; None where they are the same."""
-        hidden = [~(part > MASKED) for part in (own, needed)]
-        if not torch.equal(*hidden):
-            return ": a mask hides other places"
-        ours, theirs = (part.masked_fill(hidden[0], 0.0) for part in (own, needed))
-        if _close(ours, theirs):
-            return None
-        if own.numel() == 1:
-            return f": {float(own):g} where the reference has {float(needed):g}"
-        # Adding a number to all scores of a query does not change its probabilities.
-        shown = ~hidden[0]
-        relative = [(part - part[..., :1]) * shown for part in (ours, theirs)] if added else []
-        return _order_text(ours, theirs) or (relative and _order_text(*relative)) or _places_text(ours, theirs)
 
     def _operand(self, step: Call, call: Call) -> tuple[Kind, str, str]:
         """Return which operand differs: what the port reads, and what the reference reads."""
@@ -475,6 +439,18 @@ def unmoved(tape: Tape, ref: Ref) -> Ref:
         ref = call.reads[0]
         call = tape.maker(ref)
     return ref
+
+
+def _mask_text(own: Tensor, value: Tensor) -> str:
+    """Return how two tensors of one shape differ in what is masked; empty where other numbers differ, or none."""
+    ours, theirs = (~(part > MASKED) for part in (own, value))
+    shown = ~(ours | theirs)
+    if not ours.any() or not theirs.any() or torch.equal(ours, theirs) or not _close(own[shown], value[shown]):
+        return ""
+    shown_more, hidden_more = int((theirs & ~ours).sum()), int((ours & ~theirs).sum())
+    parts = [f"shows {shown_more:,} that the reference hides"] if shown_more else []
+    parts += [f"hides {hidden_more:,} that the reference shows"] if hidden_more else []
+    return f"{' and '.join(parts)}, of {own.numel():,}"
 
 
 def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:

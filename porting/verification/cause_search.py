@@ -29,7 +29,7 @@ from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.activations import Activations
 from porting.tracing.running import Side
-from porting.tracing.trace import ROOT, Point, module_of
+from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
 from porting.verification.table_layouts import WHAT, Correction
@@ -298,6 +298,7 @@ def _mended(
     probes: Sequence[Probe],
     attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
     until: float,
+    refused: Callable[[Attempt], bool] = lambda attempt: False,
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -306,6 +307,7 @@ def _mended(
         probes: all probes.
         attempts: the changes, each with what makes the context in which it is made.
         until: the deadline, by ``time.thread_time``.
+        refused: whether a change does not count, once it was tried in all cases.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -326,6 +328,8 @@ def _mended(
             continue
         ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
+        if refused(attempt):
+            continue
         if right:
             off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
             found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
@@ -346,7 +350,7 @@ def _with_edits(
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
@@ -574,11 +578,14 @@ class _Trials:
                 )
         return None
 
-    def _returns(self, cause_case: CauseCase, candidate: Candidate) -> bool:
-        """Whether a candidate makes the reference return what the port returns in other cases as well."""
+    def _returns(self, cause_case: CauseCase, candidate: Candidate, most: float = END) -> bool:
+        """Whether a candidate makes the reference return what the port returns in other cases as well.
+
+        A probe need not show a mistake in each of them: what a mask hides in the scores, say, is not compared.
+        """
         for one in self._others(cause_case):
             ways = [way.rewrites for way in one.search(CATALOGUE).again(candidate)] or [{}]
-            if not any(one.apart(rewrites).largest <= END for rewrites in ways):
+            if not any(one.apart(rewrites).largest <= most for rewrites in ways):
                 return False
         return True
 
@@ -593,9 +600,14 @@ class _Trials:
         solved = any(one.finding.name and not one.chosen for one in explained)
         if not named or solved or any(one.pinned or one.rough for one in named):
             return [_tied(one, one.instead) for one in explained]
+        most = max([END, *(probe.bound.end_to_end for probe in self._probes if is_returned(probe.port))])
         ways = [(one, *(two for tie in one.instead for two in (tie, *tie.instead))) for one in named]
         combined = [way for _, way in zip(range(COMBINED), product(*ways), strict=False)]
-        passing = [way for way in combined if cause_case.end_to_end(way, self._probes)]
+        passing = [
+            way
+            for way in combined
+            if cause_case.end_to_end(way, self._probes) and self._returns(cause_case, _joined(way), most)
+        ]
         if not passing:
             return [_doubted(one) if one.chosen else one.finding for one in explained]
         first = dict(zip(map(id, named), passing[0], strict=True))
@@ -605,6 +617,13 @@ class _Trials:
             every = [way[named.index(one)] for way in passing] if one in named else []
             found.append(_tied(best, tuple(dict.fromkeys(other for other in every if other is not best))))
         return found
+
+
+def _joined(way: Sequence[Explained]) -> Candidate:
+    """What several findings alter, as one."""
+    return Candidate(
+        tuple(cause for one in way for cause in one.causes), tuple(each for one in way for each in one.alterations)
+    )
 
 
 def _size(cause_case: CauseCase) -> int:

@@ -96,3 +96,35 @@ def test_a_changed_pass_that_goes_on_and_on_or_makes_huge_tensors_is_ended(impor
         nn.Sequential(*(port for _ in range(CHANGED_PASS + 1)))(four)
     with pytest.raises(RuntimeError, match=message), PassCost(usual):
         port(large)
+
+
+BRANCHES = {
+    "isinstance": "y = x * 2\n        if isinstance(x, torch.Tensor):\n            y = y * 3",
+    "hasattr": 'y = x * 2\n        if hasattr(self, "training"):\n            y = y * 3',
+}
+
+
+@pytest.mark.parametrize("imported", BRANCHES.values(), ids=BRANCHES, indirect=True)
+def test_a_question_of_types_is_not_changed(imported: ModuleType) -> None:
+    """With another argument it would only take a branch out."""
+    line = HEAD.count("\n") + 2
+    edits = list(line_edits([f"{imported.__file__}:{line}"]))
+    assert edits
+    assert not [edit.fix for edit in edits if edit.line == line and edit.old != edit.new]
+
+
+SIZES = {
+    "always": "y = x * 2\n        if x.shape[0] > 0:\n            y = y * 3",
+    "sometimes": "y = x * 2\n        if x.shape[0] > 2:\n            y = y * 3",
+}
+
+
+@pytest.mark.parametrize("imported", SIZES.values(), ids=SIZES, indirect=True)
+def test_a_changed_comparison_that_always_gives_the_same_decides_nothing(imported: ModuleType) -> None:
+    line = HEAD.count("\n") + 2
+    edits = [edit for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line]
+    never = next(edit for edit in edits if edit.new in {"if x.shape[0] < 0:", "if x.shape[0] < 2:"})
+    for rows in (1, 2, 3):
+        with never.made():
+            imported.Port()(torch.ones(rows))
+    assert never.decides_nothing is ("0" in never.new.rpartition("<")[2])
