@@ -24,7 +24,7 @@ from porting.errors import Code, Fault, PortingError
 from porting.limits import charge, charge_text, reading
 from porting.opening import Folder
 from porting.printable import shown
-from porting.tokenizer_check import is_known, piece_fault, require_bounded, tree_cost
+from porting.tokenizer_check import ELSEWHERE, is_known, piece_fault, require_bounded, tree_cost
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
@@ -207,8 +207,7 @@ def _switch(settled: Mapping[str, object], name: str, *, default: bool | None, d
 
 
 def _invalid(path: Path, message: str) -> TokenizerError:
-    hint = "take the file from where the checkpoint came from"
-    return TokenizerError(Fault(code=Code.TOKENIZER_INVALID, where=str(path), message=message, hint=hint))
+    return TokenizerError(Fault(code=Code.TOKENIZER_INVALID, where=str(path), message=message, hint=ELSEWHERE))
 
 
 def _parsed(raw: bytes, path: Path, *, allow_nan: bool = False) -> Json:

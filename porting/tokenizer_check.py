@@ -58,6 +58,8 @@ MOST_PIECES = 1_000_000
 ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
 
+ELSEWHERE = "take the file from where the checkpoint came from"
+
 PANIC, MANY = 4, 6
 """Exit codes of the trial: the library failed without an ordinary exception; too many pieces."""
 
@@ -226,17 +228,16 @@ def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = 
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         given = json.dumps([texts, ids]).encode()
         done = subprocess.run(command, env=environment, input=given, capture_output=True, check=False)  # noqa: S603  # our own program
+    tried, code, hint = "tried out in a process of its own, it", Code.TOKENIZER_INVALID, ELSEWHERE
     if done.returncode == MANY:
-        message = f"tried out in a process of its own, it made more than {MOST_PIECES} word pieces of the text"
-        hint = "take the file from where the checkpoint came from"
-        raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
-    if done.returncode == PANIC:
-        message = "tried out in a process of its own, it made the tokenizers library fail"
-        hint = "take the file from where the checkpoint came from"
-        raise LimitError(Fault(code=Code.TOKENIZER_INVALID, where=where, message=message, hint=hint))
-    if done.returncode:
-        message = f"tried out in a process of its own, it took more than {seconds} s, or {room} bytes of memory"
+        message = f"{tried} made more than {MOST_PIECES} word pieces of the text"
+    elif done.returncode == PANIC:
+        message = f"{tried} made the tokenizers library fail"
+    elif done.returncode:
+        message = f"{tried} took more than {seconds} s, or {room} bytes of memory"
         if -done.returncode in {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}:  # memory may also run out so
             message += ", or the tokenizers library aborted"
-        hint = f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
-        raise LimitError(Fault(code=Code.LIMIT, where=where, message=message, hint=hint))
+        code, hint = Code.LIMIT, f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
+    else:
+        return
+    raise LimitError(Fault(code=code, where=where, message=message, hint=hint))

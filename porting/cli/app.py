@@ -180,18 +180,12 @@ def _check_environment() -> None:
         PortingError: some are not.
     """
     wrong = [name for name in (*TERMINAL, *NUMBERS) if not re.fullmatch("[0-9]{1,5}", os.environ.get(name, "0"))]
-    for name in set(wrong).intersection(TERMINAL):
-        del os.environ[name]
-    faults = [
-        Fault(
-            code=Code.OPTION_REFUSED,
-            where=name,
-            message=f"{os.environ[name][:80]!r} in the environment, expected a whole number of at most five digits",
-            hint=f"run `unset {name}`",
-        )
-        for name in wrong
-        if name in NUMBERS
-    ]
+    faults = []
+    for name in wrong:
+        value = os.environ.pop(name) if name in TERMINAL else os.environ[name]
+        message = f"{value[:80]!r} in the environment, expected a whole number of at most five digits"
+        fault = Fault(code=Code.OPTION_REFUSED, where=name, message=message, hint=f"run `unset {name}`")
+        faults += [fault] if name in NUMBERS else []
     if faults:
         raise PortingError(faults)
 
