@@ -340,7 +340,7 @@ def drawn(seed: int, *, flawed: bool | None = None) -> Style:
         first=draw.choice(("batch", "batch", "batch" if family.pixels else "sequence")),
         config=draw.choice(("items", "attributes", "arguments")),
         shuffle=draw.randrange(1 << 30),
-        pairs=draw.choice(("halves", "halves" if family.normed or family.rotated < 1 else "neighbours")),
+        pairs=draw.choice(("halves", "halves" if family.rotated < 1 else "neighbours")),
         lazy=draw.random() < 0.15,
     )
 

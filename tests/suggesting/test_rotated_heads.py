@@ -123,6 +123,17 @@ def test_the_order_is_found_and_proven(
 
 
 @pytest.mark.slow
+def test_a_norm_behind_a_rotation_that_is_rounded_otherwise(tmp_path: Path) -> None:
+    """What meets the norm is the reference's but for rounding: the gain has the order of what it meets all the same."""
+    reference = source("HunYuanDenseV1ForCausalLM", OWN, tmp_path)
+    build = grouped(Style(normed="behind", rounded=False))
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert "norm_{p:q,k}.g [(r s)]" in found.text
+    assert off(reference, tmp_path, build, found) < 1e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "said", "expected"),
     [(0.5, {"rotary_pct": 0.5}, "hidden_size // num_attention_heads * rotary_pct // 2"),
