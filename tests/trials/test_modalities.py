@@ -220,6 +220,8 @@ def test_boxes_are_made_for_a_port_that_takes_them() -> None:
     boxes = given(transformers.LayoutLMModel, config, Port())["bbox"]
     assert (boxes[..., :2] <= boxes[..., 2:]).all()
     assert int(boxes.max()) < 60
+    widths, heights = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
+    assert not torch.equal(widths, heights)
 
 
 def test_sound_has_a_mask_for_a_port_that_takes_one() -> None:
