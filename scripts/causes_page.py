@@ -47,7 +47,8 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-1
   are the cause, and the report says how each differs from the reference's step: another function (`sigmoid, where
   pooler.activation of the reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another
   tensor, the reference's values in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`),
-  other constants, a step that is missing, one too many, or two that are done in the other order.
+  other constants (of positions, say: they are replaced where they are made), a step that is missing, one too many, or
+  two that are done in the other order.
 - **A line of the table may be the mistake.** The lines that write a guilty module's weights are written in the usual
   other ways: another order of the factors of an axis, a square matrix transposed, halves for pairs, parts of a
   concatenation exchanged, two names exchanged. Where a port is right with one of them, in all cases, the report has the

@@ -353,8 +353,8 @@ def completed(
     generator = torch.Generator().manual_seed(rows)
     if "bbox" in taken and ids is not None:
         most = _int(config, ("max_2d_position_embeddings",), TEXT, 1000) - 1
-        corners = torch.randint(0, most // 2, (*ids.shape, 2), generator=generator)
-        found["bbox"] = torch.cat([corners, corners + most // 4], -1)
+        corners, sizes = torch.randint(0, max(most // 2, 1), (2, *ids.shape, 2), generator=generator)
+        found["bbox"] = torch.cat([corners, corners + sizes], -1)  # as high as wide would hide which is which
     if "inputs_embeds" in port and "inputs_embeds" in taken and IDS not in port and ids is not None:
         width = _int(config, ("hidden_size", "d_model", "n_embd", "dim"), TEXT, 1)
         found["inputs_embeds"] = torch.randn(*ids.shape, width, generator=generator)

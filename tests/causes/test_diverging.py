@@ -141,6 +141,34 @@ def test_what_leads_back_to_the_reference_is_no_mistake() -> None:
     assert [step.operation for step in found.instead] == ["tanh"]
 
 
+class Watched(nn.Module):
+    """It asks of its scores where they are infinite, which no mistake changes."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 4), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * self.factor
+        y = y.masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf)
+        return y.softmax(-1).masked_fill(torch.isneginf(y), 0.0)
+
+
+def test_a_comparison_says_nothing_of_what_it_reads() -> None:
+    reference, port, x = Watched(1.0), Watched(0.5), torch.randn(3, 4, 4)
+    port.load_state_dict(reference.state_dict())
+    tapes = []
+    for module in (reference.double(), port.double()):
+        with Recorder(module, lines=True) as recorder:
+            recorder.mark("out", module(x.double()))
+        tapes.append(recorder.tape)
+    theirs, ours = tapes
+    found = divergence(ours, theirs, "out", ours.marks["out"], [theirs.marks["out"]])
+    assert found
+    assert found.step
+    assert found.step.operation == "mul"
+
+
 def test_numbers_are_recognised_in_any_layout() -> None:
     value = torch.randn(2, 5, 6, dtype=torch.float64)
     again = (value.mT, value.flip(1), value.reshape(10, 6), value[:, None].expand(2, 3, 5, 6))

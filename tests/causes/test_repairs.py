@@ -226,6 +226,12 @@ MISTAKES = {
         ("another order",),
         "(in the order 0 1 5 9 13 2 6 10 14",
     ),
+    "positions that repeat at the start": Wrong(
+        "llama",
+        {"torch.arange(length).float()": "(torch.arange(length) - 1).clamp(min=0).float()"},
+        ("other constants",),
+        "takes other numbers than the reference's (in the order 0 0 1 2 3",
+    ),
 }
 
 

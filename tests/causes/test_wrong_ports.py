@@ -75,6 +75,14 @@ def test_a_mistake_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_first_rows_mask_for_all_rows_is_no_mask_ignored() -> None:
+    """The first row of the batches that are compared has no padding."""
+    report = verified(Wrong("bert", {"mask[:, None, None, :] == 0": "mask[:1, None, None, :] == 0"}))
+    assert report.causes
+    assert not [cause.names for cause in report.causes if "padding mask ignored" in cause.names]
+
+
+@pytest.mark.slow
 def test_what_is_not_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that fits by itself is no cause where what stands beside it is not explained."""
     monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would explain it

@@ -200,6 +200,43 @@ def test_two_towers_are_given_both() -> None:
         assert len(case.inputs["input_ids"]) == len(case.inputs["pixel_values"])
 
 
+class Port(nn.Module):
+    """It takes what the reference has defaults for."""
+
+    def forward(self, input_ids: Tensor, bbox: Tensor, input_values: Tensor, attention_mask: Tensor) -> None: ...
+
+
+def given(kind: Any, config: Any, port: nn.Module | None) -> dict[str, Tensor]:
+    reference = made(kind, config)
+    held = HeldWeights(reference, "held")
+    first = make_batches(same_names(reference, reference), held, held.config, None, seed=0, longest=9, choices=None,
+                         reference=LiveReference.of(reference), port=port).cases[0]  # fmt: skip
+    return dict(first.inputs)
+
+
+def test_boxes_are_made_for_a_port_that_takes_them() -> None:
+    config = transformers.LayoutLMConfig(**SMALL, vocab_size=50, max_2d_position_embeddings=60)
+    assert "bbox" not in given(transformers.LayoutLMModel, config, None)
+    boxes = given(transformers.LayoutLMModel, config, Port())["bbox"]
+    assert (boxes[..., :2] <= boxes[..., 2:]).all()
+    assert int(boxes.max()) < 60
+    widths, heights = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
+    assert not torch.equal(widths, heights)
+
+
+def test_sound_has_a_mask_for_a_port_that_takes_one() -> None:
+    layers: dict[str, Any] = {
+        "conv_dim": (8, 8),
+        "conv_kernel": (10, 3),
+        "conv_stride": (5, 2),
+        "num_feat_extract_layers": 2,
+    }
+    config = transformers.HubertConfig(**SMALL, **layers, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    assert set(given(transformers.HubertModel, config, None)) == {"input_values"}
+    mask = given(transformers.HubertModel, config, Port())["attention_mask"]
+    assert len(set(mask.sum(1).tolist())) == len(mask) > 1
+
+
 def test_a_decoder_with_a_vocabulary_of_its_own() -> None:
     config = {"vocab_size": 50, "decoder_vocab_size": 20, "is_encoder_decoder": True}
     reference = Tagger()
