@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from porting.frames import HERE, is_installed
 
@@ -44,6 +45,12 @@ def restored_state(make: Callable[..., object]) -> Iterator[None]:
         for function, size in caches:
             if function.cache_info().currsize > size:
                 function.cache_clear()
+        known = {id(value) for _, _, value in places}
+        found = [place for place in _places(make) if id(place[2]) not in known]  # of files that the block has imported
+        for function in _caches(found):
+            function.cache_clear()
+        for place in found:
+            _forget_empty(*place)
 
 
 def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
@@ -62,16 +69,25 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
 
 
 def _modules_of(make: object) -> Iterator[str]:
-    """The modules of a builder and of the functions in its closure."""
-    if isinstance(make, partial):
-        for callee in (make.func, *make.args, *make.keywords.values()):
-            yield from _modules_of(callee)
-        return
-    yield str(getattr(make, "__module__", ""))
-    for cell in getattr(inspect.unwrap(make) if callable(make) else make, "__closure__", None) or ():
-        with suppress(ValueError):  # it is empty yet
-            if callable(cell.cell_contents):
-                yield str(getattr(cell.cell_contents, "__module__", ""))
+    """The modules of a builder, of what it calls by its closure or its arguments, and those that these import."""
+    open_, seen = [make], set[int]()
+    while open_:
+        called = open_.pop()
+        if not callable(called) or id(called) in seen:
+            continue
+        seen.add(id(called))
+        if isinstance(called, partial):
+            open_ += (called.func, *called.args, *called.keywords.values())
+            continue
+        function = inspect.unwrap(getattr(called, "__func__", called))
+        yield str(getattr(function, "__module__", ""))
+        yield from getattr(getattr(function, "__code__", None), "co_names", ())
+        for cell in getattr(function, "__closure__", None) or ():
+            with suppress(ValueError):  # it is empty yet
+                open_.append(cell.cell_contents)
+        owner = getattr(called, "__self__", None)
+        if not isinstance(called, type) and owner is not None:
+            open_ += vars(owner).values() if hasattr(owner, "__dict__") else ()
 
 
 def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
@@ -120,3 +136,18 @@ def _restore_content(value: object, contents: object) -> None:
 
 def _entry_ids(value: dict[object, object]) -> list[tuple[int, int]]:
     return [(id(name), id(item)) for name, item in value.items()]
+
+
+def _forget_empty(holder: Any, name: str, value: object) -> None:  # the holder has any type
+    """Take tensors without values out of an attribute whose earlier content is not known."""
+    if isinstance(value, Tensor) and value.is_meta and holder is not None:
+        setattr(holder, name, None)
+    elif isinstance(value, dict):
+        for key in [key for key, item in value.items() if _is_empty(item)]:
+            del value[key]
+    elif isinstance(value, list):
+        value[:] = [item for item in value if not _is_empty(item)]
+
+
+def _is_empty(item: object) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(item))

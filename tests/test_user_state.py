@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 from porting.build import OWN_CODE, build, build_with_values
 from porting.user_state import restored_state
@@ -91,13 +93,36 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module(name)
 
 
-@pytest.mark.parametrize("how", ["cache", "shared", "attribute", "default", "class", "name", "object", "global"])
+HOW = ["cache", "shared", "attribute", "default", "class", "name", "object", "global"]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_a_cache_has_no_tensors_without_values(module: ModuleType, how: str) -> None:
     make = module.model(how)
     assert build(make, OWN_CODE).get_buffer("angles").is_meta
     made = build_with_values(make, OWN_CODE).get_buffer("angles")
     assert torch.equal(made, torch.arange(4.0))
     assert build_with_values(make, OWN_CODE).get_buffer("angles") is made  # what a run with values keeps is kept
+
+
+def within(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def call() -> nn.Module:
+        return make()
+
+    return call
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_cache_in_a_file_that_the_builder_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    kept, builder = f"kept_{tmp_path.name}", f"builder_{tmp_path.name}"
+    (tmp_path / f"{kept}.py").write_text(TEXT)
+    imports = f"from {kept} import model"
+    (tmp_path / f"{builder}.py").write_text(f"def make():\n    {imports}\n    return model({how!r})()\n")
+    make = within(within(import_module(builder).make))
+    for _ in range(2):  # the file is imported in the first run, and is there in the second
+        assert build(make, OWN_CODE).get_buffer("angles").is_meta
+    assert torch.equal(build_with_values(make, OWN_CODE).get_buffer("angles"), torch.arange(4.0))
 
 
 def test_what_was_there_before_is_there_afterwards(module: ModuleType) -> None:
