@@ -578,6 +578,7 @@ class _Trials:
                 )
         return None
 
+    @torch.no_grad()
     def _returns(self, cause_case: CauseCase, candidate: Candidate, most: float = END) -> bool:
         """Whether a candidate makes the reference return what the port returns in other cases as well.
 

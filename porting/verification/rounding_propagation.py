@@ -6,6 +6,7 @@ and what arrives at each probe is measured: more than that, times a factor for l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -79,7 +80,7 @@ def _own(comparison: Comparison, reference: Side) -> dict[Point, float]:
                 comparison.measure_reference(reference, case, True, errors, lambda point, found: None)
     except VerifyError:  # some operations are given float32 and float64 then
         return {}
-    return {point: max(one.largest for one in many) for point, many in errors.items()}
+    return _largest(errors)
 
 
 def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:
@@ -107,7 +108,16 @@ def _of_reference(
 
         with RoundingNoise(seed, exact=exact):
             comparison.measure_reference(reference, case, alone, errors, placed)
-    return {point: max(one.largest for one in many) for point, many in errors.items()}
+    return _largest(errors)
+
+
+def _largest(errors: Errors) -> dict[Point, float]:
+    """The largest error at each point, of the cases in which the reference computes numbers there.
+
+    A row of padding alone gives NaN in the scores of some models.
+    """
+    far = {point: [one.largest for one in many if not math.isnan(one.largest)] for point, many in errors.items()}
+    return {point: max(several) for point, several in far.items() if several}
 
 
 def _larger(positions: dict[Placed, Tensor], key: Placed, found: Tensor) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from porting.tracing.measure import LEAKED
+from porting.tracing.measure import LEAKED, Error
 from porting.verification import Case, Report, verify
 from porting.verification.compare import SHARE
+from porting.verification.rounding_propagation import _largest
 
 LENGTH = 400
 
@@ -271,3 +272,13 @@ def test_roundings_have_to_explain_the_first_positions_as_well_as_the_last(port:
     largest = max(probe.meaning.worst for probe in report.probes)
     leaked = max(probe.leak.end_to_end for probe in report.probes if probe.leak is not None)
     assert 1e-12 < largest < LEAKED * leaked
+
+
+def test_a_case_in_which_the_reference_has_no_numbers_hides_no_other() -> None:
+    """Scores of a row of padding alone are NaN in some models; the roundings of the other cases count."""
+
+    def far(largest: float) -> Error:
+        return Error(largest=largest, squares=0.0, floor=0.0, count=1)
+
+    errors = {"scores": [far(math.nan), far(1e-7), far(3e-8)], "hidden": [far(math.nan)]}
+    assert _largest(errors) == {"scores": 1e-7}
