@@ -304,12 +304,13 @@ def test_a_panic_of_the_library_is_a_line(tmp_path: Path, monkeypatch: pytest.Mo
             use()
 
 
-def test_what_a_strange_decoder_makes_is_tried_out(tmp_path: Path) -> None:
+def test_what_a_strange_decoder_makes_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tokenizer_json()
     more = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 30}
     content["decoder"] = {"type": "Sequence", "decoders": [more] * 8}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = read_tokenizer(tmp_path, where="a folder")
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=2")
     for use in (lambda: tokenizer.decode([6]), lambda: tokenizer.encode("bank a")):
         with pytest.raises(PortingError, match="tried out in a process of its own"):
             use()
