@@ -160,11 +160,12 @@ def moments(value: Tensor) -> Tensor | None:
     kept = elements[(elements > MASKED) & np.isfinite(elements)]
     if not kept.size or bool((kept == kept[0]).all()):
         return None
-    square = kept * kept
     share = kept.size / elements.size
     whole = float(not value.is_floating_point())
-    cube = np.cbrt((square * kept).mean())
-    found = [kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole]
+    with np.errstate(over="ignore"):  # of the largest float, as it stands in a mask that is capped
+        square = kept * kept
+        cube = np.cbrt((square * kept).mean())
+        found = [kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole]
     return torch.from_numpy(np.array(found))
 
 

@@ -189,3 +189,7 @@ def test_masked_scores_count_alike_whatever_the_number() -> None:
     found = [moments(scores.masked_fill(hidden, lowest)) for lowest in (-1e4, -1e9, float("-inf"))]
     assert found[0] is not None
     assert all(value is not None and torch.equal(value, found[0]) for value in found)
+
+
+def test_a_mask_of_the_largest_float_gives_statistics_without_a_warning() -> None:
+    assert moments(torch.tensor([0.5, -2.0, torch.finfo(torch.float64).max], dtype=torch.float64)) is not None
