@@ -29,7 +29,7 @@ from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.activations import Activations
 from porting.tracing.running import Side
-from porting.tracing.trace import ROOT, Point, is_returned, module_of
+from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
 from porting.verification.table_layouts import WHAT, Correction
@@ -578,15 +578,11 @@ class _Trials:
                 )
         return None
 
-    @torch.no_grad()
-    def _returns(self, cause_case: CauseCase, candidate: Candidate, most: float = END) -> bool:
-        """Whether a candidate makes the reference return what the port returns in other cases as well.
-
-        A probe need not show a mistake in each of them: what a mask hides in the scores, say, is not compared.
-        """
+    def _returns(self, cause_case: CauseCase, candidate: Candidate) -> bool:
+        """Whether a candidate makes the reference return what the port returns in other cases as well."""
         for one in self._others(cause_case):
             ways = [way.rewrites for way in one.search(CATALOGUE).again(candidate)] or [{}]
-            if not any(one.apart(rewrites).largest <= most for rewrites in ways):
+            if not any(one.apart(rewrites).largest <= END for rewrites in ways):
                 return False
         return True
 
@@ -601,14 +597,9 @@ class _Trials:
         solved = any(one.finding.name and not one.chosen for one in explained)
         if not named or solved or any(one.pinned or one.rough for one in named):
             return [_tied(one, one.instead) for one in explained]
-        most = max([END, *(probe.bound.end_to_end for probe in self._probes if is_returned(probe.port))])
         ways = [(one, *(two for tie in one.instead for two in (tie, *tie.instead))) for one in named]
         combined = [way for _, way in zip(range(COMBINED), product(*ways), strict=False)]
-        passing = [
-            way
-            for way in combined
-            if cause_case.end_to_end(way, self._probes) and self._returns(cause_case, _joined(way), most)
-        ]
+        passing = [way for way in combined if cause_case.end_to_end(way, self._probes)]
         if not passing:
             return [_doubted(one) if one.chosen else one.finding for one in explained]
         first = dict(zip(map(id, named), passing[0], strict=True))
@@ -618,13 +609,6 @@ class _Trials:
             every = [way[named.index(one)] for way in passing] if one in named else []
             found.append(_tied(best, tuple(dict.fromkeys(other for other in every if other is not best))))
         return found
-
-
-def _joined(way: Sequence[Explained]) -> Candidate:
-    """What several findings alter, as one."""
-    return Candidate(
-        tuple(cause for one in way for cause in one.causes), tuple(each for one in way for each in one.alterations)
-    )
 
 
 def _size(cause_case: CauseCase) -> int:
