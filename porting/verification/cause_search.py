@@ -143,7 +143,8 @@ def name_causes(
             named = [one for one in found if one.name]
             explained = all(_explained(probe, named) for probe in guilty)
             if not in_table:
-                repaired = trials.repaired = trials.repair(REPAIRING_EXPLAINED if explained else REPAIRING)
+                seconds = REPAIRING_EXPLAINED if explained else REPAIRING
+                repaired = trials.repaired = trials.repair(seconds, complete=explained)
             if not explained:
                 found = trials.why(searched, guilty)
         found = _with_lines(found, laid_out)
@@ -485,13 +486,14 @@ class _Trials:
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
-    def repair(self, seconds: float) -> RepairSet | None:
+    def repair(self, seconds: float, *, complete: bool) -> RepairSet | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
 
         Args:
             seconds: how long to look, of this thread's processor time.
+            complete: give nothing where the time ends before each case has been looked at.
         """
         begun = time.thread_time()
         until = begun + min(seconds, (self._until - begun) / 4)  # the rest is the catalogue's
@@ -499,6 +501,8 @@ class _Trials:
         cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
             ways = cause_case.repaired(until)
+            if time.thread_time() > until and complete:
+                return None
             if time.thread_time() > until or len(found) > HELD_OUT:
                 break
             found += [] if ways is None else [ways]
