@@ -39,9 +39,6 @@ ROUGH = 0.25
 UNFIT = (RuntimeError, IndexError, ValueError)
 """What an alteration raises that does not fit the shapes of a model."""
 
-PART = 1e-4
-"""What leaves no more than this share of the difference is no half of a pair: it is the whole, but for rounding."""
-
 LOOSE, TELLING = 1e-9, 20.0
 """Any other cause may leave ``difference / TELLING`` at most, or LOOSE where that is less."""
 
@@ -209,8 +206,7 @@ class Search:
                 (candidate for candidate in near if not candidate.rough),
                 key=lambda candidate: self._residual(mark, candidate),
             )
-            most = [one for one in by_residual if self._residual(mark, one) > PART * mark.difference]
-            pairs = (pair for pair in combinations(most, 2) if not _overlap(*pair))
+            pairs = (pair for pair in combinations(by_residual, 2) if not _overlap(*pair))
             joined_pairs = (
                 Candidate(a.causes + b.causes, a.alterations + b.alterations) for a, b in _first(pairs, MAX_PAIRS)
             )
