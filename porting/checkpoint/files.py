@@ -350,7 +350,12 @@ class Decoded(Copying):
     Args:
         file: the file.
         size: bytes of the elements.
+
+    Attributes:
+        piece: how many bytes are asked for at a time.
     """
+
+    piece = PIECE
 
     def __init__(self, file: LocalFile, size: int) -> None:
         self.where, self.path, self.size = file.where, file.path, size
@@ -362,8 +367,8 @@ class Decoded(Copying):
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a writable buffer with elements."""
-        for start in range(0, len(buffer), PIECE):
-            piece = buffer[start : start + PIECE]
+        for start in range(0, len(buffer), self.piece):
+            piece = buffer[start : start + self.piece]
             piece[:] = self.pread(offset + start, len(piece))
 
     def read_rows(self, rows: Sequence[memoryview], offset: int) -> None:

@@ -192,6 +192,8 @@ class _Rows(Decoded):
         dtype: the type of its elements, little-endian.
     """
 
+    piece = 1 << 24  # each time the file is opened, and chunks at the ends are decompressed once more
+
     def __init__(self, file: LocalFile, *, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         super().__init__(file, math.prod(shape) * dtype.itemsize)
         self._path, self._shape, self._dtype = path, shape, dtype

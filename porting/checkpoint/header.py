@@ -15,15 +15,15 @@ from porting.limits import charge
 
 FETCH_AGAIN = "the file is damaged: fetch it again"
 
-BUFFER = 1 << 16
-"""Bytes that are read at a time."""
+BUFFER = 1 << 12
+"""Bytes that are read at a time: between two tensors' elements there are few."""
 
 VARINT = 10
 """Bytes of the longest number of a variable length: 7 bits in each."""
 
 
 class HeaderReader:
-    """Reads a header from its first byte on; every byte that is looked at is charged.
+    """Reads a header from its first byte on.  The bytes that are used are charged, whatever lies between them.
 
     Args:
         source: the file.
@@ -42,6 +42,7 @@ class HeaderReader:
         self._code = code
         self._buffer = b""
         self._start = start
+        self._used = 0
 
     def within(self, count: int) -> HeaderReader:
         """A reader of the next ``count`` bytes alone, which this one skips."""
@@ -58,10 +59,12 @@ class HeaderReader:
         begin = self.position - self._start
         if begin + count > len(self._buffer) or begin < 0:
             length = min(max(count, BUFFER), self.stop - self.position)
-            charge("metadata", length, where=self.source.where)
+            charge("metadata", self._used + count, where=self.source.where)
+            self._used = -count
             self._buffer = self.source.pread(self.position, length)
             self._start, begin = self.position, 0
         self.position += count
+        self._used += count
         return self._buffer[begin : begin + count]
 
     def skip(self, count: int) -> None:

@@ -118,8 +118,8 @@ class _Initialiser:
         shape: its sizes.
         kind: the number of its type.
         fields: the fields that hold numbers, each with its first byte and its length.
-        outside: what is said of a file beside the model that holds its bytes: ``location``, ``offset``, ``length``.
-        external: the bytes are in a file beside the model.
+        outside: the entries of ``external_data``: ``location``, ``offset`` and ``length`` of the bytes in another file.
+        external: the bytes are in another file.
         reason: why it is not read.
     """
 

@@ -174,7 +174,7 @@ NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "WORLD_SIZE", "RANK
 
 
 def _check_environment() -> None:
-    """Leave out sizes of a terminal that are none, and require that the other variables are numbers.
+    """Ignore terminal sizes that are not numbers, and require that the other variables are numbers.
 
     Raises:
         PortingError: some are not.

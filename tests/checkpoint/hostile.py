@@ -15,7 +15,7 @@ from porting.errors import PortingError
 from tests.converting.drawing import bits
 
 HostileFile = tuple[str, Callable[[], bytes], str]
-"""What is wrong with a file, the file, and a part of what is said."""
+"""The fault, a function that makes the file, and a part of the error message."""
 
 
 def st_file(header: object, data: bytes = b"", *, length: int | None = None) -> bytes:

@@ -154,6 +154,16 @@ def test_nothing_outside_of_the_containers_names_one() -> None:
 # --------------------------------------------------------------------------------------------------- its promises
 
 
+@pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
+def test_what_lies_between_descriptions_is_not_charged(
+    container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elements stand between the descriptions in some containers; a model of thousands of tensors has to open."""
+    folder = made(container, tmp_path, {f"layer{number}.w": torch.rand(20_000) for number in range(100)})
+    monkeypatch.setenv("PORTING_LIMITS", "metadata=1000000")
+    assert len(open_checkpoint(folder).tensors) == 100
+
+
 @pytest.mark.parametrize("container", WRITTEN, ids=lambda container: container.name)
 def test_dtypes_are_stored_exactly_or_refused(container: Container, tmp_path: Path) -> None:
     expected = tensors_for(container)

@@ -124,7 +124,7 @@ def test_numbers_of_the_environment(monkeypatch: pytest.MonkeyPatch, value: str)
     for name in TERMINAL:
         monkeypatch.setenv(name, value)
     _check_environment()
-    assert not os.environ.keys() & set(TERMINAL), "a size that is none is left out"
+    assert not os.environ.keys() & set(TERMINAL), "an invalid terminal size is ignored"
     for name in NUMBERS:
         monkeypatch.setenv(name, value)
         with pytest.raises(PortingError, match=rf"{name}: .*expected a whole number.*unset {name}.*\[option-refused\]"):

@@ -148,7 +148,7 @@ def returned_probes(port: Outputs, reference: Outputs, modules: Outputs, lines: 
         name: {path: axes for path, one in known.items() if (axes := _equal(one, value, NEAR)) is not None}
         for name, value in port.items()
     }
-    often = Counter(blank(path) for some in fits.values() for path in some)  # layers are told alike
+    often = Counter(blank(path) for some in fits.values() for path in some)  # how many layers have such a path
     found: list[tuple[str, str]] = []
     taken: set[str] = set()
     for name, some in fits.items():
