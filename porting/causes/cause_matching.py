@@ -88,7 +88,7 @@ class Search:
     def __post_init__(self) -> None:
         parts = self.model_parts
         for cause in self.causes:
-            with suppress(*UNFIT):  # an entry need not know the shapes of every model
+            with suppress(*UNFIT):  # without this entry the others are still tried; an error would end the report
                 self._candidates += [Candidate((cause,), (alteration,)) for alteration in cause.alterations(parts)]
                 self._whole += [Candidate((cause,), (alteration,)) for alteration in cause.whole(parts)]
                 self._free_parameters += [(cause, parameter) for parameter in cause.free_parameters(parts)]

@@ -135,20 +135,21 @@ class TensorIndex:
                 without_bias = moments(tape[linear.call.result] - tape[linear.bias])
                 vectors += [(linear.call.result, without_bias)] if without_bias is not None else []
         self._refs = [ref for ref, _ in vectors]
-        self._moments = np.stack([vector.numpy() for _, vector in vectors]) if vectors else np.zeros((0, 7))
+        self._moments = np.array([vector for _, vector in vectors]).reshape(-1, 7)
 
     def like(self, value: Tensor) -> list[Ref]:
         """Return the tensors with the same numbers as this one, in any layout."""
         vector = moments(value)
         if vector is None:
             return []
-        scale, own = np.ones(7), vector.numpy()
-        scale[:5] = np.abs(own[:5]).max()  # means and extremes are compared relative to the largest of them
-        matches = (np.abs(self._moments - own) <= self._close * scale).all(1)
+        scale = np.ones(7)
+        scale[:5] = np.abs(vector[:5]).max()  # means and extremes are compared relative to the largest of them
+        with np.errstate(invalid="ignore"):  # statistics of the largest floats may be infinite
+            matches = (np.abs(self._moments - vector) <= self._close * scale).all(1)
         return [self._refs[place] for place in np.flatnonzero(matches)]
 
 
-def moments(value: Tensor) -> Tensor | None:
+def moments(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
     """Return seven statistics that do not depend on the order of the elements, or on how often all are repeated.
 
     They are the mean, root mean square, third moment, minimum and maximum of the elements that are finite and not
@@ -165,8 +166,7 @@ def moments(value: Tensor) -> Tensor | None:
     with np.errstate(over="ignore"):  # of the largest float, as it stands in a mask that is capped
         square = kept * kept
         cube = np.cbrt((square * kept).mean())
-        found = [kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole]
-    return torch.from_numpy(np.array(found))
+        return np.array([kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole])
 
 
 def divergence(

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
-from porting.checkpoint.errors import CheckpointError, quote
+from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, LocalFile
 from porting.checkpoint.header import FETCH_AGAIN, VARINT, HeaderReader, TensorList, message_fields, signed
 from porting.checkpoint.layout import Contents, ElementType
@@ -175,16 +175,18 @@ def _number(text: str | None) -> int | None:
 
 
 def _files(found: list[_Initialiser], source: ByteSource) -> tuple[str, ...]:
-    """The files beside the model, each a name below its directory.
+    """The other files that hold initialisers, each in the model's own directory.
 
     Raises:
         CheckpointError: one would lie elsewhere.
     """
     names = dict.fromkeys(one.file for one in found if one.external)
     for name in names:
-        if name in {"", "."} or name.startswith(("/", "..")) or "\\" in name or not name.isprintable():
-            reader = HeaderReader(source, Code.ONNX_FILE)
-            raise reader.error(f"weights lie in {quote(name)}, which is no file below the model's directory")
+        if name != os.path.basename(name) or name in {"", ".", ".."} or "\\" in name or not name.isprintable():
+            message = f"weights lie in {quote(name)}, and only files in the model's own directory are read"
+            raise checkpoint_error(
+                Code.ONNX_FILE, source.where, message, "save the model again with one file beside it"
+            )
     return tuple(names)
 
 
