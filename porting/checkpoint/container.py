@@ -453,6 +453,8 @@ def foreign(source: ByteSource) -> FileKind | None:  # noqa: PLR0911  # a list o
         return FileKind("an HTML page", "it is what the server answered instead of the file: log in and fetch it again")
     if head[257:262] == b"ustar":
         return FileKind("a tar archive", "unpack it, or save the weights again with a current torch.save")
+    if source.where.endswith(".keras"):
+        return FileKind("a Keras archive", "run `unzip` on it and pass its model.weights.h5")
     for magic, title, hint in MAGIC:
         if head.startswith(magic):
             return FileKind(title, hint)

@@ -166,6 +166,12 @@ def writer_of(to: str | None) -> tuple[Container, str]:
     return container, part
 
 
+def holds_weights(names: Collection[str]) -> bool:
+    """Whether a directory with these files holds the weights of a model."""
+    stems = tuple(container.endings[0] for container in CONTAINERS if container.stem)
+    return any(name in MAINS or name.endswith(stems) for name in names)
+
+
 def choose(names: Collection[str], place: Place) -> str:
     """Choose the main file of a checkpoint's weights.
 

@@ -20,11 +20,11 @@ from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
     EXPECTED,
-    MAINS,
     MARKS,
     choose,
     container_of,
     explained,
+    holds_weights,
     sniff,
     wrong_kind,
 )
@@ -210,7 +210,7 @@ def _model_folders_fault(place: LocalPlace, names: list[str]) -> Iterator[Fault]
         if len(found) < SHOWN and place.folder.kind(name) == "a directory":
             with suppress(CheckpointError):
                 inside = Folder(place.folder.path / name, inside=place.folder).names()
-                found += [name] if not {*MAINS}.isdisjoint(inside) else []
+                found += [name] if holds_weights(inside) else []
     if found:
         message = f"these folders in it hold weights: {', '.join(map(quote, found))}"
         hint = f"pass the one you mean: {os.path.join(place.location, found[0])}"  # as the user typed it

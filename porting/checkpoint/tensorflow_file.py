@@ -31,6 +31,9 @@ DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7
 SHARDS, ENDIANNESS = 1, 2
 """Fields of BundleHeaderProto, whose key is empty."""
 
+SLICE = b"\0"
+"""How the keys of slices begin, which belong to a variable with a key of its own."""
+
 MOST_SHARDS = 99_999
 """The largest number that the names of five digits hold."""
 
@@ -175,7 +178,7 @@ class _Index:
                 last = key
                 if not key:
                     shards = self._shards(value)
-                else:
+                elif not key.startswith(SLICE):  # the variable itself says that it is stored in slices
                     found.append(self._entry(key, value, shards))
         if not shards:
             raise self._whole.error("it does not say of how many files the checkpoint is")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,6 +92,12 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(builtins, "__import__", without)
     refused(tmp_path / "a.h5", "needs the package h5py, which is not installed (pip install 'porting[hdf5]')")
+
+
+def test_an_archive_of_keras_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    refused(tmp_path / "model.keras", "this is a Keras archive, not a checkpoint", "pass its model.weights.h5")
 
 
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:

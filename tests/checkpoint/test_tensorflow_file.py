@@ -124,6 +124,9 @@ HOSTILE: list[HostileFile] = [
     ("a size of 2^62", lambda: one(shape=(2**62,)), "overflows 64 bits"),
     ("a size below 0", lambda: one(shape=(-1,)), "has a negative size"),
     ("slices", lambda: one(field(7, b"")), "it is stored in slices, which are not read"),
+    ("slices with their own entries", lambda: table({
+        b"": HEADER, b"\0\xffa": described((2,), 1, 0, 8), b"a": described((4,), 1, 0, 0, field(7, b"")),
+     }), "tensor 'a': it is stored in slices, which are not read"),
     ("an unknown type", lambda: one(kind=99), "its type, number 99, is none that torch has"),
     ("two tensors in one place", lambda: table({b"": HEADER, b"a": described((4,), 1, 0, 16),
                                                 b"b": described((4,), 1, 0, 16)}), "are also those of 'a'"),
@@ -149,3 +152,11 @@ def test_text_is_no_tensor_and_is_said(tmp_path: Path) -> None:
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:
     (tmp_path / "bert_model.ckpt.data-00000-of-00001").write_bytes(bytes(1952))
     torn(zlib.decompress(base64.b85decode(INDEX)), tmp_path / "bert_model.ckpt.index")
+
+
+def test_the_folder_of_a_saved_model_names_that_of_its_variables(tmp_path: Path) -> None:
+    (tmp_path / "variables").mkdir()
+    (tmp_path / "saved_model.pb").write_bytes(b"x")
+    for name, raw in written({"w": torch.ones(2)}).items():
+        (tmp_path / "variables" / name.replace("model.ckpt", "variables")).write_bytes(raw)
+    refused(tmp_path, f"these folders in it hold weights: 'variables' (pass the one you mean: {tmp_path}/variables)")
