@@ -146,7 +146,7 @@ class _Walk:
     def _in_pieces(self, count: int, name: str, depth: int) -> None:
         """Read an array in pieces: ``shape`` and ``chunks``, each a dictionary whose keys count from 0."""
         if self._begin() != ("true", 0) or count != 3:  # the mark, the shape and the pieces
-            raise self._header.error(f"{quote(name)} is marked as an array in pieces and is none")
+            raise self._header.error(f"{quote(name)} is marked as an array in pieces and does not have a shape and chunks")
         found: dict[str, list[object]] = {}
         for expected in ("shape", "chunks"):
             key, (kind, entries) = self._key(0), self._begin()
@@ -157,7 +157,7 @@ class _Walk:
         shape = tuple(size for size in found["shape"] if isinstance(size, int))
         pieces = [piece for piece in found["chunks"] if isinstance(piece, _Array)]
         if (len(shape), len(pieces)) != (len(found["shape"]), len(found["chunks"])) or not pieces:
-            raise self._header.error(f"{quote(name)} in pieces has other values than sizes and arrays")
+            raise self._header.error(f"{quote(name)} in pieces has values that are neither sizes nor arrays")
         element = DTYPES.get(pieces[0].dtype)
         if element is None or any(piece.dtype != pieces[0].dtype for piece in pieces):
             self._tensors.refuse(name, f"its pieces are of the dtype {quote(pieces[0].dtype)}, which is not read")

@@ -143,7 +143,7 @@ class _Initialiser:
             title = OTHERS.get(self.kind, f"the unknown type {self.kind}")
             self.reason = self.reason or f"its elements are {title}, which is not read"
         if not self.external and len(self.fields) > 1:
-            self.reason = self.reason or "its numbers stand in several places"
+            self.reason = self.reason or "its values are stored in more than one field"
         if element is None or self.reason:
             tensors.refuse(self.name, self.reason, "export the model again, with raw data in float32")
             return

@@ -181,7 +181,7 @@ class _Index:
                 elif not key.startswith(SLICE):  # the variable itself says that it is stored in slices
                     found.append(self._entry(key, value, shards))
         if not shards:
-            raise self._whole.error("it does not say of how many files the checkpoint is")
+            raise self._whole.error("the entry with the number of files is missing")
         return found
 
     def _block(self, start: int, size: int) -> Iterator[tuple[bytes, HeaderReader]]:
@@ -191,12 +191,12 @@ class _Index:
         trailer = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + size, stop=start + size + 1)
         compression = trailer.take(1)[0]
         if compression:
-            raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow does not do")
+            raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
         if 4 * restarts + 4 > size:
-            raise self._whole.error("a block has no end")
+            raise self._whole.error("a block is shorter than its list of restarts")
         block.stop -= 4 * restarts + 4
         key = b""
         while block:

@@ -120,7 +120,7 @@ HOSTILE: list[HostileFile] = [
     ("an extension that holds no array", lambda: packed({"a": 1})[:-9] + extension(packed([1])),
      "'a' is no array of Flax"),
     ("pieces that are numbers", lambda: packed({"a": {MARK: True, "shape": {"0": 4}, "chunks": {"0": 1}}}),
-     "'a' in pieces has other values than sizes and arrays"),
+     "'a' in pieces has values that are neither sizes nor arrays"),
     ("pieces in another order", lambda: packed({"a": {MARK: True, "shape": {"0": 4}, "chunks": {"1": ONE}}}),
      "'a' in pieces has '1' where 0 is expected"),
     ("pieces that are too few", lambda: packed({"a": {MARK: True, "shape": {"0": 9}, "chunks": {"0": ONE}}}),

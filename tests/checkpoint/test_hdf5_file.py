@@ -72,7 +72,7 @@ def test_a_group_in_itself_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["g/w"] = np.ones(2, "f4")
         file["g/again"] = file["g"]
-    refused(tmp_path / "a.h5", "a group is inside of itself, or of two")
+    refused(tmp_path / "a.h5", "a group contains itself, or is in two groups")
 
 
 def test_what_is_inflated_is_charged(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ HOSTILE: list[HostileFile] = [
     ("text", lambda: model(initialiser("a", (1,), 8, field(6, b"x"))), "its elements are text, which is not read"),
     ("4-bit numbers", lambda: model(initialiser("a", (2,), 22, field(9, b"x"))), "its elements are int4, which is"),
     ("two lists of numbers", lambda: model(initialiser("a", (4,), 1, field(9, bytes(16)), field(4, bytes(16)))),
-     "its numbers stand in several places"),
+     "its values are stored in more than one field"),
     ("floats listed as integers", lambda: model(initialiser("a", (4,), 1, field(7, bytes(4)))),
      "its float32 elements are listed as numbers of another type"),
     ("a sparse tensor", lambda: model(field(15, b"")), "sparse initialisers, which are not read"),
