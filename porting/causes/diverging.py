@@ -282,15 +282,19 @@ class Region:
     def _used_for_known(self) -> set[Ref]:
         """Return the tensors from which known tensors are computed, which are right even if unknown.
 
-        A comparison that gives what it should, such as where scores are infinite, says little of what it reads.
+        A comparison that gives what it should, such as where scores are infinite, says little of the floats it reads.
         """
         found: set[Ref] = set()
         for call in reversed(self._port.calls):
-            known = any(self._known(ref) and self._values[ref].is_floating_point() for ref in call.writes)
-            known = known and call.name not in MOVING
-            if call.name not in REDUCING and (known or any(ref in found for ref in call.writes)):
-                found.update(call.reads)
+            known = [ref for ref in call.writes if call.name not in MOVING and self._known(ref)]
+            if call.name in REDUCING or not (known or any(ref in found for ref in call.writes)):
+                continue
+            proven = any(ref in found for ref in call.writes) or any(map(self._is_float, known))
+            found.update(ref for ref in call.reads if proven or not self._is_float(ref))
         return found
+
+    def _is_float(self, ref: Ref) -> bool:
+        return self._values[ref].is_floating_point()
 
     def _is_goal_met(self, ref: Ref, wanted: Sequence[Ref]) -> bool:
         """Return whether a goal has its counterpart's numbers; with several counterparts, any known numbers."""

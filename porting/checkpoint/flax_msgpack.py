@@ -146,7 +146,7 @@ class _Walk:
     def _in_pieces(self, count: int, name: str, depth: int) -> None:
         """Read an array in pieces: ``shape`` and ``chunks``, each a dictionary whose keys count from 0."""
         if self._begin() != ("true", 0) or count != 3:  # the mark, the shape and the pieces
-            raise self._header.error(f"{quote(name)} is marked as an array in pieces and does not have a shape and chunks")
+            raise self._header.error(f"{quote(name)} is marked as an array in pieces and has no shape and chunks")
         found: dict[str, list[object]] = {}
         for expected in ("shape", "chunks"):
             key, (kind, entries) = self._key(0), self._begin()

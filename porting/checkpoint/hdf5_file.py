@@ -148,7 +148,8 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
             elif isinstance(found, h5py.Group):
                 address = h5py.h5o.get_info(found.id).addr
                 if address in seen:
-                    raise checkpoint_error(Code.HDF5_FILE, where, "a group contains itself, or is in two groups", FETCH_AGAIN)
+                    message = "a group contains itself, or is in two groups"
+                    raise checkpoint_error(Code.HDF5_FILE, where, message, FETCH_AGAIN)
                 seen.add(address)
                 inside.append((f"{path}/", found))
             else:
