@@ -277,21 +277,19 @@ class _Source:
         return found if isinstance(found, FunctionType) and found.__code__.co_filename == self.file else None
 
     def _compiled(self, text: str, function: ast.FunctionDef) -> CodeType | None:
-        """Return the code of a function in a changed text."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a change that makes no sense
-                tree = ast.parse(text)
-        except SyntaxError:
-            return None
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and (node.name, node.lineno) == (function.name, function.lineno):
-                node.decorator_list = []
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    whole = compile(ast.Module([node], []), self.file, "exec", dont_inherit=True, flags=_FUTURE)
-                return next((const for const in whole.co_consts if isinstance(const, CodeType)), None)
-        return None
+        """Return the code of a function in a text that was changed within it."""
+        end = self._span(function)[1] + len(text) - len(self.text)
+        lines = text[self._starts[function.lineno - 1] : end]
+        above = "if True:\n" if function.col_offset else ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a change that makes no sense
+            try:
+                tree = ast.parse(above + lines)
+                ast.increment_lineno(tree, function.lineno - 1 - bool(above))
+                whole = compile(tree, self.file, "exec", dont_inherit=True, flags=_FUTURE)
+            except SyntaxError:
+                return None
+        return next((const for const in whole.co_consts if isinstance(const, CodeType)), None)
 
 
 _FUTURE = 0x1000000  # annotations are not evaluated

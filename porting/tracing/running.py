@@ -22,7 +22,7 @@ from porting.tracing.conditions import Conditions
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
 from porting.tracing.torch_modes import KeptGraph, eagerly
-from porting.tracing.trace import Point, SeeingError, Trace, Visit, leaves, trace
+from porting.tracing.trace import EndOfPass, Point, SeeingError, Trace, Visit, leaves, trace
 
 SMALL = 1 << 23
 """Number of parameters below which several threads are not faster than one."""
@@ -212,7 +212,7 @@ class Side:
             lifted = forced_float64(self.module) if exact else unlifted
             with watching, drawing, casting, eagerly(), lifted as found:
                 observing = work(lambda module: module(*positional, **named))
-        except VerifyError:
+        except (VerifyError, EndOfPass):
             raise
         except SeeingError as error:
             message = f"an activation of {self.title} cannot be compared: {error}"

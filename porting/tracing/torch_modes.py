@@ -72,6 +72,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]  # as above
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch's compiler is told to skip the mode: it costs as much as the mode, and nothing is compiled."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
 

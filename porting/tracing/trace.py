@@ -35,6 +35,10 @@ class SeeingError(Exception):
     """The code that looks at an activation failed, and not the model."""
 
 
+class EndOfPass(Exception):  # noqa: N818  # as StopIteration, it is no fault
+    """Raised by a visitor that needs no more of a pass."""
+
+
 Point = str
 Trace = dict[Point, Tensor]
 Visit = Callable[[Point, Tensor], Tensor | None]
@@ -124,7 +128,8 @@ def trace(
         The seconds that were spent in observing and visiting.
     """
     recorder = _Recorder(wanted, visit, ran)
-    with recorder.attached(module), recorder, WrittenOut() if spelled_out else nullcontext():
+    attention = recorder if recorder.shows_attention else nullcontext()
+    with recorder.attached(module), attention, WrittenOut() if spelled_out else nullcontext():
         call(module)
     return recorder.seconds
 
@@ -151,6 +156,11 @@ class _Recorder(FunctionMode):
         self._attending: tuple[str, int] | None = None  # the innermost module with wanted scores
         self._softmaxes = Softmaxes()
         self._inside_kernel = self._changed = False
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether a point is wanted that no module returns."""
+        return bool(self._inner)
 
     @contextmanager
     def attached(self, module: nn.Module) -> Iterator[None]:
@@ -206,7 +216,7 @@ class _Recorder(FunctionMode):
         start = time.perf_counter()
         try:
             replacement = self._visit(point, value)
-        except PortingError:
+        except (PortingError, EndOfPass):
             raise
         except Exception as error:  # raised inside the model's forward, but not by the model
             raise SeeingError(f"{type(error).__name__}: {error}, at {point}") from error

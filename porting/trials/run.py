@@ -121,7 +121,7 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
     """What a side returns, and what else of it is compared with the other's outputs."""
     side = replace(side, lifting=not plainly)
-    if side.renames or not plainly or any(not is_returned(point) for point in side.wanted):
+    if side.renames or any(not is_returned(point) for point in side.wanted):
         return side.record(0)
     output = side.outputs(0)
     found = {point: select(output, output_of(point)) for point in side.wanted}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from porting.causes import dropout
 from porting.causes.cause import Cause
@@ -32,7 +33,7 @@ from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Clock, Side
 from porting.tracing.torch_modes import FunctionMode
-from porting.tracing.trace import Point, is_inner, is_returned, like
+from porting.tracing.trace import EndOfPass, Point, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Anchors, Comparison
 
@@ -193,23 +194,44 @@ class CauseCase:
         return max((self._distance(point, {}, found).largest for point in compared), default=None)
 
     @torch.no_grad()
-    def left_with(self, changed: AbstractContextManager[None], probes: Sequence[Probe]) -> dict[Point, float]:
-        """How far each probe is off, in isolation, while the port is another one; empty where it cannot be run.
+    def left_with(
+        self,
+        changed: AbstractContextManager[None],
+        probes: Sequence[Probe],
+        hopeless: Callable[[Point, float], bool] = lambda point, far: False,
+    ) -> dict[Point, float]:
+        """How far each probe is off, in isolation, while the port is another one.
 
         It may take some times as many calls of torch as the port does, and make tensors some times as large.
+
+        Args:
+            changed: the context in which it is the other one.
+            probes: the probes.
+            hopeless: called with each probe and how far it is off, as soon as that is known; True ends the pass.
+
+        Returns:
+            How far each probe is off that the pass reaches; empty where it fails or was ended.
         """
         uncounted = replace(self, port=replace(self.port, clock=Clock()))
         usual = self._values_and_cost[1]
+        wanted = {probe.port for probe in probes}
+        left: dict[Point, float] = {}
+
+        def note(point: Point, value: Tensor) -> None:
+            if point in wanted and point in self._values and value.shape == self._values[point].shape:
+                with _disable_current_modes():
+                    left[point] = self._distance(point, {}, {point: value}).largest
+                if hopeless(point, left[point]):
+                    raise EndOfPass
+
         with changed:
             try:
-                found = uncounted._isolated(PassCost(usual), Tensor.detach, Activations())
+                uncounted._isolated(PassCost(usual), note, {})
             except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
                 return {}
-        return {
-            probe.port: self._distance(probe.port, {}, found).largest
-            for probe in probes
-            if probe.port in found and found[probe.port].shape == self._values[probe.port].shape
-        }
+            except EndOfPass:
+                return {}
+        return left
 
     @contextmanager
     def with_weights(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -224,7 +246,7 @@ class CauseCase:
     def silenced(self, marks: Sequence[Mark]) -> list[Finding]:
         """The probes that are right when the port's dropout is off."""
         silence = dropout.NoDropout()
-        quiet = self._isolated(silence, Tensor.detach, Activations())
+        quiet = self._isolated(silence, _detached, Activations())
         left = {mark.name: self._distance(mark.name, {}, quiet).largest for mark in marks}
         cured = [mark for mark in marks if left[mark.name] <= mark.bound]
         if not cured:
@@ -307,7 +329,7 @@ class CauseCase:
         """By probe at which the port has values that are no numbers, what gave the first of them."""
         watch = FirstBroken()
 
-        def first(value: Tensor) -> Broken | None:
+        def first(point: Point, value: Tensor) -> Broken | None:
             found, watch.first = watch.first, None
             return found
 
@@ -360,7 +382,7 @@ class CauseCase:
     @cached_property
     def _values_and_cost(self) -> tuple[MutableMapping[Point, Tensor], PassCost]:
         cost = PassCost()
-        return self._isolated(cost, Tensor.detach, Activations()), cost
+        return self._isolated(cost, _detached, Activations()), cost
 
     @cached_property
     def _ends(self) -> MutableMapping[Point, Tensor]:
@@ -369,7 +391,7 @@ class CauseCase:
     def _isolated(
         self,
         around: FunctionMode,
-        note: Callable[[Tensor], T],
+        note: Callable[[Point, Tensor], T],
         found: MutableMapping[Point, T],
         *,
         spelled_out: bool = False,
@@ -381,7 +403,7 @@ class CauseCase:
             if point not in pairs:
                 return None
             with around.resting():
-                found[point] = note(value)
+                found[point] = note(point, value)
                 return like(pairs[point].carry(exact, value.double()), value)
 
         with around:
@@ -413,6 +435,10 @@ class CauseCase:
     def _anatomy(self) -> ModelParts:
         broken = any(not finite(value) for value in self._values.values())
         return ModelParts(self._stage.tape, self.reference.arguments[self.case], broken=broken)
+
+
+def _detached(point: Point, value: Tensor) -> Tensor:
+    return value.detach()
 
 
 END = 1e-10

@@ -6,10 +6,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import TypeVar
 
 import torch
@@ -63,6 +63,9 @@ REPAIRING_EXPLAINED = 4.0
 
 CHANGING = 8.0
 """So many seconds changes of the table, and then of the user's lines, are tried."""
+
+EDITS_EXPLAINED = 300
+"""So many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
@@ -300,6 +303,7 @@ def _mended(
     attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
     until: float,
     refused: Callable[[Attempt], bool] = lambda attempt: False,
+    together: Sequence[Collection[Point]] = (),
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -309,6 +313,7 @@ def _mended(
         attempts: the changes, each with what makes the context in which it is made.
         until: the deadline, by ``time.thread_time``.
         refused: whether a change does not count, once it was tried in all cases.
+        together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -323,7 +328,7 @@ def _mended(
     for attempt, made in attempts if wrong else ():
         if time.thread_time() > until:
             break
-        left = cases[0].left_with(made(cases[0]), probes)
+        left = cases[0].left_with(made(cases[0]), probes, _Hopeless(before, limits, wrong, together))
         right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
         if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
             continue
@@ -345,13 +350,48 @@ def _mended(
     return result
 
 
+class _Hopeless:
+    """Whether what a pass has shown so far of a change says that it is none to make, called with probe after probe.
+
+    Args:
+        before: how far each probe is off without the change.
+        limits: how far each may be off.
+        wrong: the probes that are to become right.
+        together: those of them that only count together.
+    """
+
+    def __init__(
+        self,
+        before: Mapping[Point, float],
+        limits: Mapping[Point, float],
+        wrong: Collection[Point],
+        together: Sequence[Collection[Point]],
+    ) -> None:
+        self._before, self._limits = before, limits
+        self._open = {*wrong}
+        self._together = together
+
+    def __call__(self, point: Point, far: float) -> bool:
+        if far <= self._limits[point]:
+            return False
+        if self._before.get(point, math.inf) <= self._limits[point]:
+            return True
+        self._open.discard(point)
+        self._open.difference_update(*(points for points in self._together if point in points))
+        return not self._open
+
+
 def _with_edits(
     found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
 ) -> list[Finding]:
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
-    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in line_edits(lines))
+    entries = [one for one in found if one.name]
+    explained = all(_explained(probe, entries) for probe in probes if probe.guilty)
+    edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
+    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
+    together = [one.probes for one in found]
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way

@@ -45,6 +45,8 @@ FAMILIES: dict[str, Fields] = {
     "bert_generation": BERT_GENERATION,
 }
 HEADS = [(family, one.name) for family in FAMILIES for one in find_table(family, {}).architectures]
+FIRST_HEADS = dict(reversed(HEADS))
+"""The head of each family with which the trials are run: the others have the same body, in the same batches."""
 
 Weights = dict[str, Tensor]
 
@@ -94,7 +96,7 @@ def test_every_head_is_faithful_and_goes_back(family: str, architecture: str, tm
     source = tmp_path / "source"
     theirs = reference(family, architecture)
     theirs.save_pretrained(source)
-    report = verify(source)
+    report = verify(source, trials=None if FIRST_HEADS[family] == architecture else False)
     assert report.verdict == "faithful", str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= 1e-12
     assert all(one.worst <= luck(probe.count) for probe in report.probes for one in probe.rounding.values())

@@ -21,6 +21,9 @@ from tests.families.ported import Ported, inexact, make
 
 pytestmark = pytest.mark.few(2)
 
+FIRST_PAIRS = {pair.table: pair for pair in reversed(PAIRS)}
+"""The pair of each table with which the trials are run: the others have the same body, in the same batches."""
+
 
 @pytest.fixture(scope="module", params=PAIRS, ids=str)
 def ported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ported:
@@ -64,7 +67,8 @@ def test_every_tensor_comes_back_bit_for_bit(ported: Ported, tmp_path: Path) -> 
 
 @pytest.mark.few(1)
 def test_it_computes_the_same(ported: Ported) -> None:
-    report = verify(ported.directory, table=ported.pair.table)
+    first = FIRST_PAIRS[ported.pair.table] == ported.pair
+    report = verify(ported.directory, table=ported.pair.table, trials=None if first else False)
     assert report.faithful, str(report)
     assert max(probe.meaning.worst for probe in report.probes) <= MEANING
     assert any("the reference casts to less" in note for note in report.notes) == ported.pair.single
@@ -117,12 +121,12 @@ def misread_eps(module: nn.Module) -> None:
 def test_planted_bugs_are_caught(ported: Ported) -> None:
     module = ported.load()
     name = transposed(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False)
     assert (report.verdict, report.shown.differing) == ("different", (name,))
     assert report.guilty
 
     module = ported.load()
     misread_eps(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False)
     assert (report.verdict, report.shown.differing) == ("different", ())
     assert report.guilty
