@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -286,6 +287,17 @@ def test_modules_that_differ_in_a_number_are_one() -> None:
     )
 
 
+def _half(x: Tensor) -> Tensor:
+    return x.to(torch.float32) * 0.5
+
+
+def _scripted() -> Callable[[Tensor], Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # models have it all the same
+        scripted: Callable[[Tensor], Tensor] = torch.jit.script(_half)
+    return scripted
+
+
 def test_a_cast_under_inference_mode_is_left_out_as_well() -> None:
     norm, x = Norm().double(), torch.randn(3, 8, dtype=torch.float64)
     with forced_float64(norm):
@@ -293,6 +305,25 @@ def test_a_cast_under_inference_mode_is_left_out_as_well() -> None:
     with torch.inference_mode(), forced_float64(norm) as found:
         inferred = norm(x)
     assert torch.equal(inferred, expected)
+    assert found
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda x: x.mean(-1, dtype=torch.float32),
+        lambda x: torch.mean(x, dim=-1, dtype=torch.float32),
+        lambda x: x.softmax(-1, torch.float32),
+        lambda x: x.view(torch.float64).to(torch.float32),
+        _scripted(),
+    ],
+    ids=["method", "function", "by position", "to", "scripted"],
+)
+def test_however_a_cast_is_written_it_is_left_out(cast: Callable[[Tensor], Tensor]) -> None:
+    module, x = nn.Identity(), torch.randn(3, 8, dtype=torch.float64)
+    assert cast(x).dtype == torch.float32
+    with forced_float64(module) as found:
+        assert cast(x.add(1.0)).dtype == torch.float64
     assert found
 
 
