@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from porting.causes.catalogue import ROUNDING
 from porting.loading import load
 from porting.models.bert_heads import BertForPreTraining
 from porting.verification import verify
@@ -30,7 +31,8 @@ def test_a_mistake_in_the_source_is_named(checkpoint: Path, name: str, mistake: 
     model = load(checkpoint)
     assert isinstance(model, BertForPreTraining)
     mistake.plant(model)
-    report = verify(checkpoint, model, loaded=True)
+    rounds = any(cause.name == name for cause in ROUNDING)
+    report = verify(checkpoint, model, loaded=True, **({} if rounds else {"dtypes": ()}))
     assert report.causes
     for found in report.causes:
         assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]

@@ -94,7 +94,7 @@ def test_what_was_trained_here_is_exported_and_computes_the_same_there(ported: P
         for name in step.targets:
             tolerance = rounded * torch.finfo(weights[name].dtype).eps
             torch.testing.assert_close(again.state_dict()[name], weights[name], rtol=tolerance, atol=0.0)
-    report = verify(tmp_path / "trained", table=ported.pair.table, trials=False)  # the same code on the same batches
+    report = verify(tmp_path / "trained", table=ported.pair.table, trials=False, dtypes=())  # the code is known already
     assert report.faithful, str(report)
     before, after = (load_file(place / "model.safetensors") for place in (ported.directory, tmp_path / "trained"))
     assert all(
@@ -121,12 +121,12 @@ def misread_eps(module: nn.Module) -> None:
 def test_planted_bugs_are_caught(ported: Ported) -> None:
     module = ported.load()
     name = transposed(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False, dtypes=())
     assert (report.verdict, report.shown.differing) == ("different", (name,))
     assert report.guilty
 
     module = ported.load()
     misread_eps(module)
-    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False)
+    report = verify(ported.directory, module, ported.pair.table, loaded=True, causes=False, trials=False, dtypes=())
     assert (report.verdict, report.shown.differing) == ("different", ())
     assert report.guilty

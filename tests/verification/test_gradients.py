@@ -33,7 +33,7 @@ def differentiated(path: Path, plant: Callable[[BertForPreTraining], None], step
     model = load(path)
     assert isinstance(model, BertForPreTraining)
     plant(model)
-    return verify(path, model, loaded=True, gradients=True, steps=steps)
+    return verify(path, model, loaded=True, gradients=True, trials=False, steps=steps)
 
 
 def wrong(report: Report) -> list[str]:
@@ -45,7 +45,7 @@ def wrong(report: Report) -> list[str]:
 @pytest.mark.parametrize("how", REWRITTEN)
 def test_other_code_for_the_same_mathematics_has_the_same_gradients(tmp_path: Path, how: str) -> None:
     path = write_checkpoint(tmp_path / "bert", values=tensors(7))
-    report = verify(path, rewritten(path, REWRITTEN[how]), loaded=True, dtypes=DTYPES, gradients=True)
+    report = verify(path, rewritten(path, REWRITTEN[how]), loaded=True, dtypes=DTYPES, gradients=True, trials=False)
     assert report.faithful, str(report)
     assert report.learned is not None
     assert report.learned.outputs == ("mlm", "nsp")
@@ -60,7 +60,9 @@ def test_other_code_for_the_same_mathematics_has_the_same_gradients(tmp_path: Pa
 def test_other_layouts_and_other_tables(checkpoint: Path, name: str) -> None:
     """Fused, split into heads, sequence first: each gradient comes back through the moves."""
     make_module, table = PORTS[name]
-    report = verify(checkpoint, make_module(), parse_table(table), architecture="BertModel", gradients=True, steps=2)
+    report = verify(
+        checkpoint, make_module(), parse_table(table), architecture="BertModel", gradients=True, steps=2, trials=False
+    )
     assert report.faithful, str(report)
     assert report.learned is not None
     assert len(report.learned.gradients) == (53 if name.startswith("fused") else 55)
@@ -71,7 +73,9 @@ def test_what_a_table_sums_or_scales_has_the_gradient_of_the_sum(tmp_path: Path)
     """A BERT whose token types are folded into its positions."""
     pair = Pair("bert_into_fused", "BertModel", {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2,
                 "num_attention_heads": 4, "intermediate_size": 40, "max_position_embeddings": 29})  # fmt: skip
-    report = verify(make(pair, tmp_path / "bert").directory, table="bert_into_fused", gradients=True, steps=2)
+    report = verify(
+        make(pair, tmp_path / "bert").directory, table="bert_into_fused", gradients=True, steps=2, trials=False
+    )
     assert report.faithful, str(report)
     assert report.learned is not None
     folded = [gradient for gradient in report.learned.gradients if gradient.port == ("embeddings.position.weight",)]
@@ -81,7 +85,7 @@ def test_what_a_table_sums_or_scales_has_the_gradient_of_the_sum(tmp_path: Path)
     ]
     assert all(steps.fixed == folded[0].port * 2 for steps in report.learned.steps)
     scaled = make(Pair("openai_gpt", "OpenAIGPTLMHeadModel", OPENAI_GPT), tmp_path / "gpt").directory
-    learned = verify(scaled, gradients=True).learned
+    learned = verify(scaled, gradients=True, trials=False).learned
     assert learned is not None
     [embedding] = [gradient for gradient in learned.gradients if gradient.port == ("embedding.weight",)]
     assert not embedding.differs
@@ -214,7 +218,7 @@ BUFFERS = {
 def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Path, table: str) -> None:
     trained, computed = BUFFERS[table]
     source = make(next(pair for pair in PAIRS if pair.table == table), tmp_path).directory
-    report = verify(source, table=table, gradients=True, steps=2)
+    report = verify(source, table=table, gradients=True, steps=2, trials=False)
     learned, text = report.learned, " ".join(report.details().split())
     assert report.faithful, text
     assert learned is not None
@@ -234,7 +238,7 @@ def test_a_buffer_has_no_gradient_here_which_is_named_and_no_fault(tmp_path: Pat
 def test_a_padding_row_that_the_port_does_not_have_is_no_difference(tmp_path: Path) -> None:
     """The rows of the position table before the first position belong to nobody, and are cut off."""
     source = make(next(pair for pair in PAIRS if pair.table == "camembert"), tmp_path).directory
-    learned = verify(source, table="camembert", gradients=True).learned
+    learned = verify(source, table="camembert", gradients=True, trials=False).learned
     assert learned is not None
     assert learned.padding == ()
 
@@ -287,7 +291,7 @@ def test_a_forgotten_tie_is_named(checkpoint: Path) -> None:
     rule = '"cls.predictions.decoder.weight" = "decoder"\n[drop]'
     assert drop in text
     table = parse_table(text.replace(drop, "").replace("[drop]", rule))
-    report = verify(checkpoint, Untied(checkpoint), table, gradients=True)
+    report = verify(checkpoint, Untied(checkpoint), table, gradients=True, trials=False)
     assert not report.computes_otherwise
     assert report.verdict == "different"
     assert wrong(report) == ["bert.embeddings.word.weight", "decoder"]
@@ -321,8 +325,8 @@ def test_a_row_without_its_gradient_is_named(checkpoint: Path) -> None:
 
 @pytest.mark.slow
 def test_it_needs_no_working_dtype_and_is_not_done_unasked(checkpoint: Path) -> None:
-    assert verify(checkpoint, dtypes=()).learned is None
-    learned = verify(checkpoint, dtypes=(), gradients=True).learned
+    assert verify(checkpoint, dtypes=(), trials=False).learned is None
+    learned = verify(checkpoint, dtypes=(), gradients=True, trials=False).learned
     assert learned is not None
     assert not learned.differs
     assert len(learned.dropout) > 3
@@ -334,6 +338,6 @@ def test_the_users_module_keeps_its_weights_and_flags(checkpoint: Path) -> None:
     model = porting.load(checkpoint)
     model.requires_grad_(False)
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    verify(checkpoint, model, loaded=True, gradients=True, steps=2)
+    verify(checkpoint, model, loaded=True, gradients=True, steps=2, trials=False)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(not parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
