@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from porting.causes.catalogue import ROUNDING
 from porting.loading import load
@@ -32,7 +33,7 @@ def test_a_mistake_in_the_source_is_named(checkpoint: Path, name: str, mistake: 
     assert isinstance(model, BertForPreTraining)
     mistake.plant(model)
     rounds = any(cause.name == name for cause in ROUNDING)
-    report = verify(checkpoint, model, loaded=True, **({} if rounds else {"dtypes": ()}))
+    report = verify(checkpoint, model, loaded=True, dtypes=(torch.float32, torch.bfloat16) if rounds else ())
     assert report.causes
     for found in report.causes:
         assert name in found.names, [(cause.name, cause.detail, cause.probes, cause.nearest) for cause in report.causes]
