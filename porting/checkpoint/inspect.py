@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.inner_path import InnerPath, InnerPathNeededError
 from porting.checkpoint.layout import ElementType, TensorInfo
+from porting.checkpoint.registry import CONTAINERS
 from porting.checkpoint.source import open_checkpoint
 from porting.limits import charge, reading
 
@@ -66,7 +69,7 @@ class Inspection:
         nbytes: the bytes of all of them.
         warnings: what is wrong without changing any value.
         inner_paths: of a file that holds more than a state dict, the inner paths at which there are some: name one.
-            Then there are no groups.
+            Then there are no groups.  Of a file that is read as a whole too, those with which its names begin.
     """
 
     location: str
@@ -161,7 +164,22 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         parameters=sum(info.nbytes // info.element.itemsize for info in tensors),
         nbytes=sum(info.nbytes for info in tensors),
         warnings=tuple(fault.line for fault in checkpoint.warnings),
+        inner_paths=_beginnings(checkpoint),
     )
+
+
+def _beginnings(checkpoint: Checkpoint) -> tuple[InnerPath, ...]:
+    """The inner paths with which names begin, as far as one key behind what all have; the largest first."""
+    formats = {file.format for file in checkpoint.files}
+    separator = next((one.separator for one in CONTAINERS if {one.name} == formats), "")
+    if not separator or "#" in checkpoint.location:
+        return ()
+    names = [name.split(separator) for name in checkpoint.tensors]
+    levels = zip(*(keys[:-1] for keys in names), strict=False)  # as many as the shortest name has
+    shared = [keys[0] for keys in takewhile(lambda keys: len({*keys}) == 1, levels)]
+    counts = Counter(separator.join(keys[: len(shared) + 1]) for keys in names if len(keys) > len(shared) + 1)
+    found = [(separator.join(shared), len(names))] if shared else []
+    return tuple(InnerPath(path=path, tensors=count) for path, count in (*found, *counts.most_common()))
 
 
 def _of_inner_paths(found: InnerPathNeededError, location: str) -> Inspection:

@@ -11,6 +11,9 @@ from porting.cli.output import Screen, counted, file_list, size
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
 
+INNER_SHOWN = 6
+"""Inner paths that are named, of a file that needs none."""
+
 SHARED_SHOWN = 100
 """Storages with several names of which each has a line."""
 
@@ -35,7 +38,7 @@ def inspect(source: options.Source = None, as_json: options.Json = False) -> Non
         with screen.working("reading headers"):
             found = inspect_checkpoint(options.checkpoint_source(source))
         screen.document(found.to_dict)
-        if found.inner_paths:
+        if found.inner_paths and not found.groups:
             _show_inner_paths(screen, found)
             return
         _show(screen, found)
@@ -109,6 +112,8 @@ def _show(screen: Screen, found: Inspection) -> None:
             "architectures": ", ".join(found.architectures),
             "files": _files(found),
             "tensors": f"{found.count:,}, {counted(found.parameters, 'element')}, {size(found.nbytes)}",
+            "inner paths": ", ".join(f"#{one.path} ({one.tensors:,})" for one in found.inner_paths[:INNER_SHOWN])
+            + (f" and {len(found.inner_paths) - INNER_SHOWN:,} more" if len(found.inner_paths) > INNER_SHOWN else ""),
         }
     )
     screen.line()

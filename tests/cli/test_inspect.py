@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.embedded import embedded_checkpoint
+from tests.checkpoint.test_flax_msgpack import written
 from tests.cli.conftest import Run
 from tests.hub_server import Hub, hub
 from tests.small_checkpoint import tensors
@@ -77,3 +78,14 @@ def test_inspect_groups_the_files_of_a_sharded_checkpoint(run: Run, tmp_path: Pa
     nbytes = sum((tmp_path / name).stat().st_size for name in names)
     expected = f"model-{{00001..00158}}-of-00158.safetensors (158 files): safetensors, {nbytes / 1000:.3g} kB"
     assert line.split(maxsplit=1)[1] == expected
+
+
+def test_inspect_names_the_inner_paths_of_a_file_that_is_read_as_a_whole(run: Run, tmp_path: Path) -> None:
+    names = ["params.encoder.norm.weight", "params.encoder.out.weight", "params.head.bias"]
+    path = tmp_path / "flax_model.msgpack"
+    path.write_bytes(written({name: torch.ones(2) for name in names}))
+    shown = run("inspect", str(path)).stdout
+    assert "inner paths  #params (3), #params.encoder (2), #params.head (1)" in shown
+    for inner, rest in (("params", 3), ("params.encoder", 2), ("params.head", 1)):
+        below = json.loads(run("inspect", f"{path}#{inner}", "--json").stdout)
+        assert (below["count"], below["inner_paths"]) == (rest, [])
