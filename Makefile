@@ -42,7 +42,7 @@ test: ## set up, then run the tests: the default tier
 
 test-slow: ## set up, then run the tests that are not in the default tier
 	@$(setup) --dev
-	$(pytest) -m "slow and not hub" $(ARGS)
+	$(pytest) -m "slow and not hub and not unsampled" $(ARGS)
 
 test-all: ## set up, then run all tests
 	@$(setup) --dev

@@ -51,21 +51,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow.
 
-    So are the slow examples of docstrings.
+    So are the slow examples of docstrings.  Of a test marked ``sampled(n)``, n of its cases are in the slow tier; the
+    others, which are slow as well, are run by ``make test-all``.
     """
-    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.name in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("few"):
+    _spread(items, "few", pytest.mark.slow)
+    _spread([item for item in items if item.get_closest_marker("slow")], "sampled", pytest.mark.unsampled)
+
+
+def _spread(items: list[pytest.Item], marker: str, others: pytest.MarkDecorator) -> None:
+    """Of each test marked ``marker(n)``, give all but n cases, evenly spaced, the marker of the others."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker(marker):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for many in cases.values():
-        marker = many[0].get_closest_marker("few")
-        count = int(marker.args[0]) if marker else 0
+        found = many[0].get_closest_marker(marker)
+        count = int(found.args[0]) if found else 0
         chosen = {len(many) * number // count for number in range(count)}
         for place, item in enumerate(many):
             if place not in chosen:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(others)
 
 
 @pytest.fixture(autouse=True)
