@@ -109,7 +109,7 @@ SHORT = 16
 """Rows of so many tokens or less are not made shorter."""
 
 
-ROWS = (7, 11, 4, 2)
+ROWS = (11, 13, 4, 2)
 """Tokens in each row of a case that is drawn to confirm what other cases suggest: the first is padded, too."""
 
 
