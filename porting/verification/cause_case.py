@@ -40,6 +40,17 @@ from porting.verification.compare import Anchors, Comparison
 T = TypeVar("T")
 
 
+CHANGED_CODE_FAILS = (
+    VerifyError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+)
+"""What code with a trial change may raise."""
+
 CHANGED_PASS = 4
 """The pass of a changed port may take so many times the calls, and make tensors so many times as large."""
 
@@ -227,9 +238,7 @@ class CauseCase:
         with changed:
             try:
                 uncounted._isolated(PassCost(usual), note, {})
-            except (VerifyError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError):
-                return {}
-            except EndOfPass:
+            except (EndOfPass, *CHANGED_CODE_FAILS):
                 return {}
         return left
 

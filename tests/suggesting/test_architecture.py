@@ -84,17 +84,8 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
 }  # fmt: skip
 
 
-UNDECIDED = pytest.mark.xfail(
-    strict=False,
-    reason="the verdict is right, but whether the pairing of norms that are equal by shape lets the mistake be named"
-    " depends on the machine",
-)
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[UNDECIDED] if name == "norms behind the branches" else []) for name in OTHERS]
-)
+@pytest.mark.parametrize("name", OTHERS)
 def test_another_architecture_is_impossible(name: str, tmp_path: Path) -> None:
     changes, said = OTHERS[name]
     source("LlamaForCausalLM", llama.FIELDS, tmp_path)

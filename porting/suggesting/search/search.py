@@ -76,6 +76,7 @@ class WeightSearch(ScoreTableSearch):
                 self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
         self._untold(found.trace)
         self._remaining()
+        self._guess_as_in_other_layers()
         self._copies_of_others(self._sure_seconds(found.trace))
         found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
@@ -88,6 +89,25 @@ class WeightSearch(ScoreTableSearch):
                     self._note("unloadable", unit, None)
                     break
         return found
+
+    def _guess_as_in_other_layers(self) -> None:
+        """Make each guess as another layer, which is no guess, pairs the tensors of these names.
+
+        Behind a place that fits nothing, which of two ways comes nearer is chance.
+        """
+        moves = self.found.moves
+        guesses = [one for one in moves if one.why == GUESS]
+        names = {name for one in guesses for name in one.writes}
+        free = {*self.reference.leaves} - {name for one in moves if one.why != GUESS for name in one.reads}
+        implied = [*in_every_layer([one for one in moves if one.why != GUESS], free, names)]
+        written = {name for one in implied for name in one.writes}
+        kept = {name for one in guesses if written.isdisjoint(one.writes) for name in one.reads}
+        partly = any(0 < len(written & {*one.writes}) < len(one.writes) for one in guesses)
+        if not implied or partly or any(not kept.isdisjoint(one.reads) for one in implied):
+            return
+        values = self._values(implied)
+        if values is not None:
+            self._replace([explained(one, GUESS, proven=False) for one in implied], values)
 
     def guessed(self, known: Sequence[CandidateRule] = (), *, in_order: bool = False) -> SearchResult | None:
         """Fill each tensor with the one of its name, or of its place; None where the module returns something else.
