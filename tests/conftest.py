@@ -61,6 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _spread([item for item in items if item.get_closest_marker("slow")], "sampled", pytest.mark.unsampled)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once which test failed: what is printed at the end is lost where a time limit ends the run."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        lines = report.longreprtext.splitlines()
+        said = [line for line in lines if line.startswith("E ")] or lines[-1:]
+        sys.stderr.write("\n".join(["", f"FAILED {report.nodeid} ({report.when})", *said[:20], ""]))
+
+
 def _spread(items: list[pytest.Item], marker: str, others: pytest.MarkDecorator) -> None:
     """Of each test marked ``marker(n)``, give all but n cases, evenly spaced, the marker of the others."""
     cases: dict[str, list[pytest.Item]] = {}

@@ -371,6 +371,44 @@ def _without_token(scores: Tensor, attention: Attention, *, token: int, ids: Ten
     return hide_others(scores, attention.allowed & (ids != token)[:, None, None, :])
 
 
+class MaskOfOtherRows(Cause):
+    """Rows of the batch are masked by the padding of other rows."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each attention with each choice of rows, where rows of the batch have different padding."""
+        for detail, choose in CHOICES_OF_ROWS.items():
+            yield from other_masks(model_parts, partial(_by_rows, choose=choose), _rows_differ, detail)
+
+
+def _tiled(kept: Tensor, heads: int) -> Tensor:
+    rows = kept.shape[0]
+    return kept[torch.arange(rows * heads) % rows].view(rows, heads, *kept.shape[2:])
+
+
+CHOICES_OF_ROWS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "each row has the mask of the first": lambda kept, heads: kept[:1],
+    "each row has the mask of the last": lambda kept, heads: kept[-1:],
+    "a position is hidden only where it is padding in each row": lambda kept, heads: kept.any(0, keepdim=True),
+    "a position is hidden where it is padding in any row": lambda kept, heads: kept.all(0, keepdim=True),
+    "each row has the mask of the one before": lambda kept, heads: kept.roll(1, 0),
+    "each row has the mask of the one after": lambda kept, heads: kept.roll(-1, 0),
+    "the rows' masks are in the opposite order": lambda kept, heads: kept.flip(0),
+    "the rows' masks are repeated as a whole for each head": _tiled,
+}
+"""What a port does -> the keys that are no padding [b 1 1 k], and the number of heads -> those it takes for such."""
+
+
+def _rows_differ(attention: Attention) -> bool:
+    return bool((attention.kept != attention.kept[:1]).any())
+
+
+def _by_rows(scores: Tensor, attention: Attention, *, choose: Callable[[Tensor, int], Tensor]) -> Tensor:
+    width = width_of(attention)
+    kept = choose(attention.kept, scores.shape[1])
+    near = kept if width is None else kept & ~far(scores, width)
+    return keep_causal(hide_others(scores, near.expand_as(scores)), attention)
+
+
 class MaskAfterSoftmax(Cause):
     """The mask is applied to the probabilities."""
 
@@ -440,6 +478,12 @@ CAUSES: tuple[Cause, ...] = (
         fix="mask[:, None, None, :] for scores [b h q k]",
         mask=on_queries,
         applies=lambda attention: padded(attention) and attention.own,
+    ),
+    MaskOfOtherRows(
+        name="padding mask of other rows",
+        what="the rows of the batch are masked by the padding of other rows",
+        looks="a row by itself agrees, and rows of different lengths together do not",
+        fix="mask[:, None, None, :] for scores [b h q k]; for scores [(b h) q k], mask.repeat_interleave(heads, dim=0)",
     ),
     OtherMask(
         name="causal mask missing",

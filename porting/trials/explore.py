@@ -67,7 +67,7 @@ class Explorer:
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
         dtype: that dtype.
-        tolerance: what outputs may differ by in float64, relative to scale.
+        differs: whether outputs that are so far apart in float64, relative to scale, are other ones.
         plainly: neither side cast to less than float64 so far.
         seed: of what is drawn.
         overhead: what each batch costs beside its tokens, in tokens.
@@ -82,7 +82,7 @@ class Explorer:
     port: MakeSide
     plain: Callable[[Sequence[Case]], Side]
     dtype: torch.dtype
-    tolerance: float
+    differs: Callable[[float], bool]
     plainly: bool
     seed: int
     overhead: int = 0
@@ -143,7 +143,7 @@ class Explorer:
     def _tried(self, trial: Trial) -> Result:
         """One trial; where a query has no key, the reference's own implementations differ, and either is right."""
         run = partial(
-            run_trial, trial, self.table, self.sizes, self.reference, self.port, self.tolerance, plainly=self.plainly
+            run_trial, trial, self.table, self.sizes, self.reference, self.port, self.differs, plainly=self.plainly
         )
         result = run()
         if result.status is Status.DIFFERS and self.otherwise is not None and not trial.past:

@@ -35,7 +35,7 @@ def run_trial(
     sizes: Mapping[str, int],
     reference: MakeSide,
     port: MakeSide,
-    tolerance: float,
+    differs: Callable[[float], bool],
     *,
     plainly: bool = False,
 ) -> Result:
@@ -46,15 +46,15 @@ def run_trial(
         table: with the probes of what is returned: see :func:`returned_only`.
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
-        tolerance: what outputs may differ by, relative to scale.
+        differs: whether outputs that are so far apart, relative to scale, are other ones.
         plainly: neither side is known to cast to less than float64, so nothing has to watch for it.  What differs or
             fails so is run again with casts taken out and float64 as the default dtype.
     """
     if plainly:
-        found = _once(trial, table, sizes, reference, port, tolerance, plainly=True)
+        found = _once(trial, table, sizes, reference, port, differs, plainly=True)
         if found.status is Status.SAME:
             return found
-    return _once(trial, table, sizes, reference, port, tolerance, plainly=False)
+    return _once(trial, table, sizes, reference, port, differs, plainly=False)
 
 
 def _once(
@@ -63,7 +63,7 @@ def _once(
     sizes: Mapping[str, int],
     reference: MakeSide,
     port: MakeSide,
-    tolerance: float,
+    differs: Callable[[float], bool],
     *,
     plainly: bool,
 ) -> Result:
@@ -110,7 +110,7 @@ def _once(
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
-    return result(Status.DIFFERS if worst > tolerance else Status.SAME, worst)
+    return result(Status.DIFFERS if differs(worst) else Status.SAME, worst)
 
 
 def is_empty(values: Mapping[Point, Tensor]) -> bool:

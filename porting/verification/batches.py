@@ -109,8 +109,11 @@ SHORT = 16
 """Rows of so many tokens or less are not made shorter."""
 
 
-ROWS = (11, 13, 4, 2)
-"""Tokens in each row of a case that is drawn to confirm what other cases suggest: the first is padded, too."""
+ROWS = (11, 13, 2, 4)
+"""Tokens in each row of a case that is drawn to confirm what other cases suggest.
+
+The first is padded, too, and the last is not the shortest: a mask of another row shows.
+"""
 
 
 def another(case: Case, batch: Batches, seed: int) -> Case:

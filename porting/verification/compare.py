@@ -115,6 +115,8 @@ class Comparison:
         leaks: view -> point -> what arrives there of the roundings that the float64 runs make all the same; None where
             that was not measured.
         leaked: the same by position.
+        measure: measures both, which takes as long as several passes of each side; None where no side rounds in a
+            float64 run, and once it was called.
         own_leaks: point -> how far the reference's own roundings move it there, in isolation; empty where that was not
             measured.
         found_from: the number of the first case that a search found; None where there is none.
@@ -150,6 +152,7 @@ class Comparison:
         self.conditions: Conditions | None = None
         self.leaks: Mapping[str, Mapping[Point, float]] | None = None
         self.leaked: Mapping[Placed, Tensor] = {}
+        self.measure: Callable[[], None] | None = None
         self.own_leaks: Mapping[Point, float] = {}
         self._positions: dict[Placed, Tensor] = {}
         self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
@@ -420,7 +423,7 @@ class Comparison:
                     finest.port[view].get(point) if finest else None,
                     finest.reference[view].get(point) if finest else None,
                     finest.dtype if finest else None,
-                    single=doubtful,
+                    single=doubtful and self.measure is None,
                     leak=self.leaks[view].get(point) if self.leaks is not None else None,
                     noise=self.noise64[view].get(point, 0.0),
                 )
@@ -470,6 +473,18 @@ class Comparison:
         leak = self.leaks[ALONE].get(point, 0.0) if self.leaks is not None else 0.0
         least = min(leak, self.own_leaks.get(point, leak))
         return leak > 0.0 and self._meaning[ALONE].get(point, 0.0) >= least / SHARE
+
+    def measure_if_needed(self, *, differs: bool = False) -> None:
+        """Measure what arrives of roundings, unless that was done or no difference can be one of theirs.
+
+        Args:
+            differs: something that is not compared at probes differs.
+        """
+        if self.measure is None:
+            return
+        if differs or any(far > MEANING for view in (END, ALONE) for far in self._meaning[view].values()):
+            measure, self.measure = self.measure, None
+            measure()
 
     def smaller_than_leaks(self) -> bool:
         """Whether a difference of a module by itself is far smaller than what arrives of roundings."""

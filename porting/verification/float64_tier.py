@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -119,7 +120,9 @@ def compare_in_float64(
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
     if comparison.lowers:
-        measure_leaks(comparison, reference if isinstance(theirs, LiveReference) else None, port)
+        live = reference if isinstance(theirs, LiveReference) else None
+        comparison.measure = partial(measure_leaks, comparison, live, port)
+        comparison.measure_if_needed()
     explored = Explored(scope=Scope()) if explore is None else explore(port, cases)
     if explored.cases:
         comparison.found_from = comparison.found_from or len(cases)
@@ -127,6 +130,7 @@ def compare_in_float64(
         port = port_side(port.module, torch.float64, table, cases, port.clock)
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
+        comparison.measure_if_needed()
     return Float64Comparison(
         shares=observer.shares(),
         rows=observer.rows(),

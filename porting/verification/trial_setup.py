@@ -78,8 +78,7 @@ def explore(
         clock: is told of every pass.
         given: the batches are somebody's own.
     """
-    tolerance = _tolerance(comparison)
-    if math.isinf(tolerance):
+    if math.isinf(_tolerance(comparison)):
         return Explored(scope=Scope(returned=returned))
     whole = has_parts(theirs)
     double = cast(theirs.module, torch.float64, like=port.module) if whole else theirs.module
@@ -113,7 +112,7 @@ def explore(
         port=ours,
         plain=plain,
         dtype=torch.float32,
-        tolerance=tolerance,
+        differs=partial(_differs, comparison),
         plainly=not comparison.lifted and not comparison.lowers,
         seed=seed,
         overhead=0 if whole else COMPILED,
@@ -157,6 +156,14 @@ def _with_sdpa(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         turn("eager")
+
+
+def _differs(comparison: Comparison, far: float) -> bool:
+    """Whether an output of a trial that is so far off, relative to scale, is another one than the reference's."""
+    if far <= _tolerance(comparison):
+        return False
+    comparison.measure_if_needed(differs=True)  # it may be larger then
+    return far > _tolerance(comparison)
 
 
 def _tolerance(comparison: Comparison) -> float:

@@ -41,6 +41,24 @@ LISTED = {
         {"mask[:, None, None, :]": "mask[:, None, :, None]", 'float("-inf")': "-1e9"},
         ("padding mask on the queries",),
     ),
+    "mask of the first row": Wrong(
+        "bert",
+        {"mask[:, None, None, :]": "mask[:1, None, None, :]"},
+        ("padding mask of other rows",),
+        "the mask of the first",
+    ),
+    "mask of all rows": Wrong(
+        "gpt2",
+        {"mask[:, None, None, :]": "mask.amin(0)[None, None, None, :]"},
+        ("padding mask of other rows",),
+        "padding in any row",
+    ),
+    "masks repeated for each head": Wrong(
+        "bert",
+        {"mask[:, None, None, :]": "mask.repeat(HEADS, 1).view(len(mask), HEADS, 1, -1)"},
+        ("padding mask of other rows",),
+        "repeated as a whole for each head",
+    ),
     "softmax over queries, bert": Wrong("bert", {"softmax(dim=-1)": "softmax(dim=-2)"}, ("softmax over the queries",)),
     "softmax over queries, gpt2": Wrong("gpt2", {"softmax(-1)": "softmax(-2)"}, ("softmax over the queries",)),
     "triu(0), -inf": Wrong(
