@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import _lru_cache_wrapper, partial
@@ -119,19 +120,37 @@ def _caches(places: list[tuple[Any, str, object]]) -> Iterator[Any]:
 
 
 def _content_copy(value: object) -> object:
-    return value.copy() if isinstance(value, dict | list | set) else None
+    """The content of a container, None of what is none.
+
+    It is read and written as its builtin type does: a subclass may make what it returns (transformers' ``ACT2FN`` makes
+    a module for each name), refuse names or be written to by other methods.
+    """
+    if isinstance(value, dict):
+        return dict(_type_of(value).items(value))
+    if isinstance(value, list):
+        return [*list.__iter__(value)]
+    return {*set.__iter__(value)} if isinstance(value, set) else None
+
+
+def _type_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
+    return OrderedDict if isinstance(value, OrderedDict) else dict  # dict's methods would leave an order behind
 
 
 def _restore_content(value: object, contents: object) -> None:
     """Restore the content of a container, if it has changed."""
-    if isinstance(value, dict) and isinstance(contents, dict) and _entry_ids(value) != _entry_ids(contents):
-        value.clear()
-        value.update(contents)
-    elif isinstance(value, list) and isinstance(contents, list) and [*map(id, value)] != [*map(id, contents)]:
-        value[:] = contents
-    elif isinstance(value, set) and isinstance(contents, set) and {*map(id, value)} != {*map(id, contents)}:
-        value.clear()
-        value.update(contents)
+    now = _content_copy(value)
+    if isinstance(value, dict) and isinstance(contents, dict) and isinstance(now, dict):
+        if _entry_ids(now) != _entry_ids(contents):
+            kind = _type_of(value)
+            kind.clear(value)
+            for name, item in contents.items():
+                kind.__setitem__(value, name, item)
+    elif isinstance(value, list) and isinstance(contents, list) and isinstance(now, list):
+        if [*map(id, now)] != [*map(id, contents)]:
+            list.__setitem__(value, slice(None), contents)
+    elif isinstance(value, set) and isinstance(contents, set) and isinstance(now, set) and now ^ contents:
+        set.clear(value)
+        set.update(value, contents)
 
 
 def _entry_ids(value: dict[object, object]) -> list[tuple[int, int]]:
@@ -143,10 +162,10 @@ def _forget_empty(holder: Any, name: str, value: object) -> None:  # the holder 
     if isinstance(value, Tensor) and value.is_meta and holder is not None:
         setattr(holder, name, None)
     elif isinstance(value, dict):
-        for key in [key for key, item in value.items() if _is_empty(item)]:
-            del value[key]
-    elif isinstance(value, list):
-        value[:] = [item for item in value if not _is_empty(item)]
+        for key in [key for key, item in _type_of(value).items(value) if _is_empty(item)]:
+            _type_of(value).__delitem__(value, key)
+    elif isinstance(value, list) and any(map(_is_empty, list.__iter__(value))):
+        list.__setitem__(value, slice(None), [item for item in list.__iter__(value) if not _is_empty(item)])
 
 
 def _is_empty(item: object) -> bool:

@@ -135,3 +135,55 @@ def test_what_was_there_before_is_there_afterwards(module: ModuleType) -> None:
     assert module.Store.tables[3] is first
     assert module.Store.alone is None
     assert module.by_cache.cache_info().currsize == 0
+
+
+MAKING = """
+from collections import OrderedDict, defaultdict
+from torch import nn
+from transformers.activations import ACT2FN
+
+class Made(OrderedDict):
+    def __getitem__(self, name):
+        kind, arguments = super().__getitem__(name)
+        return kind(**arguments)
+
+class Closed(dict):
+    def __setitem__(self, name, value):
+        raise TypeError("use add")
+
+    def add(self, name, value):
+        super().__setitem__(name, value)
+
+class Repeating(list):
+    def __iter__(self):
+        return iter([*super().__iter__()] * 2)
+
+made, closed, repeating, counted = Made(a=(nn.Tanh, {})), Closed(a=1), Repeating([1]), defaultdict(list, a=[1])
+
+def build():
+    made.move_to_end("a")
+    closed.add("b", 2)
+    repeating.append(2)
+    counted["b"].append(3)
+    return nn.Sequential(nn.Linear(2, 2), ACT2FN["silu"], made["a"])
+"""
+
+
+def test_containers_with_methods_of_their_own_keep_their_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.activations import ACT2FN
+
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"making_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MAKING)
+    module = import_module(name)
+    names = [*ACT2FN]
+    for _ in range(2):
+        build(module.build, OWN_CODE)
+        assert [*ACT2FN] == names
+        assert type(ACT2FN["silu"]).__name__ == "SiLUActivation"
+        assert isinstance(module.made["a"], nn.Tanh)
+        assert [*dict.items(module.closed)] == [("a", 1)]
+        assert [*list.__iter__(module.repeating)] == [1]
+        assert [*module.counted.items()] == [("a", [1])]

@@ -83,6 +83,7 @@ class Search:
     _solved: dict[Cause, dict[Solution, None]] = field(default_factory=dict)
     _solved_at_places: dict[Candidate, Sequence[FreeParameter]] = field(default_factory=dict)
     _residuals: dict[tuple[Candidate, str], float] = field(default_factory=dict)
+    _fits: dict[tuple[str, int], list[Candidate]] = field(default_factory=dict)
 
     @torch.no_grad()
     def __post_init__(self) -> None:
@@ -151,7 +152,7 @@ class Search:
         Returns:
             A finding for each cause, in the order of the marks.
         """
-        fitting: dict[str, list[Candidate]] = {mark.name: self._fitting(mark) for mark in differing}
+        fitting: dict[str, list[Candidate]] = {mark.name: self._known_fitting(mark) for mark in differing}
         fitting = {mark.name: self._shared(mark, fitting[mark.name]) for mark in differing}
         unexplained = [mark for mark in differing if fitting[mark.name]]
         findings: list[Explained] = []
@@ -186,6 +187,13 @@ class Search:
             for candidate in candidates
             if candidate.key == key
         )
+
+    def _known_fitting(self, mark: Mark) -> list[Candidate]:
+        """As :meth:`_fitting`; a second search looks again only where numbers were solved for at other marks since."""
+        key = mark.name, sum(map(len, self._solved.values()))
+        if key not in self._fits:
+            self._fits[key] = self._fitting(mark)
+        return self._fits[key]
 
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """Return what reproduces the port at a mark: single candidates, else one kind at all places, else a pair."""

@@ -181,9 +181,9 @@ def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Pro
     An entry that alters another module and leaves visibly more than repairing does is equivalent up to what rounding
     shows: a factor on one side of a sum that is normed, say, for one on the other side.
     """
-    repaired, kinds = _repaired(way), {one.kind for one in way.repairs}
+    repaired, kinds = _repaired(way), _kinds(way)
     wide = {one.name for one in CATALOGUE if one.wide}
-    if kinds == {Repaired.TENSOR} and all(one.name in wide for one in found if one.name):
+    if kinds == {Repaired.TENSOR} and _is_one_step(way) and all(one.name in wide for one in found if one.name):
         found = [one for one in found if one.name not in wide]
     if kinds <= READ_OFF and repaired.where:
         exact = PRECISE * max(way.residual, NOISE)
@@ -194,6 +194,15 @@ def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Pro
         return named
     difference = max(probe.meaning.isolated or probe.meaning.end_to_end for probe in open_)
     return [*named, replace(repaired, probes=tuple(probe.port for probe in open_), difference=difference)]
+
+
+def _kinds(way: RepairSet) -> set[Repaired]:
+    return {one.kind for one in way.repairs}
+
+
+def _is_one_step(way: RepairSet) -> bool:
+    """Whether a single step is repaired, in one layer or in each."""
+    return len({one.detail for one in way.repairs}) == 1
 
 
 def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both) -> Divergence | None:
@@ -514,8 +523,9 @@ class _Trials:
             cause_case, mark, lambda one, there: one.maps(there, module, matrix)
         )
         search.weights_compared = self._weights_compared
-        kinds = {one.kind for one in self.repaired.repairs} if self.repaired is not None else set()
-        general = not listed and (self.repaired is None or len(kinds) > 1 or kinds <= GENERAL)
+        general = not listed and (
+            self.repaired is None or not _is_one_step(self.repaired) or _kinds(self.repaired) <= GENERAL
+        )
         # What is solved for at a probe fits whatever was done before it.
         search.solving = not listed and self.repaired is None
         explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
