@@ -21,8 +21,9 @@ PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 
 	done)
 
 python = $(VENV)/bin/python
-# A worker that dies ends the run and names its test: xdist's replacement of it has waited for ever.
-pytest = $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+# A worker that dies ends the run and names its test: xdist's replacement of it has waited for ever.  Files are run in
+# order: xdist would begin with those of most tests, and long ones of few tests would be left to one worker in the end.
+pytest = $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 setup  = $(or $(PYTHON),$(error porting needs Python 3.11 or newer, and found none; name one: make PYTHON=...)) \
 	scripts/setup_environment.py $(VENV) --versions $(VERSIONS) $(if $(filter no,$(HASHES)),--no-hashes)
 

@@ -42,6 +42,10 @@ SLOW_EXAMPLES = (
 """Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
 
 
+SLOW_CASES = 5
+"""Of the slow cases of one test so many are in the slow tier, which would take an hour otherwise."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--update`` writes the snapshots of ``tests/snapshots`` anew."""
     parser.addoption("--update", action="store_true", help="write tests/snapshots anew instead of comparing with them")
@@ -51,14 +55,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked ``few(n)``, n of its cases are in the default tier, evenly spaced; the others are slow.
 
-    So are the slow examples of docstrings.  Of a test marked ``sampled(n)``, n of its cases are in the slow tier; the
-    others, which are slow as well, are run by ``make test-all``.
+    So are the slow examples of docstrings.  Of the slow cases of a test, :data:`SLOW_CASES` are in the slow tier, or n
+    where it is marked ``sampled(n)``; the others, which are slow as well, are run by ``make test-all``.
     """
     for item in items:
         if item.name in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)
-    _spread(items, "few", pytest.mark.slow)
-    _spread([item for item in items if item.get_closest_marker("slow")], "sampled", pytest.mark.unsampled)
+    _spread(items, "few", None, pytest.mark.slow)
+    _spread([item for item in items if item.get_closest_marker("slow")], "sampled", SLOW_CASES, pytest.mark.unsampled)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -69,15 +73,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         sys.stderr.write("\n".join(["", f"FAILED {report.nodeid} ({report.when})", *said[:20], ""]))
 
 
-def _spread(items: list[pytest.Item], marker: str, others: pytest.MarkDecorator) -> None:
-    """Of each test marked ``marker(n)``, give all but n cases, evenly spaced, the marker of the others."""
+def _spread(items: list[pytest.Item], marker: str, usual: int | None, others: pytest.MarkDecorator) -> None:
+    """Give all but n cases of each test, evenly spaced, the marker of the others.
+
+    n is that of ``marker(n)``; without the marker it is the usual number, and all where that is None.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker(marker):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for many in cases.values():
         found = many[0].get_closest_marker(marker)
-        count = int(found.args[0]) if found else 0
+        count = int(found.args[0]) if found else usual
+        if count is None:
+            continue
         chosen = {len(many) * number // count for number in range(count)}
         for place, item in enumerate(many):
             if place not in chosen:

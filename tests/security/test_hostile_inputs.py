@@ -24,6 +24,7 @@ MEMORY = 768 << 10
 """Kilobytes by which the process may have grown at its largest: a header may have 100 MB, and JSON takes more."""
 
 
+@pytest.mark.sampled(1000)  # all: they are short
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.of}: {row.what}" for row in ROWS])
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")  # zipfile says so while the hostile file is made
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
@@ -18,7 +18,7 @@ from porting.suggesting.subjects.config_fields import rotated
 from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.twin import make_twin, shrink
 from tests.suggesting.oracle import BOUND, apart, drafted, source
-from tests.suggesting.rotated import GROUPED, SIZES, TANH, Style, grouped, plain, squared
+from tests.suggesting.rotated import GROUPED, SIZES, TANH, Decoder, Style, grouped, plain, squared
 
 LAYERED: dict[str, Any] = {"norm": "layer", "gated": False, "biases": "qkv out feed"}
 OWN = {**GROUPED, "head_dim": 16}
@@ -226,3 +226,32 @@ def test_another_part_of_a_head_is_not_proven(share: float, tmp_path: Path) -> N
     source("StableLmForCausalLM", {**HALF, "num_key_value_heads": 2, "layer_norm_eps": 1e-6}, tmp_path)
     found = suggest(tmp_path, grouped(Style(share=share, norm="layer")))
     assert found.verdict in {Verdict.NOT_FOUND, Verdict.IMPOSSIBLE}, str(found)
+
+
+class AnglesInEachLayer(Decoder):
+    """Each layer reads the frequencies again, which are a buffer of the module."""
+
+    def __init__(self, *sizes: Any) -> None:
+        super().__init__(Style(), *sizes)
+        self.register_buffer("frequencies", 1.0 / 10000.0 ** (torch.arange(0, self.size, 2) / self.size))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            angles = torch.outer(
+                torch.arange(tokens.shape[1], dtype=x.dtype), self.get_buffer("frequencies").to(x.dtype)
+            )
+            x = layer(x, torch.complex(angles.cos(), angles.sin())[:, None])
+        found: Tensor = self.head(self.last(x))
+        return found
+
+
+def test_a_head_of_its_own_is_a_copy_where_layers_share_a_buffer(tmp_path: Path) -> None:
+    def build(
+        vocab_size: int, dim: int, n_layers: int, n_heads: int, n_kv_heads: int, intermediate_size: int, norm_eps: float
+    ) -> nn.Module:
+        return AnglesInEachLayer(vocab_size, dim, n_layers, n_heads, n_kv_heads, intermediate_size, norm_eps)
+
+    source("LlamaForCausalLM", {**GROUPED, "tie_word_embeddings": True}, tmp_path)
+    made = drafted(tmp_path, build).text.partition("[make]")[2]
+    assert '\n"head.weight" = "equals embed.weight"\n' in made

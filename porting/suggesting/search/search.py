@@ -166,7 +166,7 @@ class WeightSearch(ScoreTableSearch):
         order = {name: number for number, unit in reversed([*enumerate(trace.units)]) for name in unit.names}
         seconds = self.found.seconds
         doubtful = [one.port for one in self.found.divergences if one.ends and one.port not in seconds]
-        first = min((order.get(name, 0) for name in doubtful), default=len(order))
+        first = min((order.get(name, 0) for name in doubtful), default=len(trace.units))  # several may use one tensor
         return {name: other for name, other in seconds.items() if max(order.get(name, 0), order.get(other, 0)) < first}
 
     def _positions(self, trace: OperationTrace) -> None:

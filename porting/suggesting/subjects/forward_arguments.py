@@ -253,13 +253,17 @@ def refusal(
     return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of images and sounds, without the batch: :func:`shapes_of`."""
+
+
 def sample_batch(
     available: Sequence[str],
     vocabulary: int,
     padding: int,
     *,
     seed: int = 0,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Shapes | None = None,
     end: int | None = None,
     rows: int = BATCH,
 ) -> dict[str, Tensor]:
@@ -403,9 +407,11 @@ def _differ_any(values: list[Tensor], where: Tensor) -> bool:
     return any(not bool(torch.isfinite(one[where]).all()) for one in values if one.shape[:2] == where.shape)
 
 
-def hides_padding(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
+def hides_padding(
+    module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int, shapes: Shapes | None = None
+) -> bool:
     """Whether the module hides the padding token by itself, though it is given no mask."""
-    inputs = sample_batch(way.named, vocabulary, padding)
+    inputs = sample_batch(way.named, vocabulary, padding, shapes=shapes)
     return IDS in inputs and hides_token(
         lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, padding
     )
@@ -465,11 +471,13 @@ def _far(one: Tensor | None, other: Tensor) -> bool:
     return one is None or not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def without_ignored_mask(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> ArgumentMapping:
+def without_ignored_mask(
+    module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int, shapes: Shapes | None = None
+) -> ArgumentMapping:
     """The way without a mask that need not be given and changes nothing: it is the loss's, say."""
     if MASK not in way.named:
         return way
-    inputs = sample_batch(way.named, vocabulary, padding)
+    inputs = sample_batch(way.named, vocabulary, padding, shapes=shapes)
     rules = tuple(rule for rule in way.rules if rule not in way.rules_of(MASK))
     without = replace(way, rules=rules)
     try:
@@ -488,7 +496,7 @@ FRAMES = 2
 """Frames for each position of the encoder: one of its convolutions takes every second."""
 
 
-def shapes_of(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: Mapping[str, object]) -> Shapes:
     """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples]."""
     inner = config.get("vision_config")
     fields = {**config, **(inner if isinstance(inner, dict) else {})}

@@ -211,16 +211,17 @@ def _prepared(
     module = in_float64(materialized(built.module, available, vocabulary, padding, shapes_of(twin.config)))
     draw_parameters(module, seed + 1, buffers=False)
     tell("finding out what forward takes", 0, 0)
-    causal = _causal(twin.reference, available, vocabulary, padding)
+    shapes = shapes_of(twin.config)
+    causal = _causal(twin.reference, available, vocabulary, padding, shapes)
     if inputs:
         way = given_argument_mapping(module, available, inputs)
     elif not {*SOUNDS}.isdisjoint(available):
         way = audio_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
     else:
         way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
-        way = without_ignored_mask(module, way, vocabulary, padding) if causal else way
+        way = without_ignored_mask(module, way, vocabulary, padding, shapes) if causal else way
         if causal and MASK in available and MASK not in way.named and config_number(twin.config, Role.PADDING, -1) >= 0:
-            way = replace(way, internal=hides_padding(module, way, vocabulary, padding))
+            way = replace(way, internal=hides_padding(module, way, vocabulary, padding, shapes))
         way = replace(way, more=optional(module, way, twin.reference))
     return ModelPair(
         into=into,
@@ -431,11 +432,17 @@ def end_token(config: Mapping[str, object]) -> int | None:
     return end if isinstance(end, int) and end != padding and end < config_number(config, Role.VOCABULARY, 0) else None
 
 
-def _causal(reference: nn.Module, available: tuple[str, ...], vocabulary: int, padding: int) -> bool:
+def _causal(
+    reference: nn.Module,
+    available: tuple[str, ...],
+    vocabulary: int,
+    padding: int,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> bool:
     """Whether a position's output is the same whatever stands behind it."""
     if IDS not in available:
         return False
-    inputs = sample_batch([one for one in available if one != POSITIONS], vocabulary, padding)
+    inputs = sample_batch([one for one in available if one != POSITIONS], vocabulary, padding, shapes=shapes)
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
     pairs = zip(_outputs(reference, inputs), _outputs(reference, other), strict=True)
