@@ -10,7 +10,8 @@ import pytest
 
 from porting.suggesting import Verdict, suggest
 from tests.suggesting import llama
-from tests.suggesting.oracle import source
+from tests.suggesting.oracle import drafted, source
+from tests.suggesting.rotated import GROUPED, Style, grouped
 from tests.suggesting.test_llama_mistakes import edited
 
 FORWARD = "x = x + self.attention(self.attention_norm(x), cos, sin, seen)"
@@ -82,6 +83,22 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
         "rotary missing",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "normed"), [("Llama", ""), ("Qwen3", "head")])
+def test_a_norm_of_another_kind_is_named(family: str, normed: str, tmp_path: Path) -> None:
+    source(f"{family}ForCausalLM", {**GROUPED, "head_dim": 16}, tmp_path)
+    found = suggest(tmp_path, grouped(Style(rotate="halves", norm="layer", normed=normed)))
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert [reason.said.partition(",")[0] for reason in found.reasons] == ["LayerNorm for RMSNorm"], str(found)
+
+
+def test_a_norm_of_another_kind_has_its_place(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", GROUPED, tmp_path)
+    text = drafted(tmp_path, grouped(Style(rotate="halves", norm="layer"))).text
+    assert '"model.layers.{i}.input_layernorm.weight" = "layers.{i}.norm1.weight"' in text
+    assert '"layers.{i}.norm1.bias" = "zeros"' in text.partition("[make]")[2]
 
 
 @pytest.mark.few(1)

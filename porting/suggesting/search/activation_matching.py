@@ -29,6 +29,13 @@ def normed(unit: Unit) -> Tensor:
     return value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
 
 
+def is_other_norm(unit: Unit, mate: Unit) -> bool:
+    """Whether two norms are given the same, and one of them takes off the mean: LayerNorm for RMSNorm."""
+    if unit.kind is not WeightUse.NORM or unit.centred == mate.centred or unit.operand is None or mate.operand is None:
+        return False
+    return apart(normed(replace(unit, centred=False)), normed(replace(mate, centred=False))) <= SAME
+
+
 def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Two activations at the positions that both have: all of them, or the first or the last of the longer's.
 

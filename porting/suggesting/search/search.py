@@ -24,6 +24,7 @@ from porting.suggesting.search.activation_matching import (
     first_part,
     habit,
     has_scores,
+    is_other_norm,
     order_of,
     same_activation,
     same_places,
@@ -193,6 +194,7 @@ class WeightSearch(ScoreTableSearch):
         like = [one for one in free if one.kind is unit.kind]
         matches = [one for one in like if self._apart(unit, one) <= SAME]
         matches = [one for one in matches if whole(one, unit)] or matches
+        matches = matches or [one for one in like if is_other_norm(unit, one)]
         if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
             return
         if not matches and (again := self._turned_heads(unit, trace)) is not None:
