@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -365,7 +366,12 @@ def _searched(
             # The last ones in front of the first place that fits nothing may be what is wrong there.
             sure = found.sure
             counts = dict.fromkeys((0, *(len(sure) - left for left in range(DOUBTED) if len(sure) > left)))
-            guesses = (_guessed(port, searching(), sure[:count]) for count in counts if time.monotonic() < until)
+            copies = found.seconds
+            guesses = (
+                _guessed(port, searching(), sure[:count], seconds=copies)
+                for count in counts
+                if time.monotonic() < until
+            )
             found = next((one for one in guesses if one is not None), found)
         check_deterministic(port, AGAIN)
         bound = LOOSE if found.divergences else NEAR
@@ -379,11 +385,16 @@ def _searched(
 
 @torch.no_grad()
 def _guessed(
-    port: TracedModel, search: WeightSearch, known: Sequence[CandidateRule] = (), *, in_order: bool = False
+    port: TracedModel,
+    search: WeightSearch,
+    known: Sequence[CandidateRule] = (),
+    *,
+    in_order: bool = False,
+    seconds: Mapping[str, str] = MappingProxyType({}),
 ) -> SearchResult | None:
     """What names or the order say, if the module then returns what the reference returns; else all is as it was."""
     before = {name: tensor.detach().clone() for name, tensor in port.leaves.items()}
-    found = search.guessed(known, in_order=in_order)
+    found = search.guessed(known, in_order=in_order, seconds=seconds)
     if found is None:
         for name, tensor in port.leaves.items():
             tensor.data.copy_(before[name])

@@ -20,7 +20,7 @@ from porting.loading import PortingWarning
 from porting.suggesting import Suggestion, Verdict
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, TABLE, write_base
-from tests.suggesting.oracle import drafted
+from tests.suggesting.oracle import drafted, source
 
 FILES = ["model.safetensors", "pytorch_model.bin"]
 HEADS = (
@@ -127,6 +127,27 @@ def test_a_head_of_another_family_is_a_copy_too(tmp_path: Path) -> None:
     found = suggest(tmp_path / "c", Decoder)
     assert found.verdict is Verdict.EXACT, str(found)
     assert '\n"head.weight" = "equals words.weight"\n' in found.text.partition("[make]")[2]
+
+
+class WithClasses(nn.Module):
+    """Its second head is its own."""
+
+    def __init__(self, vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> None:
+        super().__init__()
+        self.decoder = Decoder(vocab_size, n_embd, n_layer, n_head, n_positions)
+        self.classes = nn.Linear(vocab_size, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.decoder(input_ids, attention_mask)
+        return logits, self.classes(logits[:, 0])
+
+
+def test_a_head_is_a_copy_beside_one_that_the_checkpoint_has_not(tmp_path: Path) -> None:
+    fields = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 37, "n_positions": 32}
+    source("GPT2LMHeadModel", fields, tmp_path)
+    text = drafted(tmp_path, WithClasses).text
+    assert '\n"decoder.head.weight" = "equals decoder.words.weight"\n' in text.partition("[make]")[2]
+    assert '"classes.{*rest}"' in text.partition("[fresh]")[2]
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice, takewhile
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -110,7 +111,13 @@ class WeightSearch(ScoreTableSearch):
         if values is not None:
             self._replace([explained(one, GUESS, proven=False) for one in implied], values)
 
-    def guessed(self, known: Sequence[CandidateRule] = (), *, in_order: bool = False) -> SearchResult | None:
+    def guessed(
+        self,
+        known: Sequence[CandidateRule] = (),
+        *,
+        in_order: bool = False,
+        seconds: Mapping[str, str] = MappingProxyType({}),
+    ) -> SearchResult | None:
         """Fill each tensor with the one of its name, or of its place; None where the module returns something else.
 
         What a search cannot follow, such as a weight that is used twice in a layer, or the experts of a layer that the
@@ -129,7 +136,7 @@ class WeightSearch(ScoreTableSearch):
         moves += in_every_layer(moves, frozenset(theirs), frozenset(open_))
         done = {name for one in moves for name in one.writes}
         read = {name for one in moves for name in one.reads}
-        ours = {name: shape for name, shape in open_.items() if name not in done}
+        ours = {name: shape for name, shape in open_.items() if name not in done | seconds.keys()}
         free = {name: tuple(one.shape) for name, one in theirs.items() if name not in read}
         pairs = same_places(self.port.run(), found.reference, ours, free) if in_order else {}
         ours = {name: shape for name, shape in ours.items() if name not in pairs}
@@ -154,7 +161,7 @@ class WeightSearch(ScoreTableSearch):
             last, mate = found.trace.units[-1].names[0], found.reference.units[-1].names[0]
             found.divergences.append(DifferingPlace(what="activation", port=last, reference=mate, size=far))
         self._accept(moves, values, [], [])
-        self._copies_of_others(found.seconds)
+        self._copies_of_others(dict(seconds))
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in found.reference.units if not set(one.names) & self._used]
         return found
