@@ -271,6 +271,30 @@ def test_a_size_of_each_stage_is_found_by_its_name(
     assert field_for(asked, config, staged=staged) == field
 
 
+STATES = {
+    "state_size": 16,
+    "conv_kernel": 4,
+    "expand": 2,
+    "time_step_rank": 8,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ("expand_factor", "expand"),
+        ("ssm_state_dim", "state_size"),
+        ("conv_width", "conv_kernel"),
+        ("time_step_rank_mamba", "time_step_rank"),
+        ("expansion_factor", "intermediate_size // hidden_size"),
+    ],
+)
+def test_sizes_of_state_space_layers_by_their_words(asked: str, field: str) -> None:
+    assert field_for(asked, STATES) == field
+
+
 def test_a_window_is_of_positions_only_where_nothing_has_a_sliding_one() -> None:
     assert field_for("window", {"max_position_embeddings": 64}) == "max_position_embeddings"
     assert field_for("window", {"max_position_embeddings": 64, "local_attention": 8}) == "local_attention"
