@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from porting.causes.diverging import MASKED, MOVING, Region, TensorIndex, is_moved_weight, line_of, moments
+from porting.causes.functions import ACTIVATION
 from porting.causes.replay import Values
 from porting.causes.tape import Call, Part, Ref, Tape
 from porting.frames import from_here
@@ -45,6 +46,7 @@ class Kind(StrEnum):
     LEFT_OUT = "step left out"
     MOVED = "step in another place"
     EXCHANGED = "steps in the other order"
+    GATED = "activation of a product"
     SEQUENCE = "parts in another order"
 
 
@@ -76,6 +78,10 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.LEFT_OUT: ("a step of the reference is missing", "add it where the reference has it"),
     Kind.MOVED: ("a step is in a different place than in the reference", "move it to where the reference has it"),
     Kind.EXCHANGED: ("two steps are in the opposite order than in the reference", "exchange them"),
+    Kind.GATED: (
+        "the activation is applied to a product, where the reference multiplies what the activation gives",
+        "apply it to the gate alone: act(gate(x)) * up(x)",
+    ),
     Kind.SEQUENCE: ("parts of a layer run in a different order than in the reference", "use the reference's order"),
 }
 """What the port does wrong and what to do about it, by kind."""
@@ -241,7 +247,8 @@ class StepComparison:
             return Kind.MASK, f"{name} in {place} {mask_text}", ""
         if name != operation_of(call) and not any(ref in call.reads for ref in self.weights_of(step)):
             if operation_of(call) in self._made_by(self._port, step) and name in self._made_by(self._reference, call):
-                return Kind.EXCHANGED, f"{name} comes after {operation_of(call)} in {place}", ""
+                kind = Kind.GATED if self._is_gated(step, call) else Kind.EXCHANGED
+                return kind, f"{name} comes after {operation_of(call)} in {place}", ""
             where = _places_text(self._own_result(step), value)
             return Kind.FUNCTION, f"{name}, where {place} of the reference has {operation_of(call)}{where}", ""
         ours, theirs = _number_arguments(step), _number_arguments(call)
@@ -252,7 +259,8 @@ class StepComparison:
         kind, text, expected = self._operand(step, call)
         if kind is Kind.LEFT_OUT:
             return kind, f"{text} in {expected} of the reference is left out", text
-        return kind, f"{name} in {place} {text}" + (f", where the reference's {expected}" if expected else ""), ""
+        whole = f"{name} in {place} {text}" + (f", where the reference's {expected}" if expected else "")
+        return kind, text if kind is Kind.GATED else whole, ""
 
     def has_own_weights(self, step: Call) -> bool:
         """Return whether a step reads stored tensors that the reference lacks; no other step can replace it."""
@@ -281,6 +289,13 @@ class StepComparison:
         """Return the port's own result of a step, with earlier steps repaired."""
         result: Tensor = tree_leaves(self._values.run(step))[0]
         return result
+
+    def _is_gated(self, step: Call, call: Call) -> bool:
+        """Whether a step is the activation of a product, and the reference's multiplies what the activation gives."""
+        name, made = operation_of(step), {self.maker(ref) for ref in call.reads}
+        products = operation_of(call) == "mul" and len(made) == 2 and None not in made  # neither is a constant
+        applied = name in self._made_by(self._reference, call) and "mul" in self._made_by(self._port, step)
+        return name in ACTIVATION and products and applied
 
     def _mask_difference(self, step: Call, value: Tensor) -> str:
         """Return how a mask differs from the reference's; empty where anything but the mask differs."""
@@ -350,6 +365,9 @@ class StepComparison:
             and any(known in maker.reads for ref in like for known in (ref, unmoved(self._reference, ref)))
         ):
             return Kind.LEFT_OUT, operation_of(maker), generic_path(maker.module)
+        own = self._port.maker(source)
+        if own is not None and maker is not None and self._is_gated(own, maker):
+            return Kind.GATED, f"{operation_of(own)} comes after mul in {generic_path(maker.module)}", ""
         known = like or (self._index.like(whole) if source != ref else [])
         if known:
             actual, expected = self._described_apart(known[0], theirs)

@@ -114,7 +114,7 @@ THIRTY = {
     "activation of the product": Wrong(
         "llama",
         {"F.silu(self.gate_proj(x)) * self.up_proj(x)": "F.silu(self.gate_proj(x) * self.up_proj(x))"},
-        ("steps in the other order",),
+        ("activation of a product",),
         "silu comes after mul",
     ),
     "other original length": Wrong(

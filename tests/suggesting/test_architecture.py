@@ -68,6 +68,10 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
         ), "(self.w1(x), self.w3(x))": "(self.w1(x), self.w1(x))", GATED: "out: Tensor = self.w2(F.silu(gate))"},
         "your module has no model.layers.",
     ),
+    "activation of the product": (
+        {GATED: "out: Tensor = self.w2(F.silu(gate * up))"},
+        "activation of a product (silu comes after mul in model.layers.{i}.mlp",
+    ),
     "one layer for all": (
         {LAYERS: "for layer in [self.layers[0]] * len(self.layers):", "nn.ModuleList(blocks)": (
             "nn.ModuleList(blocks[:1] * len(blocks))"

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from porting.causes.catalogue import CATALOGUE, THEMES
 from porting.causes.finding import Finding
+from porting.causes.step_differences import Kind as Repaired
 from porting.reporting.outcome import Probe
 from porting.reporting.report import Report
 from porting.suggesting.draft.layer_patterns import Line, indexed
@@ -30,8 +31,10 @@ FINE = 2.0**-24
 """A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
 
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
-_OTHER_FUNCTION = frozenset(cause.name for cause in CATALOGUE if not cause.absorbed_by_weights and not cause.rough)
-"""Entries by which another function is computed, whatever the weights are; of the others, other weights might do it."""
+_OTHER_FUNCTION = frozenset(
+    (*(cause.name for cause in CATALOGUE if not cause.absorbed_by_weights and not cause.rough), Repaired.GATED)
+)
+"""What makes another function, whatever the weights are; with the other entries, other weights might do it."""
 
 
 def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> list[Reason]:
