@@ -14,6 +14,7 @@ from torch import nn
 
 from porting.causes.line_edits import line_edits
 from porting.verification.cause_case import CHANGED_PASS, PassCost
+from porting.verification.cause_search import _Hopeless
 
 HEAD = """\
 import os
@@ -128,3 +129,22 @@ def test_a_changed_comparison_that_always_gives_the_same_decides_nothing(importe
         with never.made():
             imported.Port()(torch.ones(rows))
     assert never.decides_nothing is ("0" in never.new.rpartition("<")[2])
+
+
+@pytest.mark.parametrize("imported", SIZES.values(), ids=SIZES, indirect=True)
+def test_a_changed_function_has_the_lines_of_the_file(imported: ModuleType) -> None:
+    """Its errors name them, and so does the tape of a pass."""
+    edits = [*line_edits([f"{imported.__file__}:{HEAD.count(chr(10)) + 2}"])]
+    assert edits
+    for edit in edits:
+        assert edit.code.co_firstlineno == edit.function.__code__.co_firstlineno, edit.fix
+
+
+def test_a_pass_of_changed_code_ends_when_it_can_mend_nothing_more() -> None:
+    limits = dict.fromkeys("abcd", 0.1)
+    hopeless = _Hopeless({"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}, limits, "abd", [["a", "d"]])
+    assert not hopeless("a", 0.05)
+    assert not hopeless("c", 0.0)
+    assert not hopeless("b", 0.5)  # a and d may still be mended
+    assert hopeless("d", 0.5)  # a counts only with d
+    assert _Hopeless({"c": 0.0, "a": 1.0}, limits, "a", [])("c", 0.5)  # it was right
