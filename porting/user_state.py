@@ -120,10 +120,10 @@ def _caches(places: list[tuple[Any, str, object]]) -> Iterator[Any]:
 
 
 def _content_copy(value: object) -> object:
-    """The content of a container, None of what is none.
+    """The content of a container; None for any other value.
 
-    It is read and written as its builtin type does: a subclass may make what it returns (transformers' ``ACT2FN`` makes
-    a module for each name), refuse names or be written to by other methods.
+    The methods of the builtin type read it: those of a subclass may compute what they return (transformers' ``ACT2FN``
+    gives a new module at each access) or refuse to be called.
     """
     if isinstance(value, dict):
         return dict(_type_of(value).items(value))

@@ -76,7 +76,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def _spread(items: list[pytest.Item], marker: str, usual: int | None, others: pytest.MarkDecorator) -> None:
     """Give all but n cases of each test, evenly spaced, the marker of the others.
 
-    n is that of ``marker(n)``; without the marker it is the usual number, and all where that is None.
+    Args:
+        items: the cases of all tests.
+        marker: the name of a marker with a number: so many cases of the test are left as they are.
+        usual: the number for tests without that marker; None to leave all of their cases.
+        others: what the other cases are marked with.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

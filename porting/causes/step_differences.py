@@ -293,7 +293,8 @@ class StepComparison:
     def _is_gated(self, step: Call, call: Call) -> bool:
         """Whether a step is the activation of a product, and the reference's multiplies what the activation gives."""
         name, made = operation_of(step), {self.maker(ref) for ref in call.reads}
-        products = operation_of(call) == "mul" and len(made) == 2 and None not in made  # neither is a constant
+        alike = len({self._reference[ref].shape for ref in call.reads}) == 1  # and neither is a gain, for each feature
+        products = operation_of(call) == "mul" and len(made) == 2 and None not in made and alike
         applied = name in self._made_by(self._reference, call) and "mul" in self._made_by(self._port, step)
         return name in ACTIVATION and products and applied
 

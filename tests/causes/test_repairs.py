@@ -4,10 +4,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from porting.causes.repairs import RepairSearch
+from porting.causes.replay import Values
+from porting.causes.step_differences import Kind
+from porting.causes.tape import Recorder
 from porting.verification import cause_search
 from tests.causes.wrong_ports import Wrong, verified
 from tests.verification.conftest import one_thread
@@ -271,3 +279,42 @@ def test_a_port_that_is_another_model_has_no_repairs(monkeypatch: pytest.MonkeyP
     }
     found = verified(Wrong("bert", changes, probes=r"\.", inner=False), trials=False).causes
     assert not any(finding.name for finding in found)
+
+
+class Multiplied(nn.Module):
+    """An activation and a product: with another part of the input, or with a gain that the weights give."""
+
+    def __init__(self, *, gate: bool, port: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.out = (nn.Linear(6, 6) for _ in range(3))
+        self.gain = nn.Parameter(torch.linspace(-0.5, 0.5, 6))
+        self.gate, self.port = gate, port
+
+    def forward(self, x: Tensor) -> Tensor:
+        by = self.second(x) if self.gate else 1 + self.gain
+        y = F.silu(self.first(x) * by) if self.port else F.silu(self.first(x)) * by
+        found: Tensor = self.out(y)
+        return found
+
+
+@pytest.mark.parametrize(("gate", "kind"), [(True, Kind.GATED), (False, Kind.EXCHANGED)])
+@torch.no_grad()
+def test_weights_can_make_up_for_a_gain_and_not_for_a_gate(gate: bool, kind: Kind) -> None:
+    reference, port = (Multiplied(gate=gate, port=one).double() for one in (False, True))
+    port.load_state_dict(reference.state_dict())
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+    tapes = []
+    for module in (reference, port):
+        with Recorder(module, lines=True) as recorder:
+            recorder.mark("out", module(x))
+        tapes.append(recorder.tape)
+    theirs, ours = tapes
+    end, goal = ours.marks["out"], theirs.marks["out"]
+
+    def left(values: Values) -> float:
+        return float((values[end] - theirs[goal]).abs().max())
+
+    found = RepairSearch(ours, theirs, {end: [goal]}, left, bound=1e-12, until=math.inf).find()
+    assert found
+    kinds = {one.kind for way in found for one in way.repairs} & {Kind.GATED, Kind.EXCHANGED}
+    assert kinds == {kind}, found

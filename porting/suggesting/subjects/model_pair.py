@@ -31,6 +31,7 @@ from porting.suggesting.subjects.building import (
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
+    Shapes,
     audio_argument_mapping,
     comparable,
     find_argument_mapping,
@@ -437,7 +438,7 @@ def _causal(
     available: tuple[str, ...],
     vocabulary: int,
     padding: int,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
 ) -> bool:
     """Whether a position's output is the same whatever stands behind it."""
     if IDS not in available:
