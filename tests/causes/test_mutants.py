@@ -142,6 +142,7 @@ BERT = (
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)  # the first of them has a mistake of each kind
 @pytest.mark.timeout(400)  # as below
 @pytest.mark.parametrize(
     ("table", "names"),

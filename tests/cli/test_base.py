@@ -122,6 +122,7 @@ def assert_same(file: str, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)  # the other file is read in the small test
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("file", "decoder", "kind"), STATES[:2])
 def test_every_command_takes_it_at_its_own_sizes(
