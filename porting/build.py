@@ -57,7 +57,8 @@ SHARED_LAYERS, STACKED_LAYERS = 36, 256
 STACKED = 4
 """The number of tensors whose first axis counts layers that make a stack."""
 
-_LAYERS = re.compile(r"(.*_)?(layers?|depth)")
+_LAYERS = re.compile(r"(?!max_)(.*_)?(layers?|depth)")
+"""Names of config fields that count layers; ``max_window_layers`` is the number of one, and often beyond the last."""
 
 
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:

@@ -418,6 +418,11 @@ def test_layers_are_bounded_by_the_tensors(layers: int, shapes: list[tuple[int, 
             bounds(tensors, {name: layers})
 
 
+def test_the_number_of_a_layer_counts_none() -> None:
+    """Qwen's and dots.llm1's default is beyond the last layer of a small model."""
+    bounds({"a": torch.zeros(4)}, {"num_hidden_layers": 2, "max_window_layers": 62})
+
+
 def test_masks_of_a_usual_size_are_built() -> None:
     within = bounds({"a": torch.zeros(2)})
     module = build(lambda: Masked(lambda: torch.ones(1024, 1024).tril(), 24), within)

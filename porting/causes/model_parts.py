@@ -14,6 +14,7 @@ from porting.causes.capping import Cap, Clamp, caps, clamps
 from porting.causes.functions import ACTIVATION, ACTIVATIONS, EMBEDDING, SUM
 from porting.causes.linear import Linear, linears
 from porting.causes.norming import Norm, norms
+from porting.causes.routing import Router, routers
 from porting.causes.tape import Call, Part, Ref, Tape
 
 
@@ -94,6 +95,11 @@ class ModelParts:
     def attentions(self) -> list[Attention]:
         """The attentions."""
         return list(attentions(self.tape, self.linears))
+
+    @cached_property
+    def routers(self) -> list[Router]:
+        """The routers of mixtures of experts."""
+        return list(routers(self.tape, self.linears))
 
     @cached_property
     def caps(self) -> list[Cap]:

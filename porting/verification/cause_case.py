@@ -36,6 +36,7 @@ from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import EndOfPass, Point, is_inner, is_returned, like
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Anchors, Comparison
+from porting.verification.dense_experts import dense_experts
 
 T = TypeVar("T")
 
@@ -50,6 +51,9 @@ CHANGED_CODE_FAILS = (
     AttributeError,
 )
 """What code with a trial change may raise."""
+
+LARGE = 256 << 20
+"""Bytes of a tensor that experts make which take all tokens; they take their own where it would be larger."""
 
 CHANGED_PASS = 4
 """The pass of a changed port may take so many times the calls, and make tensors so many times as large."""
@@ -275,7 +279,7 @@ class CauseCase:
     @torch.no_grad()
     def divergence(self, probe: Probe) -> Divergence | None:
         """Where the port leaves the reference on the way to a probe, when it is given the exact values before it."""
-        pairs, exact, marks = self.pairing.pairs, self.exact, self._stage.tape.marks
+        pairs, exact, marks = self.pairing.pairs, self.exact, self._tape.marks
         with Recorder(self.port.module, lines=True) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
@@ -291,7 +295,7 @@ class CauseCase:
         wanted = [marks[name] for name in pairs[probe.port].sources if name in marks]
         if own is None:
             return None
-        tapes = recorder.tape, self._stage.tape
+        tapes = recorder.tape, self._tape
         rounded = probe.leak is not None or probe.lowered
         found = divergence(*tapes, probe.port, own, wanted, close=ROUNDED) if rounded else None
         return found or divergence(*tapes, probe.port, own, wanted)
@@ -317,7 +321,7 @@ class CauseCase:
         tape = recorder.tape
         exactly = force_float64(self.port.module) if self.port.lifted else None
         around = (lambda: exactly) if exactly else nullcontext
-        theirs = self._stage.tape
+        theirs = self._tape
         goals = {
             ref: [theirs.marks[name] for name in self.pairing.pairs[point].sources if name in theirs.marks]
             for point, ref in tape.marks.items()
@@ -420,25 +424,34 @@ class CauseCase:
         return found
 
     @cached_property
-    def _stage(self) -> Stage:
-        exact, compared = self.exact, self.pairing.compared
+    def _tape(self) -> Tape:
+        """The reference's pass, call by call."""
         with Recorder(self.reference.module) as recorder:
 
             def visit(point: Point, value: Tensor) -> Tensor | None:
                 recorder.mark(point, value)
                 if value.dtype == torch.float64 or is_inner(point):  # the exact values are its own, or as good
                     return None
-                return recorder.stand_in(like(exact[point], value))
+                return recorder.stand_in(like(self.exact[point], value))
 
-            replace(self.reference, spelled_out=True).run(self.case, visit, wanted=compared)
-        marks = recorder.tape.marks
+            replace(self.reference, spelled_out=True).run(self.case, visit, wanted=self.pairing.compared)
+        return recorder.tape
+
+    @cached_property
+    def _stage(self) -> Stage:
+        """The reference's pass to be repeated with changes, which may send tokens to other experts."""
+        tape = self._tape
+        tokens = max((one.numel() for one in self.reference.arguments[self.case].values()), default=0)
+        with dense_experts(self.reference.module, tokens, LARGE) as changed:
+            if changed:
+                tape = replace(self)._tape  # another object of this class: its tape is recorded anew
         # An isolated run cannot replace a returned value where the port goes on with it: nothing is held still there.
         held = {one for point, pair in self.pairing.pairs.items() if not is_returned(point) for one in pair.sources}
-        read = {point: _read_for(recorder.tape, ref) for point, ref in marks.items() if point in held}
+        read = {point: _read_for(tape, ref) for point, ref in tape.marks.items() if point in held}
         if not self.reference.lifted:
-            return Stage(recorder.tape, read)
+            return Stage(tape, read)
         exactly = force_float64(self.reference.module)  # as it was recorded
-        return Stage(recorder.tape, read, lambda: exactly)
+        return Stage(tape, read, lambda: exactly)
 
     @cached_property
     def _anatomy(self) -> ModelParts:

@@ -1,4 +1,4 @@
-"""A decoder as people write one for Llama, Gemma 2, Qwen 3, OLMo 2, GLM and MPT: the text that mistakes are made in."""
+"""A decoder as people write one for Llama and what came after it: the text that mistakes are made in."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class Config:
         score_cap, logit_cap: soft caps.
         window: a query sees so many positions in every other layer, the first one among these; all for 0.
         gated: the feed-forward network is.
+        experts: so many networks, of which each token is sent to the ``chosen`` with the highest ``scoring``.
+        normed, scaled: the shares of a token's experts sum to 1, and are multiplied by it then.
+        corrected: a bias is added to the scores where experts are chosen.
+        common: the width of a network that all tokens are sent to as well.
     """
 
     vocab_size: int = 37
@@ -53,6 +57,13 @@ class Config:
     logit_cap: float = 0.0
     window: int = 0
     gated: bool = True
+    experts: int = 0
+    chosen: int = 2
+    scoring: str = "softmax"
+    normed: bool = True
+    scaled: float = 1.0
+    corrected: bool = False
+    common: int = 0
     activation: str = "silu"
     embedding_scale: float = 1.0
 
@@ -150,12 +161,12 @@ class Attention(nn.Module):
 
 
 class Feed(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, inner: int = 0) -> None:
         super().__init__()
-        self.config = config
-        self.gate = nn.Linear(config.hidden_size, config.inner, bias=False) if config.gated else None
-        self.up = nn.Linear(config.hidden_size, config.inner, bias=False)
-        self.down = nn.Linear(config.inner, config.hidden_size, bias=False)
+        self.config, inner = config, inner or config.inner
+        self.gate = nn.Linear(config.hidden_size, inner, bias=False) if config.gated else None
+        self.up = nn.Linear(config.hidden_size, inner, bias=False)
+        self.down = nn.Linear(inner, config.hidden_size, bias=False)
 
     def active(self, x: Tensor) -> Tensor:
         if self.config.activation == "silu":
@@ -168,11 +179,40 @@ class Feed(nn.Module):
         return found
 
 
+class Mixture(nn.Module):
+    """Source: Jiang et al. 2024, section 2.1; with a correction of the choice, DeepSeek-AI 2024, section 2.1.2."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(config.hidden_size, config.experts, bias=False)
+        self.correction = nn.Parameter(torch.zeros(config.experts)) if config.corrected else None
+        self.experts = nn.ModuleList(Feed(config) for _ in range(config.experts))
+        self.common = Feed(config, config.common) if config.common else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        logits = self.router(flat)
+        scores = logits.sigmoid() if self.config.scoring == "sigmoid" else logits.softmax(-1)
+        wanted = scores if self.correction is None else scores + self.correction
+        chosen = wanted.topk(self.config.chosen, -1).indices
+        shares = scores.gather(-1, chosen)
+        shares = shares / shares.sum(-1, keepdim=True) if self.config.normed else shares
+        shares = shares * self.config.scaled
+        found = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == number)
+            found = found.index_add(0, rows, shares[rows, places, None] * expert(flat[rows]))
+        found = found if self.common is None else found + self.common(flat)
+        return found.view_as(x)
+
+
 class Layer(nn.Module):
     def __init__(self, config: Config, number: int) -> None:
         super().__init__()
         self.window = config.window if number % 2 == 0 else 0
-        self.attention, self.feed = Attention(config), Feed(config)
+        self.attention = Attention(config)
+        self.feed = Mixture(config) if config.experts else Feed(config)
         self.norm_1, self.norm_2 = (Norm(config.hidden_size, config) if config.before else None for _ in range(2))
         self.norm_3, self.norm_4 = (Norm(config.hidden_size, config) if config.behind else None for _ in range(2))
 

@@ -34,12 +34,25 @@ model_types = ["{model_type}"]
 
 [tensors]
 """
-BODY = """
+STEM = """
 "model.embed_tokens.weight" = "words.weight"
 "model.layers.{i}.self_attn.{p:q,k,v,o}_proj.weight" = "layers.{i}.attention.{p:q,k,v,o}.weight"
-"model.layers.{i}.mlp.down_proj.weight" = "layers.{i}.feed.down.weight"
 "model.norm.weight" = "norm.weight"
 "lm_head.weight" = "head.weight"
+"""
+BODY = f'{STEM}"model.layers.{{i}}.mlp.down_proj.weight" = "layers.{{i}}.feed.down.weight"\n'
+MIXED = """
+"model.layers.{i}.block_sparse_moe.gate.weight" = "layers.{i}.feed.router.weight"
+"model.layers.{i}.block_sparse_moe.experts.{j}.w{p:1,2}.weight" = "layers.{i}.feed.experts.{j}.{p:gate,down}.weight"
+"model.layers.{i}.block_sparse_moe.experts.{j}.w3.weight" = "layers.{i}.feed.experts.{j}.up.weight"
+"""
+EXPERTS = """
+"model.layers.{i}.mlp.gate.weight" = "layers.{i}.feed.router.weight"
+"model.layers.{i}.mlp.experts.{j}.{p:gate,up,down}_proj.weight" = "layers.{i}.feed.experts.{j}.{p:gate,up,down}.weight"
+"""
+CORRECTED = """
+"model.layers.{i}.mlp.gate.e_score_correction_bias" = "layers.{i}.feed.correction"
+"model.layers.{i}.mlp.shared_experts.{p:gate,up,down}_proj.weight" = "layers.{i}.feed.common.{p:gate,up,down}.weight"
 """
 GATE = '"model.layers.{i}.mlp.{p:gate,up}_proj.weight" = "layers.{i}.feed.{p:gate,up}.weight"\n'
 FUSED = """
@@ -182,6 +195,43 @@ FAMILIES: Mapping[str, Family] = {
         },
         probes=PROBES + '"lm_head" = "head"\n',
     ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        fields={**COMMON, "rope_parameters": PLAIN, "num_local_experts": 5, "num_experts_per_tok": 2},
+        config=Config(experts=5),
+        norms=BEFORE,
+        tensors=STEM + MIXED,
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        fields={
+            **COMMON,
+            "rope_parameters": PLAIN,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": False,
+        },
+        config=Config(own_norms="head", experts=5, normed=False),
+        norms=BEFORE,
+        tensors=STEM + EXPERTS + OWN,
+    ),
+    "dots1": Family(
+        architecture="Dots1ForCausalLM",
+        fields={
+            **COMMON,
+            "rope_parameters": PLAIN,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+        config=Config(own_norms="head", experts=5, scoring="sigmoid", scaled=2.5, corrected=True, common=40),
+        norms=BEFORE,
+        tensors=STEM + EXPERTS + CORRECTED + OWN,
+    ),
     "mpt": Family(
         architecture="MptForCausalLM",
         fields=MPT,
@@ -226,5 +276,8 @@ def written(family: Family, directory: Path) -> Path:
     torch.manual_seed(0)
     model = kind(kind.config_class(**family.fields))
     draw(model)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):  # a weight that is no parameter
+            torch.nn.init.normal_(buffer, std=0.2)
     model.save_pretrained(directory)
     return directory
