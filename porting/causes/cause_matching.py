@@ -446,11 +446,12 @@ class Search:
         residual = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
         if residual > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
             return None
-        name, what, fix = words(linear, self.model_parts, compared=self.weights_compared)
-        if name == OTHER and not self.solving:
+        name, detail, what, fix = words(linear, self.model_parts, matrix, compared=self.weights_compared)
+        if name == OTHER and not detail and not self.solving:
             return None
         return Finding(
             name=name,
+            detail=detail,
             where=(linear.call.module,),
             probes=(mark.name,),
             difference=mark.difference,

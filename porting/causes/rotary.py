@@ -63,8 +63,9 @@ class RotaryTheta(Cause):
             own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
             detail = partial(_theta_detail, known=own)
             calls = frozenset(rotation.whole.number for rotation in pair)
-            for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling)):
-                rewrites = partial(_with_theta, pair, dtype, scaled)
+            plain, *scalings = _scalings(model_parts, scaling)
+            for dtype, scaled in product(ROTATED_IN, (plain, *scalings)):
+                rewrites = partial(_with_theta, pair, dtype, scaled, own if scaled is plain and scalings else None)
                 yield FreeParameter(module, calls, rewrites, detail, geometric(2.0, 2e8, 4))
 
 
@@ -75,8 +76,19 @@ def _plain_theta(model_parts: ModelParts, rotation: Rotation) -> float | None:
     return source.theta if source else known
 
 
-def _with_theta(pair: list[Rotation], dtype: torch.dtype, scaled: Scale, theta: float) -> dict[int, Rewrite]:
-    return rotate_both(pair, based(theta, dtype, scaled=scaled))
+def _with_theta(
+    pair: list[Rotation], dtype: torch.dtype, scaled: Scale, own: float | None, theta: float
+) -> dict[int, Rewrite]:
+    """Return the rewrites with a base; with one near the reference's ``own``, where that is given, they refuse.
+
+    What differs then is that the reference's frequencies are scaled, which has an entry of its own.
+    """
+    turn = based(theta, dtype, scaled=scaled)
+    return rotate_both(pair, _refused if own is not None and math.isclose(theta, own, rel_tol=0.05) else turn)
+
+
+def _refused(*given: object) -> Tensor:
+    raise ValueError("the reference's own base")
 
 
 def _theta_detail(theta: str, known: float | None) -> str:
@@ -148,7 +160,7 @@ class ScalingMissing(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each attention with scaled frequencies."""
         for module, pair in by_attention(model_parts):
-            scaling = scaling_of(model_parts, pair[0])
+            scaling = scaling_of(model_parts, pair[0]) or declared(model_parts)
             if scaling is not None and (theta := theta_of(model_parts, pair[0])):
                 for dtype, amplitude in product(ROTATED_IN, {1.0, amplitude_of(model_parts, pair[0])}):
                     yield Alteration(
@@ -185,7 +197,8 @@ class OtherScaling(Cause):
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Yield the factor of all frequencies of each attention."""
         for module, pair in by_attention(model_parts):
-            theta, scaling = theta_of(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+            theta = theta_of(model_parts, pair[0])
+            scaling = scaling_of(model_parts, pair[0]) or declared(model_parts)
             calls = frozenset(rotation.whole.number for rotation in pair)
             known = str(scaling) if scaling else "the reference does not scale them"
             for dtype in ROTATED_IN if theta is not None else ():

@@ -216,6 +216,9 @@ class Declared:
     high: float
     known: float
 
+    def __str__(self) -> str:
+        return f"the reference divides the slow angles by {self.factor:.6g}"
+
     def scale(self, **others: float) -> Scale:
         """Return the scaling, with some of its numbers changed."""
         own = {"factor": self.factor, "low": self.low, "high": self.high, "known": self.known, **others}

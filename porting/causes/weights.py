@@ -25,6 +25,9 @@ UNUSED_FIX = (
     "its parameters equal the checkpoint's: check which tensor its forward uses, and whether it transposes, slices, "
     "scales or permutes it"
 )
+OTHER_TENSOR_FIX = (
+    "let its forward use its own weights, and tie them to no others: see tie_word_embeddings in the config"
+)
 UNTIED_UNUSED_FIX = "the parameters equal the checkpoint's: check which tensor the decoder's forward uses"
 
 
@@ -74,15 +77,29 @@ def replaced(linear: Linear, matrix: Tensor) -> Rewrite:
     return rewrite
 
 
-def words(linear: Linear, model_parts: ModelParts, *, compared: bool) -> tuple[str, str, str]:
-    """Return the name, ``what`` and ``fix`` for a layer with other weights.
+def words(linear: Linear, model_parts: ModelParts, matrix: Tensor, *, compared: bool) -> tuple[str, str, str, str]:
+    """Return the name, the detail, ``what`` and ``fix`` for a layer with other weights.
 
     Args:
         linear: the layer.
         model_parts: the parts of the reference.
+        matrix: the weights that the port computes with and the bias, [in + 1, out].
         compared: the stored weights are known to be the checkpoint's, so that loading them is no fix.
     """
-    tied = role_of(linear, model_parts) == "decoder"
-    if compared:
-        return (UNTIED, UNTIED_WHAT, UNTIED_UNUSED_FIX) if tied else (OTHER, UNUSED_WHAT, UNUSED_FIX)
-    return (UNTIED, UNTIED_WHAT, UNTIED_FIX) if tied else (OTHER, OTHER_WHAT, OTHER_FIX)
+    tape = model_parts.tape
+    others = {name: tape[ref] for ref, name in tape.weights.items() if ref != linear.weight and tape[ref].ndim == 2}
+    other = next(
+        (name for name, one in others.items() if _is_close(one, matrix[:-1]) or _is_close(one.T, matrix[:-1])), ""
+    )
+    if other:
+        return OTHER, f"it computes with {other}", UNUSED_WHAT, OTHER_TENSOR_FIX
+    if role_of(linear, model_parts) == "decoder":
+        return UNTIED, "", UNTIED_WHAT, UNTIED_UNUSED_FIX if compared else UNTIED_FIX
+    return (OTHER, "", UNUSED_WHAT, UNUSED_FIX) if compared else (OTHER, "", OTHER_WHAT, OTHER_FIX)
+
+
+def _is_close(weight: Tensor, matrix: Tensor) -> bool:
+    """Return whether solved weights are a tensor's, up to what solving them leaves."""
+    if weight.shape != matrix.shape:
+        return False
+    return bool((weight.to(matrix.dtype) - matrix).abs().max() <= 1e-5 * matrix.abs().max())

@@ -6,6 +6,7 @@ Values in less than float64 are moved by as much as their dtype rounds, and the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -73,6 +74,50 @@ class WithoutRounding(DispatchMode):
         if kwargs.get("dtype") in LESS:
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
+
+
+class RoundedNumbers(DispatchMode):
+    """Collects the numbers that operations in float64 are given in less, such as cosines of a table in float32.
+
+    Whole numbers are left out: they are not rounded, and each side writes its masks with others.
+
+    Attributes:
+        complete: whether all were collected; not where a tensor has more than :data:`MOST_ROUNDED` numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Tensor] = []
+        self.complete = True
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`DispatchMode.dispatch`."""
+        result = func(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        low = [leaf for leaf in given if is_low_precision(leaf)]
+        if low and not func.is_view:
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            if len(low) < len(given) or not made or not all(map(is_low_precision, made)):
+                with _disable_current_modes():
+                    self._add(low)
+        return result
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.numel() > MOST_ROUNDED:
+                self.complete = False
+            else:
+                numbers = tensor.detach().double().flatten()
+                self._found.append(torch.unique(numbers[numbers != numbers.round()]))
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers, each once, in ascending order."""
+        return torch.unique(torch.cat(self._found)) if self._found else torch.empty(0, dtype=torch.float64)
+
+
+MOST_ROUNDED = 1 << 20
+"""Numbers of a tensor that are looked at; one with more is a weight, or an activation, and no table."""
 
 
 def _only_cast(tensor: Tensor, other: object) -> bool:

@@ -22,6 +22,7 @@ class Config:
         rotated: so many channels of each head are.
         neighbours: two neighbours are rotated together, and not one channel of each half.
         stretched, smooth: positions are divided by it; with Llama 3's transition between the speeds.
+        known: the length for which there is nothing to stretch.
         slopes: attention with linear biases.
         clip: projections are clipped there.
         score_cap, logit_cap: soft caps.
@@ -51,6 +52,7 @@ class Config:
     neighbours: bool = False
     stretched: float = 1.0
     smooth: bool = False
+    known: float = 1024.0
     slopes: bool = False
     clip: float = 0.0
     score_cap: float = 0.0
@@ -90,12 +92,12 @@ class Rotary(nn.Module):
         super().__init__()
         self.config = config
         speeds = 1.0 / config.theta ** (torch.arange(0, config.rotated, 2).float() / config.rotated)
-        speeds = self.transition(speeds) if config.smooth else speeds / config.stretched
+        speeds = self.transition(speeds, known=config.known) if config.smooth else speeds / config.stretched
         angles = torch.arange(64).float()[:, None] * speeds
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def transition(self, speeds: Tensor, low: float = 1.0, high: float = 4.0, known: float = 1024.0) -> Tensor:
+    def transition(self, speeds: Tensor, low: float = 1.0, high: float = 4.0, *, known: float) -> Tensor:
         lengths = 2 * math.pi / speeds
         slow = torch.where(lengths > known / low, speeds / self.config.stretched, speeds)
         share = (known / lengths - low) / (high - low)

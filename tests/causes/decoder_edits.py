@@ -38,7 +38,7 @@ NORM_OF_HEADS = 'return norm(x) if norm is not None and self.config.own_norms ==
 NORM_OF_WIDTH = "x = norm(x)"
 TURNED = "q, k = self.q_norm(q), self.k_norm(k)"
 ROTATED = "q, k = self.rotary(q, positions), self.rotary(k, positions)"
-SPEEDS = "self.transition(speeds) if config.smooth else speeds / config.stretched"
+SPEEDS = "self.transition(speeds, known=config.known) if config.smooth else speeds / config.stretched"
 POWERS = "1.0 / config.theta ** (torch.arange(0, config.rotated, 2).float() / config.rotated)"
 CUT = "x[..., : self.config.rotated], x[..., self.config.rotated :]"
 CLIPPED = "tensor.clamp(-self.config.clip, self.config.clip)"
@@ -128,6 +128,7 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "rotary scaling missing": (
         Edit("smooth", {SPEEDS: "speeds"}, "the reference divides the slow angles by 8"),
         Edit("stretched", {SPEEDS: "speeds"}, "the reference divides all angles by 4"),
+        Edit("short", {SPEEDS: "speeds"}, "the reference divides the slow angles by 8"),
     ),
     "rotary scaling": (
         Edit("stretched", {SPEEDS: "speeds / 3"}, "all angles are divided by 3; the reference divides all angles by 4"),

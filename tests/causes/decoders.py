@@ -125,6 +125,16 @@ FAMILIES: Mapping[str, Family] = {
         config=Config(stretched=8.0, smooth=True),
         norms=BEFORE,
     ),
+    "short": Family(
+        architecture="LlamaForCausalLM",
+        fields={
+            **COMMON,
+            "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 20, "rope_theta": 500_000.0},
+            "max_position_embeddings": 160,
+        },
+        config=Config(stretched=8.0, smooth=True, known=20.0, theta=500_000.0),
+        norms=BEFORE,
+    ),
     "stretched": Family(
         architecture="LlamaForCausalLM",
         fields={**COMMON, "rope_parameters": LINEAR},

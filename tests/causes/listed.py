@@ -160,6 +160,15 @@ LISTED = {
     "segments never added": Wrong(
         "bert", {"        x = x + self.token_type_embeddings(types)\n": ""}, ("token types missing",)
     ),
+    "head tied": Wrong(
+        "llama",
+        {
+            "self.lm_head(self.model(": "F.linear(self.model(",
+            "attention_mask))": "attention_mask), self.model.embed_tokens.weight)",
+        },
+        ("other weights",),
+        "it computes with model.embed_tokens.weight",
+    ),
     "NSP order": Wrong(
         "bert",
         {"self.seq_relationship(pooled)": "self.seq_relationship(pooled).flip(-1)"},
