@@ -316,3 +316,27 @@ def test_a_builder_gets_a_list_where_it_has_one_and_the_first_stages_number_wher
     built = build_for(OfStages, {"hidden_sizes": [8, 16], "depths": [3, 3], "image_size": 32})
     assert built.asked == {"dims": "hidden_sizes", "depth": "depths.0", "image": "image_size"}
     assert [tuple(one.shape) for one in built.module.parameters()][::2] == [(32, 8)] * 3 + [(32, 16)] * 3
+
+
+class WithFactor(nn.Module):
+    """Rounds its inner width up, as Llama's own code does, which has a factor for its largest models alone."""
+
+    def __init__(self, dim: int = 8, multiple_of: int = 32, ffn_dim_multiplier: float | None = None) -> None:
+        super().__init__()
+        width = int(4 * dim * 2 / 3 * (1 if ffn_dim_multiplier is None else ffn_dim_multiplier))
+        self.up = nn.Linear(dim, -(-width // multiple_of) * multiple_of)
+
+
+class WithRatio(nn.Module):
+    def __init__(self, dim: int = 8, mlp_ratio: int = 2) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, dim * mlp_ratio)
+
+
+def test_a_factor_that_may_be_left_out_is_no_ratio_of_two_sizes() -> None:
+    config = {"hidden_size": 24, "intermediate_size": 64}
+    built = build_for(WithFactor, config)
+    assert built.asked == {"dim": "hidden_size"}
+    assert next(built.module.parameters()).shape == (64, 24)
+    config = {"hidden_size": 24, "intermediate_size": 72}
+    assert next(build_for(WithRatio, config).module.parameters()).shape == (72, 24)

@@ -487,7 +487,8 @@ def _arguments(
             continue
         value = _value(config, theirs)
         alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
-        alike = alike or (parameter.default is None and type(value) in {int, float})  # None: as the checkpoint has it
+        # None: as the checkpoint has it; but a ratio of two sizes that may be None is a factor that may be left out.
+        alike = alike or (parameter.default is None and theirs in config and type(value) in {int, float})
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found
