@@ -94,6 +94,7 @@ class Score:
         right: the verdict is the right one.
         reason: the reason is the right one.
         false_proof: a module that was called exact, or exact but for what is missing, is not the reference.
+        unchecked: the error that the list's own comparison ended with: whether the proof is a false one is not known.
         said: the reasons that were given.
         seconds: how long it took.
     """
@@ -105,13 +106,14 @@ class Score:
     right: bool = False
     reason: bool = False
     false_proof: bool = False
+    unchecked: str = ""
     said: tuple[str, ...] = ()
     seconds: float
 
     def __str__(self) -> str:
         told = "right" if self.right else f"expected {self.expected}"
         why = "reason right" if self.reason else "reason wrong"
-        proof = ", FALSE PROOF" if self.false_proof else ""
+        proof = ", FALSE PROOF" if self.false_proof else f", NOT CHECKED: {self.unchecked}" if self.unchecked else ""
         answer = f"{told}, {why}" if self.ended is Ended.ANSWERED else f"{self.ended}, expected {self.expected}"
         return f"{self.name}: {self.verdict} ({answer}{proof}), {self.seconds:.1f} s"
 
@@ -127,9 +129,8 @@ def scored(name: str, model: Model, place: Path) -> Score:
     begun = time.monotonic()
 
     def ended(how: Ended, error: BaseException) -> Score:
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
         seconds = time.monotonic() - begun
-        return Score(name=name, ended=how, verdict=first, expected=str(model.verdict), seconds=seconds)
+        return Score(name=name, ended=how, verdict=_first_line(error), expected=str(model.verdict), seconds=seconds)
 
     folders = [place / one for one in (model.folder, *model.also)]
     with importing(*folders), tempfile.TemporaryDirectory() as checkpoint:
@@ -139,13 +140,18 @@ def scored(name: str, model: Model, place: Path) -> Score:
             begun = time.monotonic()
             found = suggest(checkpoint, builder, **model.options)
             seconds = time.monotonic() - begun
-            proven = found.verdict in (Verdict.EXACT, Verdict.TRUNK)
-            wrong = proven and model.apart is not None and _apart(model, found, checkpoint, builder, reference) > FALSE
         except PortingError as error:
             return ended(Ended.REFUSED, error)
         except Exception as error:  # noqa: BLE001  # what a public model or the search raises is a score
             traceback.print_exc()
             return ended(Ended.CRASHED, error)
+        wrong, unchecked = False, ""
+        if found.verdict in (Verdict.EXACT, Verdict.TRUNK) and model.apart is not None:
+            try:
+                wrong = _apart(model, found, checkpoint, builder, reference) > FALSE
+            except Exception as error:  # noqa: BLE001  # the list's own code, and no answer of suggest
+                traceback.print_exc()
+                unchecked = _first_line(error)
     said = (*(reason.said for reason in found.reasons), *found.missing, *(one.name for one in found.unmapped))
     return Score(
         name=name,
@@ -155,9 +161,14 @@ def scored(name: str, model: Model, place: Path) -> Score:
         right=found.verdict is model.verdict,
         reason=not model.reason or model.reason.lower() in " | ".join(said).lower(),
         false_proof=wrong,
+        unchecked=unchecked,
         said=said,
         seconds=seconds,
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _apart(model: Model, found: Suggestion, source: str, builder: Callable[..., Any], reference: nn.Module) -> float:
@@ -174,6 +185,8 @@ def write_checkpoint(architecture: str, fields: Mapping[str, object], folder: Pa
     model: nn.Module = kind(kind.config_class(**fields))
     draw_parameters(model, 0)
     model.save_pretrained(folder)  # type: ignore[operator]  # transformers' own method, which nn.Module does not have
+    if isinstance(model, transformers.PreTrainedModel) and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the others do not run in float64
     return model
 
 
@@ -219,9 +232,11 @@ def total(scores: Sequence[Score]) -> str:
     seconds = [score.seconds for score in scores] or [0.0]
     versions = ", ".join(f"{name} {version(name)}" for name in ("porting", "torch", "transformers"))
     right = f"verdict {sum(score.right for score in scores)}, reason {sum(score.reason for score in scores)}"
+    unchecked = sum(bool(score.unchecked) for score in scores)
     return (
         f"{share} right in verdict and reason, of {count} models: {right}\n"
-        f"false proofs {sum(score.false_proof for score in scores)}, refused {ended[0]}, crashed {ended[1]}\n"
+        f"false proofs {sum(score.false_proof for score in scores)}, "
+        f"{f'not checked {unchecked}, ' if unchecked else ''}refused {ended[0]}, crashed {ended[1]}\n"
         f"seconds: median {statistics.median(seconds):.1f}, most {max(seconds):.1f}\n"
         f"{versions}, {time.strftime('%Y-%m-%d')}"
     )

@@ -48,10 +48,15 @@ def apart(filled, reference):
     return 1.0
 
 
+def failing(filled, reference):
+    raise ZeroDivisionError("the list's own fault")
+
+
 common = dict(folder="clone", architecture="GPT2Model", fields=FIELDS, verdict=Verdict.EXACT)
 MODELS = {
     "right": Model(make=words, **common),
     "proven wrongly": Model(make=words, apart=apart, **common),
+    "not compared": Model(make=words, apart=failing, **common),
     "broken": Model(make=broken, **common),
     "refused": Model(make=words, options={"config": {"no_such_size": 3}}, **common),
 }
@@ -70,14 +75,16 @@ def test_a_list_is_scored(tmp_path: Path) -> None:
     assert {name: one["ended"] for name, one in scores.items()} == {
         "right": "answered",
         "proven wrongly": "answered",
+        "not compared": "answered",
         "broken": "crashed",
         "refused": "refused",
     }
     assert scores["right"]["right"], scores["right"]
     assert {name for name, one in scores.items() if one["false_proof"]} == {"proven wrongly"}
+    assert scores["not compared"]["unchecked"] == "ZeroDivisionError: the list's own fault"
     assert scores["broken"]["verdict"] == "ValueError: its own fault"
-    assert "50 % right in verdict and reason, of 4 models: verdict 2, reason 2" in answer.output
-    assert "false proofs 1, refused 1, crashed 1" in answer.output
+    assert "60 % right in verdict and reason, of 5 models: verdict 3, reason 3" in answer.output
+    assert "false proofs 1, not checked 1, refused 1, crashed 1" in answer.output
 
 
 def test_the_clone_s_modules_are_forgotten(tmp_path: Path) -> None:
