@@ -84,6 +84,16 @@ def test_the_first_rows_mask_for_all_rows_is_no_mask_ignored() -> None:
 
 
 @pytest.mark.slow
+def test_a_mask_ignored_in_short_rows_is_not_ignored_in_all() -> None:
+    """A causal mask hides what padding at the end would show, and in rows padded in front the port is right."""
+    mask = "(mask[:, None, None, :] > 0)"
+    report = verified(Wrong("llama", {mask: f"({mask} | (s <= 4))"}, inner=False))
+    assert report.verdict == "different"
+    assert not [cause.name for cause in report.causes if cause.name.startswith("padding mask")]
+    assert any("that the reference hides" in cause.detail for cause in report.causes)
+
+
+@pytest.mark.slow
 def test_what_is_not_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that fits by itself is no cause where what stands beside it is not explained."""
     monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # which would explain it
