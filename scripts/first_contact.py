@@ -35,7 +35,7 @@ from torch import nn
 
 import porting
 from porting.errors import PortingError
-from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.twin import draw_parameters
 
 FALSE = 1e-6
@@ -140,15 +140,18 @@ def scored(name: str, model: Model, place: Path) -> Score:
             begun = time.monotonic()
             found = suggest(checkpoint, builder, **model.options)
             seconds = time.monotonic() - begun
+            proven = found.verdict in (Verdict.EXACT, Verdict.TRUNK)
+            filled = porting.load(checkpoint, builder, found.text, fresh=True) if proven and model.apart else None
         except PortingError as error:
             return ended(Ended.REFUSED, error)
         except Exception as error:  # noqa: BLE001  # what a public model or the search raises is a score
             traceback.print_exc()
             return ended(Ended.CRASHED, error)
         wrong, unchecked = False, ""
-        if found.verdict in (Verdict.EXACT, Verdict.TRUNK) and model.apart is not None:
+        if filled is not None and model.apart is not None:
             try:
-                wrong = _apart(model, found, checkpoint, builder, reference) > FALSE
+                with torch.no_grad():
+                    wrong = model.apart(filled.double().eval(), reference.double().eval()) > FALSE
             except Exception as error:  # noqa: BLE001  # the list's own code, and no answer of suggest
                 traceback.print_exc()
                 unchecked = _first_line(error)
@@ -169,13 +172,6 @@ def scored(name: str, model: Model, place: Path) -> Score:
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _apart(model: Model, found: Suggestion, source: str, builder: Callable[..., Any], reference: nn.Module) -> float:
-    """How far the module that the table fills is from the reference."""
-    filled = porting.load(source, builder, found.text, fresh=True).double().eval()
-    with torch.no_grad():
-        return 0.0 if model.apart is None else model.apart(filled, reference.double().eval())
 
 
 def write_checkpoint(architecture: str, fields: Mapping[str, object], folder: Path) -> nn.Module:

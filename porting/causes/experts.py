@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -85,7 +84,7 @@ class OtherScores(Cause):
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each router with each other function, normed or not."""
         for router in model_parts.routers:
-            for function in FUNCTIONS.keys() - {router.function}:
+            for function in (name for name in FUNCTIONS if name != router.function):
                 for normed in dict.fromkeys((router.normed, not router.normed)):
                     also = {True: "normed", False: "not normed"}[normed]
                     detail = f"{function} for {router.function}, {also}"
@@ -101,7 +100,6 @@ class OtherScores(Cause):
         return shares(values, indices).softmax(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SharesIgnored(Cause):
     """Each chosen expert counts the same."""
 

@@ -488,7 +488,7 @@ def _arguments(
         value = _value(config, theirs)
         alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
         # None: as the checkpoint has it; but a ratio of two sizes that may be None is a factor that may be left out.
-        alike = alike or (parameter.default is None and theirs in config and type(value) in {int, float})
+        alike = alike or (parameter.default is None and "//" not in theirs and type(value) in {int, float})
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found
