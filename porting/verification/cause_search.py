@@ -64,7 +64,7 @@ REPAIRING_EXPLAINED = 4.0
 CHANGING = 8.0
 """So many seconds changes of the table, and then of the user's lines, are tried."""
 
-EDITS_EXPLAINED = 400
+EDITS_EXPLAINED = 600
 """So many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
