@@ -402,3 +402,59 @@ def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_pat
     with torch.no_grad():
         far = loaded(words) - reference(words)[0]
     assert float(far.abs().max()) < 1e-9
+
+
+class Parallel(nn.Module):
+    """GPT-J's layer with a norm for each of its two branches, where the checkpoint has one for both."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = (nn.LayerNorm(dim) for _ in range(2))
+        self.attention = Attention(dim, heads, heads, lie="apart", rotate="neighbours", bias=False)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor) -> Tensor:
+        inner = self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
+        out: Tensor = x + self.attention(self.ln1(x), cos, sin, seen) + inner
+        return out
+
+
+class GptJ(nn.Module):
+    def __init__(self, vocab_size: int, dim: int, n_layers: int, n_heads: int, max_len: int) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(vocab_size, dim), nn.LayerNorm(dim)
+        self.layers = nn.ModuleList(Parallel(dim, n_heads) for _ in range(n_layers))
+        self.output = nn.Linear(dim, vocab_size)
+        size = dim // n_heads
+        angles = torch.outer(torch.arange(max_len).float(), 1.0 / 10000 ** (torch.arange(0, size, 2) / size))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, tokens: Tensor, caches: list[Tensor] | None = None, position_ids: int | None = None) -> Tensor:
+        assert position_ids is None  # where a cache ends, and no positions of tokens
+        length = tokens.shape[1]
+        x = self.words(tokens)
+        cos, sin = (self.get_buffer(name)[:length, None].to(x.dtype) for name in ("cos", "sin"))
+        for layer in self.layers:
+            x = layer(x, cos, sin, torch.ones(length, length, dtype=torch.bool).tril())
+        out: Tensor = self.output(self.norm(x))
+        return out
+
+
+GPTJ = {"vocab_size": 113, "n_embd": 40, "n_layer": 2, "n_head": 4, "n_positions": 30, "rotary_dim": 10}
+
+
+def test_one_norm_goes_into_both_that_are_given_the_same(tmp_path: Path) -> None:
+    reference = source("GPTJForCausalLM", {**GPTJ, "n_layer": 5}, tmp_path)
+    found = drafted(tmp_path, GptJ)
+    assert '"layers.{i}.ln1.weight" = "equals layers.{i}.ln2.weight"' in found.text
+    tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    module = GptJ(113, 40, 5, 4, 30).double()
+    assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens}) < 1e-7  # angles
+
+
+@pytest.mark.slow
+def test_that_norm_is_proven_and_a_number_called_position_ids_is_no_input(tmp_path: Path) -> None:
+    source("GPTJForCausalLM", GPTJ, tmp_path)
+    found = suggest(tmp_path, GptJ)
+    assert found.verdict is Verdict.EXACT, str(found)

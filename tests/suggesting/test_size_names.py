@@ -99,6 +99,52 @@ def test_shapes_tell_which_size_is_meant(builder: type[nn.Module]) -> None:
     assert build_for(with_fields(builder, fields, FIELDS), FIELDS).asked == fields
 
 
+class OfPaper(Encoder):
+    """Named as in BERT's paper: L, H and A are layers, hidden size and attention heads, which others call h."""
+
+    def __init__(self, L: int, H: int, A: int, V: int, f: int, max_len: int, types: int) -> None:  # noqa: N803
+        super().__init__(V, H, max_len, types, A, f, L)
+
+
+def test_letters_stand_for_the_first_letters_of_usual_names() -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    with pytest.raises(UnknownSizesError, match="'A'") as caught:
+        build_for(OfPaper, FIELDS)
+    assert caught.value.asked["H"] == "num_attention_heads"  # its usual meaning, until shapes tell
+    fields = solved_sizes(OfPaper, caught.value.names, FIELDS, shapes, asked=caught.value.asked)
+    assert fields is not None
+    told = {**caught.value.asked, **fields}
+    assert {name: told[name] for name in "LHAVf"} == {
+        "L": "num_hidden_layers", "H": "hidden_size", "A": "num_attention_heads", "V": "vocab_size",
+        "f": "intermediate_size",
+    }  # fmt: skip
+
+
+class Neck(nn.Module):
+    """Sizes that no usual name is known for: one of a field of its own, one that is the first stage's."""
+
+    def __init__(self, hidden_size: int, out_chans: int, stem: int, convs: tuple[int, ...] = (512, 512)) -> None:
+        super().__init__()
+        self.neck = nn.Conv2d(hidden_size, out_chans, 1)
+        self.stem = nn.Conv2d(3, stem, 4)
+        self.convs = nn.ModuleList(nn.Conv1d(width, width, 2) for width in convs)
+
+
+NECK: Mapping[str, object] = {
+    "hidden_size": 24, "output_channels": 16, "hidden_sizes": [10, 20], "conv_dim": [6, 7, 9], "num_labels": 5,
+    "image_size": 32,
+}  # fmt: skip
+NECK_SHAPES = [(16, 24, 1, 1), (16,), (10, 3, 4, 4), (10,)] + [shape for n in (6, 7, 9) for shape in ((n, n, 2), (n,))]
+
+
+def test_shapes_tell_fields_without_a_usual_name_those_of_a_stage_and_lists() -> None:
+    fields = solved_sizes(Neck, ["out_chans", "stem"], NECK, NECK_SHAPES)
+    assert fields == {"out_chans": "output_channels", "stem": "hidden_sizes.0"}
+    named = with_fields(Neck, fields, NECK)
+    built = build_for(named, NECK)
+    assert better_sizes(named, built, NECK, NECK_SHAPES) == {"convs": "conv_dim"}
+
+
 class Defaults(Encoder):
     """Each size has a default, of another checkpoint."""
 
@@ -211,7 +257,7 @@ def test_a_size_that_nothing_tells_is_said_and_the_proof_decides(tmp_path: Path)
     model: Any = reference()
     draw_parameters(model, 0)
     model.save_pretrained(tmp_path)
-    with pytest.warns(PortingWarning, match="heads_per_island = hidden_size: config= says otherwise"):
+    with pytest.warns(PortingWarning, match="heads_per_island = type_vocab_size: config= says otherwise"):
         found = suggest(tmp_path, divided)
     assert found.verdict in (Verdict.EXACT, Verdict.TRUNK), str(found)
     with pytest.raises(TargetError, match="building the module failed: AssertionError"):

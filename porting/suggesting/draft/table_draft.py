@@ -182,8 +182,12 @@ def draft(
 
 def _makes(made: Mapping[str, str]) -> dict[str, str]:
     """The lines of [make], one for all layers where these hold the same."""
-    patterns: dict[str, str] = {}
-    for word in dict.fromkeys(made.values()):
+    others = {name: word.removeprefix(EQUALS) for name, word in made.items() if word.startswith(EQUALS)}
+    single = {name: other for name, other in others.items() if list(others.values()).count(other) == 1}
+    shared = {name: other for name, other in others.items() if name not in single}
+    copies = {**dict(indexed(list(single.items()))), **dict(_generally(shared))}
+    patterns = {name: f"{EQUALS}{other}" for name, other in copies.items()}
+    for word in dict.fromkeys(word for name, word in made.items() if name not in others):
         names = [name for name, one in made.items() if one == word]
         some = _told_once(names)
         patterns |= dict.fromkeys(names if patterns.keys() & set(some) else some, word)

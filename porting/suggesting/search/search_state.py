@@ -274,7 +274,9 @@ class SearchState:
         self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
 
     def _is_second(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
-        """Whether all that is due is a weight that is somebody's already: a head that the reference ties."""
+        """Whether all that is due is somebody's already: a head that is tied, a norm that two branches share."""
+        if unit.kind is WeightUse.NORM:
+            return self._is_second_norm(unit, theirs)
         if unit.kind is not WeightUse.LINEAR or len(unit.weights) != 1 or unit.weights[0] in self._filled:
             return False
         shapes, others = self.port.shapes, self.reference.shapes
@@ -288,6 +290,30 @@ class SearchState:
                     if not self._share(unit.weights[0], first.writes[0]):
                         self._note("extra", unit, None)
                     return True
+        return False
+
+    def _is_second_norm(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether the reference norms an activation once, for two branches, and the module for each by itself.
+
+        So it has fewer norms; else this one is another of the reference's and given something else than that.
+        """
+        ours = [one for one in self.found.trace.units if self._is_open(one) and one.kind is unit.kind]
+        free = [one for one in theirs if self._free(one) and one.kind is unit.kind]
+        if set(unit.names) & self._filled or not set(unit.names) <= self.port.loadable or len(ours) <= len(free):
+            return False
+        written = {
+            move.reads[0]: move.writes[0] for move in self.found.moves if len(move.reads) == len(move.writes) == 1
+        }
+        for mate in theirs:
+            kinds = (len(unit.weights), len(unit.biases)) == (len(mate.weights), len(mate.biases))
+            eps = {one.eps for one in (unit, mate)} - {None}
+            if mate.kind is not unit.kind or not kinds or len(eps) > 1 or self._apart(unit, mate) > SAME:
+                continue
+            firsts = [written.get(name) for name in mate.names]
+            if all(self._share(name, one) for name, one in zip(unit.names, firsts, strict=True) if one) and all(firsts):
+                self.found.seconds |= dict(zip(unit.names, filter(None, firsts), strict=True))
+                self._filled |= set(unit.names)
+                return True
         return False
 
     def _share(self, name: str, other: str) -> bool:

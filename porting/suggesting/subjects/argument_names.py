@@ -112,15 +112,11 @@ def constant_arguments(module: nn.Module) -> dict[str, object]:
 
     A whole number is 0, a flag False, and what may be None is None unless its name says that it is an input.
     """
-    try:
-        hints = typing.get_type_hints(module.forward)
-    except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere
-        hints = {}
     found: dict[str, object] = {}
     for name, one in inspect.signature(module.forward).parameters.items():
         if one.default is not one.empty or one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
             continue
-        kinds = set(typing.get_args(hints.get(name))) or {hints.get(name)}
+        kinds = _kinds(module, name)
         word = normal(name)
         if bool in kinds or int in kinds:
             found[name] = False if bool in kinds else 0
@@ -130,6 +126,20 @@ def constant_arguments(module: nn.Module) -> dict[str, object]:
             unset = type(None) in kinds or (kinds == {None} and _NEVER.fullmatch(word))
             found |= {name: None} if unset else {}
     return found
+
+
+def takes_tensor(module: nn.Module, name: str) -> bool:
+    """Whether an argument of a forward may be a tensor: ``position_ids: int`` is where a cache ends."""
+    return not _kinds(module, name) <= {int, float, bool, str, type(None)}
+
+
+def _kinds(module: nn.Module, name: str) -> set[object]:
+    """The types that an argument is annotated with; None among them where it is not annotated."""
+    try:
+        hint = typing.get_type_hints(module.forward).get(name)
+    except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere
+        hint = None
+    return set(typing.get_args(hint)) or {hint}
 
 
 _OFFSET = re.compile(r"start_?pos|(pos(ition)?_)?(offset|start)|cur(rent)?_pos|past_len(gth)?|cache_pos(ition)?")

@@ -192,12 +192,14 @@ class UnknownSizesError(TargetError):
 
     Attributes:
         names: what it asks for.
+        asked: what else it asks for -> the config's field that it got.
         read: it reads them from a config, so that they may be of any kind and no sizes.
     """
 
-    def __init__(self, fault: Fault, names: Sequence[str], *, read: bool) -> None:
+    def __init__(self, fault: Fault, names: Sequence[str], asked: Mapping[str, str], *, read: bool) -> None:
         super().__init__(fault)
         self.names = tuple(names)
+        self.asked = dict(asked)
         self.read = read
 
 
@@ -226,7 +228,7 @@ def with_fields(into: Builder, fields: Mapping[str, object], config: Mapping[str
             same = sorted(name for name, value in config.items() if value == theirs and type(value) is type(theirs))
             hint = f"{theirs!r} is the value of {', '.join(same)} there" if same else "as config={'D': 'hidden_size'}"
             faults.append(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
-        elif theirs not in config:
+        elif theirs not in config and value_of(config, theirs) is None:
             near = difflib.get_close_matches(theirs, list(config), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(config))}"
             message = f"{ours!r} is to be {theirs!r}, which config.json does not have"
@@ -249,6 +251,12 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
+def _given(into: Builder, config: Mapping[str, object]) -> dict[str, str]:
+    """The fields that :func:`with_fields` gave a builder, of those that this config has."""
+    given = named_fields(into).items()
+    return {ours: theirs for ours, theirs in given if theirs in config or value_of(config, theirs) is not None}
+
+
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     """The user's module for this config.
 
@@ -259,7 +267,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
     Raises:
         TargetError: it asks for what no field says, or fails.
     """
-    given = {ours: theirs for ours, theirs in named_fields(into).items() if theirs in config}
+    given = _given(into, config)
     if isinstance(into, nn.Module):
         try:
             copied = duplicate(into)
@@ -297,7 +305,7 @@ def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: B
     Raises:
         TargetError: it asks for what no field says, or fails.
     """
-    given = {ours: theirs for ours, theirs in named_fields(into).items() if theirs in config}
+    given = _given(into, config)
     try:
         made = build(lambda: _called(into, config, given)[0], within)
     except PortingError:  # it computes with values, or says by itself where its tensors are
@@ -365,7 +373,7 @@ def _called(into: Callable[..., Any], config: Mapping[str, object], given: Mappi
             return made, own[1], {name: one.default for name, one in parameters_of(kind).items() if name not in own[1]}
         return _tried(into, fields, parameters[name])
     if unknown:
-        raise _unknown(into, unknown, config)
+        raise _unknown(into, unknown, config, asked)
     made = _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()})
     return made, asked, {name: one.default for name, one in parameters.items() if name not in asked}
 
@@ -392,7 +400,12 @@ def _own_config(
 
 
 def _unknown(
-    into: Callable[..., Any], names: Sequence[str], config: Mapping[str, object], *, read: bool = False
+    into: Callable[..., Any],
+    names: Sequence[str],
+    config: Mapping[str, object],
+    asked: Mapping[str, str],
+    *,
+    read: bool = False,
 ) -> UnknownSizesError:
     """The error for parameters that match no field of the config; names the option that gives them."""
     listed = ", ".join(map(repr, names))
@@ -407,7 +420,7 @@ def _unknown(
     whole = f"; its whole numbers are {', '.join(sorted(sizes))}" if sizes else ""
     hint = Message("say which: ", config_option, whole)
     fault = Fault(code=Code.BAD_TARGET, where=place_of(into), message=message, hint=hint)
-    return UnknownSizesError(fault, names, read=read)
+    return UnknownSizesError(fault, names, asked, read=read)
 
 
 def _tried(
@@ -440,11 +453,11 @@ def _with_config(
         asked = _arguments(names, fields._config, fields._given)
         unknown = [name for name, one in names.items() if one.default is one.empty and name not in asked]
         if unknown and _was_given(str(error), fields):
-            raise _unknown(into, unknown, fields._config) from error
+            raise _unknown(into, unknown, fields._config, asked) from error
         fields = Fields(fields._config, fields._given, tuple(asked), into)
         made = _guarded(into, fields) if positional else _guarded(into, **{parameter.name: fields})
     except UnknownFieldError as error:
-        raise _unknown(into, [error.field], fields._config, read=True) from error
+        raise _unknown(into, [error.field], fields._config, fields.asked(), read=True) from error
     except (Exception, SystemExit) as error:
         raise _failed(error) from error
     return made, fields.asked(), fields.kept

@@ -29,6 +29,7 @@ from porting.suggesting.subjects.argument_names import (
     optional_masks,
     roles,
     square_mask_mappings,
+    takes_tensor,
     without_optional_masks,
 )
 from porting.suggesting.subjects.config_fields import Role, fields_of
@@ -214,6 +215,7 @@ def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> t
         (name, name)
         for name, one in ours.items()
         if name in {POSITIONS, SEGMENTS} and name in theirs and name not in given and one.default is not one.empty
+        if takes_tensor(module, name)
     )
 
 

@@ -379,14 +379,17 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
     """The module, and its builder, told what it means by names that say nothing where shapes tell."""
     shapes = [tuple(tensor.shape) for _, tensor in named_tensors(twin.reference)]
-    try:
-        named, built = into, build_for(into, config)
-    except UnknownSizesError as error:
-        fields = solved_sizes(into, error.names, config, shapes, better=error.read)
-        if fields is None:
-            raise
-        named = with_fields(into, {**named_fields(into), **fields}, config)
-        built = build_for(named, config)
+    named = into
+    while True:  # what is read from a config is asked for one by one
+        try:
+            built = build_for(named, config)
+            break
+        except UnknownSizesError as error:
+            told = named_fields(named)
+            fields = solved_sizes(named, error.names, config, shapes, asked=error.asked, better=error.read)
+            if fields is None or fields.keys() <= told.keys():
+                raise
+            named = with_fields(named, {**told, **fields}, config)
     replaced = better_sizes(named, built, config, shapes)
     if not replaced:
         return named, built

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
+from types import MappingProxyType
 from typing import TypeGuard
 
 from torch import nn
@@ -32,6 +33,12 @@ Size = int | tuple[float, ...]
 USUAL = (Role.VOCABULARY, Role.HIDDEN, Role.POSITIONS, Role.SEGMENTS, Role.HEADS, Role.GROUPS, Role.DEPTH, Role.INNER)
 """Sizes that shapes do not tell apart, in the order in which builders ask for them."""
 
+MOST_USUAL = 4
+"""So many names of a role may be shortened to their first letters."""
+
+_NO_COUNT = frozenset({Role.HIDDEN, Role.INNER})
+"""Sizes that are no number of something, as ``nh`` is."""
+
 ALONE = "a size that nothing else is given"
 
 NEAR = 4
@@ -55,26 +62,33 @@ def solved_sizes(
     config: Mapping[str, object],
     shapes: Iterable[Sequence[int]],
     *,
+    asked: Mapping[str, str] = MappingProxyType({}),
     better: bool = False,
 ) -> dict[str, str] | None:
     """The fields that a builder means by names that say nothing.
 
     Each name is given each whole number of the config in turn; the one with which most of the module's tensors have a
     shape of the reference's is meant, and then the one with which it has as many numbers in all, which tells sizes of
-    fused tensors.  Of several, as for the number of heads, it is the one that the name is the beginning of a word for,
-    or that nothing else takes: whoever proves the table will see whether it is right.
+    fused tensors.  Of several, as for the number of heads, it is the one that the name is short for, or that nothing
+    else takes: whoever proves the table will see whether it is right.
 
     Args:
         into: what builds the module.
         names: what it asks for.
         config: of a small model, whose sizes are different from one another where they can be.
         shapes: of the reference's tensors, built with this config.
-        better: only sizes that shapes tell: with others fewer of the module's tensors have a shape of the reference's.
+        asked: the fields of the builder's other names.  Those of a letter or two may have been misunderstood.
+        better: only sizes that shapes tell, as with others fewer of the module's tensors have a shape of the
+            reference's, or that the name is short for.
 
     Returns:
-        The field for each name; None where the module cannot be built with any.
+        The field for each name, and for each other one of a letter or two; None where the module cannot be built with
+        any.
     """
-    return _Sizes(into, config, shapes).solved(names, better=better)
+    told = named_fields(into)
+    short = {name: field for name, field in asked.items() if len(name) <= SHORT and name not in told}
+    taken = [field for name, field in asked.items() if name not in short]
+    return _Sizes(into, config, shapes, taken).solved([*short, *names], short, better=better)
 
 
 def better_sizes(
@@ -96,7 +110,7 @@ def better_sizes(
     """
     asked, told = built.asked, named_fields(into)
     names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
-    names += [name for name, value in built.kept.items() if type(value) is int and value > 1]
+    names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
     return _Sizes(into, config, shapes, taken).improved(names, asked) if names else {}
@@ -163,6 +177,29 @@ def hinted(name: str) -> Role | None:
     return next((role for role, part in words if part.startswith(stem)), None)
 
 
+def abbreviated(name: str) -> dict[Role, int]:
+    """What the letters of a short name may stand for: the first letters of the words of a usual field.
+
+    Returns:
+        Role -> the place of that field in the list of the role's names, the most usual of which is the first.
+
+    >>> abbreviated("A"), abbreviated("nh"), abbreviated("heads")
+    ({<Role.HEADS: 'heads'>: 0}, {<Role.HEADS: 'heads'>: 1, <Role.DEPTH: 'depth'>: 0}, {})
+    """
+    letters = normal(name).replace("_", "")
+    count = letters[:1] == "n" and len(letters) > 1
+    letters = letters[count:]
+    if not letters.isalpha() or len(letters) > SHORT:
+        return {}
+    found: dict[Role, int] = {}
+    for role in USUAL:
+        for place, field in enumerate(WORDS[role][:MOST_USUAL]):
+            words = re.sub(r"^(num|max|n)_", "", field).split("_")
+            if "".join(word[0] for word in words).startswith(letters) and not (count and role in _NO_COUNT):
+                found.setdefault(role, place)
+    return found
+
+
 class _Sizes:
     def __init__(
         self,
@@ -177,18 +214,25 @@ class _Sizes:
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
         self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
         self._fields: dict[Size, list[str]] = {}
+        others: list[tuple[int, str]] = []  # sizes that have no usual name, and the stages' own
         for name, value in config.items():
             if _is_size(value) and role_of(name) in SIZES:
                 self._fields.setdefault(value, []).append(name)
+            elif _is_size(value):
+                others.append((value, name))
             elif isinstance(value, list) and numbers_by_stage(value):
                 self._fields.setdefault(tuple(value), []).append(name)
+                others += [(one, f"{name}.{stage}") for stage, one in enumerate(value) if _is_size(one)]
+        self._unusual: dict[Size, str] = {size: name for size, name in reversed(others) if size not in self._fields}
 
-    def solved(self, names: Sequence[str], *, better: bool) -> dict[str, str] | None:
+    def solved(self, names: Sequence[str], asked: Mapping[str, str], *, better: bool) -> dict[str, str] | None:
         least: Size = min((size for size in self._fields if isinstance(size, int)), default=1)
-        values = self._climbed(names, dict.fromkeys(names, least))
+        has = {name: size for name in names for size, fields in self._fields.items() if asked.get(name) in fields}
+        values = self._climbed(names, {**dict.fromkeys(names, least), **has})
         best = self._alike(values)
         others = [self._alike({**values, name: size}) for name in names for size in self._fields]
-        if best <= (min(others, default=best) if better else -math.inf):
+        short = all(self._likely(name, values[name])[1] > -math.inf for name in names)
+        if best == -math.inf or (better and not short and best <= min(others, default=best)):
             return None
         fields: dict[str, str] = {}
         for name in names:
@@ -227,6 +271,10 @@ class _Sizes:
             values = max([values, *ways], key=self._score)
             if values == before:
                 break
+        for name in names:  # a size without a usual name counts only where shapes show it
+            ways = ({**values, name: size} for size in self._unusual)
+            best = max(ways, key=self._alike, default=values)
+            values = best if self._alike(best) > self._alike(values) else values
         return values
 
     def _near(self, name: str, values: Mapping[str, Size]) -> list[Size]:
@@ -234,18 +282,23 @@ class _Sizes:
         least = self._alike(values) - NEAR
         return [size for size in self._fields if self._alike({**values, name: size}) >= least]
 
-    def _score(self, values: Mapping[str, Size]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, int], ...]]:
+    def _score(self, values: Mapping[str, Size]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, float, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
         used = Counter(values.values())
         used.update(size for size, fields in self._fields.items() for field in fields if field in self._taken)
         twice = sum(max(many - len(self._fields.get(size, ())), 0) for size, many in used.items())
         return self._fit(values), -twice, tuple(self._likely(name, size) for name, size in values.items())
 
-    def _likely(self, name: str, size: Size) -> tuple[bool, int]:
+    def _called(self, size: Size) -> str:
+        """Return a field that has this size."""
+        return self._fields[size][0] if size in self._fields else self._unusual[size]
+
+    def _likely(self, name: str, size: Size) -> tuple[bool, float, int]:
         """What speaks for a size besides shapes: the name, and how usual it is to come first."""
-        roles = {role_of(field) for field in self._fields.get(size, ())}
+        roles = {role for field in self._fields.get(size, ()) if (role := role_of(field)) is not None}
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
-        return hinted(name) in roles, -usual
+        short = abbreviated(name)
+        return hinted(name) in roles, -min((short[role] for role in roles if role in short), default=math.inf), -usual
 
     def _fit(self, values: Mapping[str, Size]) -> tuple[float, bool]:
         """How like the reference the module is, and whether it has as many numbers in all."""
@@ -260,14 +313,14 @@ class _Sizes:
     def _built(self, values: Mapping[str, Size]) -> Shapes | None:
         key = tuple(values.items())
         if key not in self._known:
-            fields = {name: self._fields[size][0] for name, size in values.items() if size in self._fields}
+            fields = {name: self._called(size) for name, size in values.items()}
             self._known[key] = self._shapes(fields, self._config)
         return self._known[key]
 
     def _field(self, name: str, values: Mapping[str, Size], taken: set[str]) -> str:
         """The field with the size that was found; of several the one that the module takes for that."""
         hint = hinted(name)
-        fields = self._fields[values[name]]
+        fields = self._fields.get(values[name]) or [self._called(values[name])]
         ways = sorted(fields, key=lambda one: (role_of(one) is not hint, one in taken, role_of(one) not in SIZES))
         deep = [field for field in ways if role_of(field) is Role.DEPTH]
         if len(ways) > 1 and deep:
@@ -276,7 +329,7 @@ class _Sizes:
 
     def _grows(self, name: str, values: Mapping[str, Size]) -> bool:
         """Whether one more makes more tensors, as one more layer does."""
-        fields = {**{one: self._fields[size][0] for one, size in values.items()}, name: ALONE}
+        fields = {**{one: self._called(size) for one, size in values.items()}, name: ALONE}
         size = values[name]
         sizes = (size, size + 1) if isinstance(size, int) else (size, (*size, 1))
         one, more = (self._shapes(fields, {**self._config, ALONE: size}) for size in sizes)
