@@ -10,12 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from porting.causes.attention import Attention
 from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite
-from porting.causes.tape import Call, Ref, Tape
+from porting.causes.tape import Call, Ref
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,7 @@ class Biases:
         call: the sum of the scores and the biases.
         scores, bias: its two summands.
         slopes: the difference of the bias between neighbouring keys, [h].
+        size: the width of a head.
         where: the path of the attention's module.
     """
 
@@ -33,6 +35,7 @@ class Biases:
     scores: Ref
     bias: Ref
     slopes: Tensor
+    size: int
     where: str
 
     @property
@@ -42,8 +45,13 @@ class Biases:
 
     def with_slopes(self, change: Callable[[Tensor], Tensor]) -> Rewrite:
         """Return the rewrite of the sum with other slopes."""
-        ratio = (change(self.slopes) / self.slopes)[:, None, None]
-        return combine(self.scores, self.bias, lambda scores, bias: scores + ratio.to(bias) * bias)
+        ratio = change(self.slopes) / self.slopes
+
+        def rewritten(scores: Tensor, bias: Tensor) -> Tensor:
+            own = ratio.to(scores).repeat(bias.shape[-3] // len(ratio))  # the batch may be joined with the heads
+            return scores + own[:, None, None] * bias
+
+        return combine(self.scores, self.bias, rewritten)
 
 
 def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
@@ -52,23 +60,24 @@ def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
     for attention in model_parts.attentions:
         for call in attention.steps:
             constants = [ref for ref in call.reads if not tape.learned(ref)]
-            slopes = _slopes(tape, constants[0]) if call.name in SUM and len(constants) == 1 else None
+            slopes = _slopes(tape[constants[0]], attention) if call.name in SUM and len(constants) == 1 else None
             if slopes is not None:
-                yield Biases(
-                    call, next(ref for ref in call.reads if tape.learned(ref)), constants[0], slopes, attention.where
-                )
+                scores = next(ref for ref in call.reads if tape.learned(ref))
+                yield Biases(call, scores, constants[0], slopes, attention.size, attention.where)
 
 
-def _slopes(tape: Tape, ref: Ref) -> Tensor | None:
-    """Return the slope of each head, [h]; None where the bias is not linear in the key's position."""
-    bias = tape[ref]
-    if bias.ndim < 3 or bias.shape[-1] < 3 or bias.shape[-3] < 2 or not bias.is_floating_point():
+def _slopes(bias: Tensor, attention: Attention) -> Tensor | None:
+    """Return the slope of each head, [h]; None where the bias is in no row linear in the position of the key."""
+    heads = attention.heads
+    if bias.ndim < 3 or bias.shape[-1] < 3 or heads < 2 or bias.shape[-3] % heads or not bias.is_floating_point():
         return None
-    rows = bias.double().flatten(0, -4)[0] if bias.ndim > 3 else bias.double()  # [h q k]
-    steps = rows[:, -1].diff(dim=-1)  # [h k-1]
-    slopes = steps[:, 0]
-    linear = torch.allclose(steps, slopes[:, None].expand_as(steps), rtol=1e-5, atol=1e-9)
-    return slopes if linear and bool((slopes != 0).all()) else None
+    last = bias.double()[..., -1, :].reshape(-1, heads, bias.shape[-1])
+    steps = last.diff(dim=-1)  # [b h k-1], of the last query
+    for row in steps:  # a padded one is not linear
+        slopes = row[:, 0]
+        if torch.allclose(row, slopes[:, None].expand_as(row), rtol=1e-5, atol=1e-9) and bool((slopes != 0).all()):
+            return slopes
+    return None
 
 
 class BiasesMissing(Cause):
@@ -93,12 +102,18 @@ class OtherSlopes(Cause):
     """Linear biases with other slopes."""
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the linear biases of each attention with slopes in reverse order, and beginning at 1."""
-        changes = {
-            "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
-            "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
-        }
+        """Yield the linear biases of each attention with slopes of other heads, beginning at 1, and scaled."""
         for biases in linear_biases(model_parts):
+            heads = len(biases.slopes)
+            changes: dict[str, Callable[[Tensor], Tensor]] = {
+                "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
+                "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
+                "they are added before the scores are scaled": partial(_scaled, size=biases.size),
+            }
+            below = 2 ** (heads.bit_length() - 1)
+            for count in {heads, below, 2 * below} if heads != below else ():
+                text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is no power of two"
+                changes[text] = partial(_of_heads, count=count)
             for detail, change in changes.items():
                 yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)
 
@@ -117,6 +132,16 @@ class OtherSlopes(Cause):
 
 def _with_exponent(biases: Biases, steepest: float) -> Rewrite:
     return biases.with_slopes(lambda slopes: slopes.sign() * slopes.abs() ** (steepest / biases.steepest))
+
+
+def _scaled(slopes: Tensor, *, size: int) -> Tensor:
+    return slopes / math.sqrt(size)
+
+
+def _of_heads(slopes: Tensor, *, count: int) -> Tensor:
+    """Return the slopes of the first heads of so many."""
+    places = torch.arange(1, len(slopes) + 1, dtype=slopes.dtype)
+    return slopes.sign() * torch.exp2(-8 * places / count)
 
 
 def _multiplied(biases: Biases, factor: float) -> Rewrite:
@@ -140,6 +165,7 @@ CAUSES: tuple[Cause, ...] = (
         name="ALiBi slopes",
         what="the linear bias has different slopes",
         looks="the difference grows with the position",
-        fix="2^(-8 (h + 1) / n) for n heads, a power of two; see alibi_bias_max in the config",
+        fix="2^(-8 (h + 1) / n) for n heads, a power of two, and those of 2 n heads between them for more; "
+        "see alibi_bias_max in the config",
     ),
 )

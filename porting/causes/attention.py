@@ -6,8 +6,9 @@ Fused kernels and einsums were written out as products before they were recorded
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,16 @@ class Attention:
         return self.tape[self.query].shape[-1]
 
     @cached_property
+    def heads(self) -> int:
+        """The number of heads, which may be joined with the batch, [(b h) q d]; 0 where that does not show."""
+        query = self.tape[self.query]
+        if query.ndim == 4:
+            return query.shape[1]
+        projected = self.tape[self.linears[0].call.result] if self.linears else query
+        rows = projected.shape[0] if projected.ndim == 3 else 0
+        return query.shape[0] // rows if query.ndim == 3 and rows and query.shape[0] % rows == 0 else 0
+
+    @cached_property
     def allowed(self) -> Tensor:
         """Where a query attends, [b h q k] of bool: its probability is not 0, and some key of the row is not hidden."""
         return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
@@ -139,6 +150,16 @@ class Attention:
         return step.name in SUM and heads and bool((value > LOWEST).all())
 
 
+def flat(heads: Tensor) -> Tensor:
+    """Join heads, [b h s d] -> [b s (h d)]."""
+    return heads.transpose(1, 2).flatten(2)
+
+
+def unflat(value: Tensor, *sizes: int) -> Tensor:
+    """Split the last axis into several."""
+    return value.reshape(*value.shape[:-1], *sizes)
+
+
 def with_heads(attention: Attention, change: Callable[[Heads], Heads]) -> dict[int, Rewrite]:
     """Return the rewrites of an attention whose query, key and value are changed, each [b h s d]."""
 
@@ -153,6 +174,97 @@ def with_heads(attention: Attention, change: Callable[[Heads], Heads]) -> dict[i
         return values[call.reads[0]] @ heads(values)[2]
 
     return {attention.product.number: product, attention.context.number: context}
+
+
+ORDERS = ("(p h d)", "(h p d)", "(h d p)", "(d h p)", "(d p h)", "(p d h)")
+"""How the features of a fused projection may lie: p is query, key and value, h the head, d the feature in it."""
+
+BLOCKS, BY_GROUPS = "all queries, all keys, all values", "by groups of heads"
+"""The same where fewer heads of keys and values are shared by groups of queries (Ainslie et al. 2023)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Projections:
+    """The projections of a self-attention, before anything is done to their results, such as a rotation.
+
+    Attributes:
+        attention: it.
+        order: how the features lie in the fused result, or would if the three results were joined.
+        heads, groups: the number of heads of queries, and of keys and values.
+    """
+
+    attention: Attention
+    order: str
+    heads: int
+    groups: int
+
+    @classmethod
+    def of(cls, attention: Attention) -> Projections | None:
+        """Return the projections of an attention; None where they are not three equal parts, or not told apart."""
+        tape, linears = attention.tape, attention.linears
+        query, value, heads = tape[attention.query], tape[attention.value], attention.heads
+        if not attention.own or len(linears) not in (1, 3) or not heads or query.shape[-1] != value.shape[-1]:
+            return None
+        width = sum(tape[one.call.result].shape[-1] for one in linears)
+        rest = width // attention.size - heads
+        if width % attention.size or rest <= 0 or rest % 2 or heads % (groups := rest // 2):
+            return None
+        orders = (BLOCKS, BY_GROUPS) if groups < heads else ORDERS
+        for order in orders if len(linears) == 1 else orders[:1]:
+            found = cls(attention, order, heads, groups)
+            own = found.split(Values(tape))[2].repeat_interleave(heads // groups, 1)
+            own = own.flatten(0, 1) if value.ndim == 3 else own
+            if own.shape == value.shape and torch.allclose(own, value, rtol=1e-5, atol=1e-7):
+                return found
+        return None
+
+    def split(self, values: Values) -> Heads:
+        """Return query [b h s d], key and value [b g s d]."""
+        results = [one.apply(values, one.matrix(values), one.offset(values)) for one in self.attention.linears]
+        length = values.tape[self.attention.value].shape[-2]
+        return self.read(torch.cat([one.reshape(-1, length, one.shape[-1]) for one in results], -1), self.order)
+
+    def read(self, fused: Tensor, order: str) -> Heads:
+        """Return the heads of a fused result [b s e], as they are read in an order."""
+        sizes = {"p": 3, "h": self.heads, "d": self.attention.size}
+        if order in ORDERS:
+            letters = ["b", "s", *order[1:-1].split()]
+            split = unflat(fused, *(sizes[letter] for letter in letters[2:]))
+            query, key, value = split.permute(*(letters.index(axis) for axis in "pbhsd"))
+            return query, key, value
+        if order == BLOCKS:
+            ends = [count * self.attention.size for count in (self.heads, self.groups, self.groups)]
+            parts = [unflat(part, -1, self.attention.size) for part in torch.split(fused, ends, -1)]
+        else:
+            by_groups = unflat(fused, self.groups, -1, self.attention.size)
+            parts = [part.flatten(2, 3) for part in torch.split(by_groups, [self.heads // self.groups, 1, 1], 3)]
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        return query, key, value
+
+    def fused(self, heads: Heads) -> Tensor:
+        """Return the heads as the fused result [b s e] in which they lie in the reference's order."""
+        if self.order in ORDERS:
+            letters = self.order[1:-1].split()
+            stacked = torch.stack(heads)  # [p b h s d]
+            return stacked.permute(1, 3, *("pbhsd".index(letter) for letter in letters)).flatten(2)
+        query, key, value = (one.transpose(1, 2) for one in heads)  # [b s h d]
+        if self.order == BLOCKS:
+            return torch.cat([one.flatten(2) for one in (query, key, value)], -1)
+        grouped = query.reshape(*query.shape[:2], self.groups, -1, self.attention.size)
+        return torch.cat([grouped, key[:, :, :, None], value[:, :, :, None]], 3).flatten(2)
+
+    def rewrites(self, change: Callable[[Heads], Heads]) -> dict[int, Rewrite]:
+        """Return the rewrites of what reads the results of the projections, where their heads are changed."""
+        tape, linears = self.attention.tape, self.attention.linears
+        results = [one.call.result for one in linears]
+        widths = [tape[ref].shape[-1] for ref in results]
+
+        def rewrite(values: Values, call: Call) -> Any:  # what the call gives
+            changed = torch.split(self.fused(change(self.split(values))), widths, -1)
+            pieces = {ref: piece.reshape(tape[ref].shape) for ref, piece in zip(results, changed, strict=True)}
+            return replace(values, changed={**values.changed, **pieces}).run(call)
+
+        return {call.number: rewrite for ref in results for call in tape.users(ref)}
 
 
 def attentions(tape: Tape, linears: Sequence[Linear]) -> Iterator[Attention]:

@@ -10,23 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from porting.causes.attention import Attention, Heads, with_heads
+from porting.causes.attention import BLOCKS, BY_GROUPS, ORDERS, Attention, Heads, Projections, flat, unflat, with_heads
 from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM, factor_of
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
-
-
-def flat(heads: Tensor) -> Tensor:
-    """Join heads, [b h s d] -> [b s (h d)]."""
-    return heads.transpose(1, 2).flatten(2)
-
-
-def unflat(value: Tensor, *sizes: int) -> Tensor:
-    """Split the last axis into several."""
-    return value.reshape(*value.shape[:-1], *sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,54 +82,43 @@ def _times(factor: float) -> Rewrite:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsSplit(Cause):
-    """Query, key and value are split into heads in another way.
+    """Query, key and value are split into heads in another way, before a rotation.
 
     Attributes:
-        variants: the heads, and the width of a head -> the details and the heads of each variant.
+        variants: the projections, and the heads -> the details and the heads of each variant.
     """
 
-    variants: Callable[[Heads, int], Iterator[tuple[str, Heads]]]
+    variants: Callable[[Projections, Heads], Iterator[tuple[str, Heads]]]
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each variant of each self-attention with four axes."""
+        """Yield each variant of each self-attention whose projections are known."""
         for attention in model_parts.attentions:
-            tape = model_parts.tape
-            refs = (attention.query, attention.key, attention.value)
-            if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
+            projections = Projections.of(attention)
+            if projections is None:
                 continue
-            if len({tape[ref].shape[1] for ref in refs}) > 1:  # with fewer keys than queries they cannot be split so
-                continue
-            recorded = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
-            for index, (detail, _) in enumerate(self.variants(recorded, attention.size)):
-                rewrites = with_heads(attention, partial(self._variant, size=attention.size, index=index))
+            recorded = projections.split(Values(model_parts.tape))
+            for index, (detail, _) in enumerate(self.variants(projections, recorded)):
+                rewrites = projections.rewrites(partial(self._variant, projections, index=index))
                 yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
-    def _variant(self, heads: Heads, *, size: int, index: int) -> Heads:
-        return list(self.variants(heads, size))[index][1]
+    def _variant(self, projections: Projections, heads: Heads, *, index: int) -> Heads:
+        return list(self.variants(projections, heads))[index][1]
 
 
-def interleaved(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+def interleaved(projections: Projections, heads: Heads) -> Iterator[tuple[str, Heads]]:
     """Yield the heads that result from reading the fused projection's output in another order."""
-    count = heads[0].shape[1]
-    fused = torch.cat([flat(head) for head in heads], -1)  # [b s (p h d)]
-    pattern = {"(h p d)": (count, 3, size), "(h d p)": (count, size, 3), "(d h p)": (size, count, 3)}
-    for name, shape in pattern.items():
-        letters = name.strip("()").split()
-        split = unflat(fused, *shape)  # [b s ...] with the axes of ``shape``
-        p, h, d = (2 + letters.index(letter) for letter in "phd")
-        query, key, value = split.permute(p, 0, h, 1, d)
-        yield f"read as {name} where it is (p h d)", (query, key, value)
-    by_heads = torch.stack([head.transpose(1, 2) for head in heads], 3).flatten(2)  # [b s (h p d)]
-    query, key, value = unflat(by_heads, 3, count, size).permute(2, 0, 3, 1, 4)
-    yield "read as (p h d) where it is (h p d)", (query, key, value)
+    fused, order = projections.fused(heads), projections.order
+    for other in ORDERS[:-1] if order in ORDERS else (BLOCKS, BY_GROUPS):  # (p d h) is a mistake with heads alone
+        if other != order:
+            yield f"read as {other} where it is {order}", projections.read(fused, other)
 
 
-def untransposed(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+def untransposed(projections: Projections, heads: Heads) -> Iterator[tuple[str, Heads]]:
     """Yield ``view(b, h, s, d)`` of [b s (h d)], and heads of every h-th channel."""
     query, key, value = (flat(head).reshape(head.shape) for head in heads)
     yield "[b s (h d)] viewed as [b h s d] at once", (query, key, value)
-    count = heads[0].shape[1]
-    query, key, value = (unflat(flat(head), size, count).permute(0, 3, 1, 2) for head in heads)
+    size = projections.attention.size
+    query, key, value = (unflat(flat(head), size, head.shape[1]).permute(0, 3, 1, 2) for head in heads)
     yield "(d h) where it is (h d)", (query, key, value)
 
 
@@ -280,7 +259,29 @@ class OtherPositionBias(Cause):
         return lambda values, call: run_with(values, call, bias, function(values[bias]))
 
 
-def tiled(heads: Heads, size: int) -> Iterator[tuple[str, Heads]]:
+class HeadsTiled(Cause):
+    """Keys and values of groups of heads are repeated in another order."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each order in each self-attention with four axes."""
+        for attention in model_parts.attentions:
+            tape = model_parts.tape
+            refs = (attention.query, attention.key, attention.value)
+            if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
+                continue
+            if len({tape[ref].shape[1] for ref in refs}) > 1:  # the product shares keys by itself
+                continue
+            recorded = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
+            for index, (detail, _) in enumerate(tiled(recorded)):
+                rewrites = with_heads(attention, partial(_tiled, index=index))
+                yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
+
+
+def _tiled(heads: Heads, *, index: int) -> Heads:
+    return list(tiled(heads))[index][1]
+
+
+def tiled(heads: Heads) -> Iterator[tuple[str, Heads]]:
     """Yield grouped heads of keys and values (Ainslie et al. 2023, section 2.2) that are repeated in another order."""
     query, key, value = heads
     count = key.shape[1]
@@ -418,12 +419,11 @@ CAUSES: tuple[Cause, ...] = (
         fix="add it before the softmax, in every layer",
         absorbed_by_weights=True,
     ),
-    HeadsSplit(
+    HeadsTiled(
         name="key and value heads tiled",
         what="the heads of keys or values are repeated as a whole instead of one by one, or vice versa",
         looks="the projections agree; the first and the last head agree, the others do not",
         fix="repeat_interleave(n, dim=heads), or expand [b g 1 s d] to [b g n s d]; not repeat, which tiles",
-        variants=tiled,
         absorbed_by_weights=True,
     ),
 )

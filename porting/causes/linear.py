@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -56,8 +57,21 @@ def linears(tape: Tape) -> Iterator[Linear]:
             bias, source, weight = (call.args + tuple(call.kwargs.values()))[:3]
             if weight in tape.weights:
                 yield Linear(call, source, weight, bias, transposed=True)
-        elif call.name in ("matmul", "__matmul__") and call.args[1] in tape.weights and tape[call.args[1]].ndim == 2:
-            yield Linear(call, call.args[0], call.args[1], None, transposed=True)
+        elif call.name in ("matmul", "__matmul__") and (matrix := _matrix(tape, call.args[1])) is not None:
+            yield Linear(call, call.args[0], matrix, None, transposed=matrix == call.args[1])
+
+
+def _matrix(tape: Tape, ref: Ref) -> Ref | None:
+    """Return the weight that a matrix is, or is the transpose of; None where it is computed."""
+    turned = tape.maker(ref)
+    if turned is not None and turned.name in _TRANSPOSING and tape[ref].ndim == 2:
+        source = turned.reads[0]
+        return source if source in tape.weights and torch.equal(tape[source].T, tape[ref]) else None
+    return ref if ref in tape.weights and tape[ref].ndim == 2 else None
+
+
+_TRANSPOSING = frozenset({"t", "transpose", "permute", "swapaxes", "__get__"})
+"""Functions that give the transpose of a matrix; the last one is ``.T``."""
 
 
 def projection(tape: Tape, ref: Ref, known: dict[int, Linear]) -> Linear | None:

@@ -108,6 +108,31 @@ def by_length(value: Tensor, norm: Norm) -> Tensor:
     return value * torch.rsqrt(value.square().sum(-1, keepdim=True) + norm.eps)
 
 
+class NotNormed(Cause):
+    """The gain and the bias of a norm are applied to what is not divided by its spread."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each norm that has a gain: with its input as it is, without the bias, and with its mean taken off."""
+        for norm in model_parts.norms:
+            if norm.weight is None:
+                continue
+            yield alter(norm.call, affine(norm, unchanged, bias=False), "the gain alone")
+            if norm.bias is not None:
+                yield alter(norm.call, affine(norm, unchanged), "gain and bias alone")
+            if norm.kind == LAYER:
+                yield alter(norm.call, affine(norm, centred), "the mean is taken off and nothing divided")
+
+
+def unchanged(value: Tensor, norm: Norm) -> Tensor:
+    """Return the tensor as it is."""
+    return value
+
+
+def centred(value: Tensor, norm: Norm) -> Tensor:
+    """Return the tensor without its mean."""
+    return value - value.mean(-1, keepdim=True)
+
+
 class Bessel(OfNorms):
     """The norm uses the sample variance."""
 
@@ -371,6 +396,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="the layers' outputs grow with depth",
         fix="put the norm where the reference has it",
         place="layer",
+    ),
+    NotNormed(
+        name="norm that does not divide",
+        what="a norm multiplies by its gain and adds its bias, and does not divide by the spread of its input",
+        looks="the difference is large at the norm itself, and as large as the input is far from a spread of 1",
+        fix="divide by the standard deviation (LayerNorm), or by the root of the mean of squares (RMSNorm)",
     ),
     NormMissing(
         name="norm missing in the head",

@@ -270,6 +270,14 @@ class RotatedPart(Cause):
                     detail if rotated_channels == size else f"{detail}, where the reference rotates {rotated_channels}"
                 )
                 yield Alteration(where=module, rewrites=rotate_both(pair, rotate), detail=detail)
+            if not self.all and rotated_channels < size:
+                detail = f"the last {rotated_channels} of {size} channels, where the reference rotates the first"
+                yield Alteration(where=module, rewrites=rotate_both(pair, _last_rotated), detail=detail)
+
+
+def _last_rotated(values: Values, rotation: Rotation) -> Tensor:
+    head, count = values[rotation.source], values[rotation.input].shape[-1]
+    return torch.cat([head[..., :-count], rotation.rotate(values, head[..., -count:])], -1)
 
 
 PARTS = (0.25, 0.4, 0.5, 0.75)
@@ -410,7 +418,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     RotatedPart(
         name="rotary on a part of the head",
-        what="a different number of each head's first channels is rotated",
+        what="a different number of each head's first channels is rotated, or the last ones are",
         looks="position 0 agrees, the others do not",
         fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
         all=False,

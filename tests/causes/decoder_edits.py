@@ -40,6 +40,9 @@ TURNED = "q, k = self.q_norm(q), self.k_norm(k)"
 ROTATED = "q, k = self.rotary(q, positions), self.rotary(k, positions)"
 SPEEDS = "self.transition(speeds, known=config.known) if config.smooth else speeds / config.stretched"
 POWERS = "1.0 / config.theta ** (torch.arange(0, config.rotated, 2).float() / config.rotated)"
+PROJECTED = "q, k, v = self.q(x), self.k(x), self.v(x)"
+NORMED_ALONE = "normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.eps)"
+JOINED = "torch.cat([turned, rest], -1)"
 CUT = "x[..., : self.config.rotated], x[..., self.config.rotated :]"
 CLIPPED = "tensor.clamp(-self.config.clip, self.config.clip)"
 REPEATED = "k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)"
@@ -66,6 +69,10 @@ WORDS = "found = super().forward(input) * self.scale"
 ONE_NORM = "return x * torch.rsqrt(x.square().mean((1, 3), True) + norm.eps) * norm.weight if norm else x"
 NORM_OF_EACH = """own = x.view(*x.shape[:2], -1, 8)
             x = (own * torch.rsqrt(own.square().mean(-1, True) + norm.eps)).flatten(2) * norm.weight"""
+BY_GROUPS = (
+    "joined = torch.cat([self.q(x), self.k(x), self.v(x)], -1).unflatten(-1, (2, 4, 8)); "
+    "q, k, v = (part.flatten(2) for part in joined.split([2, 1, 1], -2))"
+)
 TILED = "k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)"
 
 EDITS: Mapping[str, tuple[Edit, ...]] = {
@@ -80,6 +87,11 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "RMSNorm for LayerNorm": (Edit("mpt", {"if self.config.centred else x\n": "if False else x\n"}),),
     "length for root mean square": (Edit("llama", {"square().mean(": "square().sum("}),),
     "RMSNorm gain missing": (Edit("llama", {"return normed * gain": "return normed"}),),
+    "norm that does not divide": (
+        Edit("llama", {NORMED_ALONE: "normed = x"}, "the gain alone"),
+        Edit("gemma2", {NORMED_ALONE: "normed = x"}, "the gain alone"),
+        Edit("mpt", {NORMED_ALONE: "normed = centred"}, "the mean is taken off and nothing divided"),
+    ),
     "norm gain with 1 added": (Edit("llama", {GAIN: "gain = 1 + self.weight"}),),
     "norm gain without 1 added": (Edit("gemma2", {GAIN: "gain = self.weight"}),),
     "query and key norm missing": (
@@ -114,7 +126,14 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "ALiBi slopes": (
         Edit("mpt", {"steepest: float = 8.0": "steepest: float = 4.0"}, "fall to 2^-4 where the reference has 2^-8"),
         Edit("mpt", {"torch.arange(1, heads + 1)": "torch.arange(heads)"}, "the slopes begin at 1"),
-        Edit("mpt", {SCALED: "scores = q @ k.mT", BIASED: f"({BIASED}) / 6**0.5"}, "multiplied by 1 / sqrt(6)"),
+        Edit("mpt", {SCALED: "scores = q @ k.mT", BIASED: f"({BIASED}) / 6**0.5"}, "before the scores are scaled"),
+        Edit("mpt", {BIASED: BIASED.replace("+ ", "+ 3 * ")}, "multiplied by 3"),
+    ),
+    "query, key and value interleaved wrongly": (
+        Edit(
+            "llama", {PROJECTED: BY_GROUPS}, "read as by groups of heads where it is all queries, all keys, all values"
+        ),
+        Edit("glm", {PROJECTED: BY_GROUPS}, "read as by groups of heads"),
     ),
     "clamp missing": (Edit("mpt", {"if self.config.clip:": "if False:"}),),
     "clamp at another number": (
@@ -148,6 +167,9 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     ),
     "rotary on a part of the head": (
         Edit("llama", {POWERS: POWERS.replace("config.rotated", "4"), CUT: "x[..., :4], x[..., 4:]"}, "the first 4 of"),
+        Edit(
+            "glm", {CUT: "x[..., 4:], x[..., :4]", JOINED: "torch.cat([rest, turned], -1)"}, "the last 4 of 8 channels"
+        ),
     ),
     "rotary pairing": (
         Edit("glm", {"if self.config.neighbours:": "if False:"}),

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from einops import rearrange
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from porting.causes import tape
+from porting.causes.alibi import linear_biases
+from porting.causes.attention import BLOCKS, BY_GROUPS, Projections
 from porting.causes.model_parts import ModelParts
-from porting.causes.replay import Stage
+from porting.causes.replay import Stage, Values
 from porting.causes.tape import Recorder, Ref
+from porting.suggesting.subjects.twin import draw_parameters
 from porting.tracing.activations import StoredTensor
+from porting.tracing.attention import WrittenOut
+from porting.tracing.float64 import forced_float64
 
 
 class Small(nn.Module):
@@ -165,3 +174,52 @@ def test_a_tape_in_a_file_plays_as_one_in_memory(monkeypatch: pytest.MonkeyPatch
     assert played[1] is not None
     assert torch.equal(played[0], played[1])
     assert not torch.equal(played[0], model(given))
+
+
+def tape_of(model: transformers.PreTrainedModel) -> ModelParts:
+    """What is recognised in a pass on two rows, one of them padded."""
+    draw_parameters(model, 0)
+    ids, mask = torch.arange(2, 16).view(2, 7), torch.ones(2, 7, dtype=torch.long)
+    mask[0, 4:] = 0
+    model.train(mode=False)
+    with torch.no_grad(), forced_float64(model), Recorder(model) as recorder, WrittenOut():
+        model(input_ids=ids, attention_mask=mask)
+    return ModelParts(recorder.tape, {})
+
+
+def test_linear_biases_are_found_where_heads_are_joined_with_the_batch_and_rows_are_padded() -> None:
+    config = transformers.BloomConfig(vocab_size=17, hidden_size=24, n_layer=1, n_head=6)
+    (found,) = linear_biases(tape_of(transformers.BloomModel(config)))
+    expected = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]  # of four heads, and every other one of eight
+    torch.testing.assert_close(found.slopes, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "order"),
+    [
+        ("GPTNeoX", {"num_attention_heads": 3}, "(h p d)"),
+        ("GPT2", {"n_head": 3}, "(p h d)"),
+        ("Bloom", {"n_head": 3}, "(h p d)"),
+        ("Phi3", {"num_attention_heads": 6, "num_key_value_heads": 3, "pad_token_id": 0}, BLOCKS),
+        ("Falcon", {"num_attention_heads": 6, "num_kv_heads": 2, "new_decoder_architecture": True}, BY_GROUPS),
+        ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 3}, BLOCKS),
+        ("Bert", {"num_attention_heads": 3}, "(p h d)"),
+    ],
+)
+def test_how_a_fused_projection_lies_and_its_heads_written_back(kind: str, fields: dict[str, Any], order: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(vocab_size=17, hidden_size=24, num_hidden_layers=1, **fields)
+    parts = tape_of(getattr(transformers, f"{kind}Model")(config))
+    (attention,) = parts.attentions
+    found = Projections.of(attention)
+    assert found is not None
+    assert found.order == order
+    values = Values(parts.tape)
+    heads = found.split(values)
+    again = found.read(found.fused(heads), order)
+    assert all(torch.equal(one, other) for one, other in zip(heads, again, strict=True))
+    size = found.attention.size
+    fused = torch.cat([parts.tape[one.call.result].reshape(2, 7, -1) for one in attention.linears], -1)
+    if order in ("(h p d)", "(p h d)"):  # einops says the same
+        query, _, value = rearrange(fused, f"b s {order} -> p b h s d", p=3, d=size)
+        torch.testing.assert_close(heads[0], query)
+        torch.testing.assert_close(heads[2], value)

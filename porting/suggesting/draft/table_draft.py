@@ -185,10 +185,8 @@ def _makes(made: Mapping[str, str]) -> dict[str, str]:
     others = {name: word.removeprefix(EQUALS) for name, word in made.items() if word.startswith(EQUALS)}
     single = {name: other for name, other in others.items() if list(others.values()).count(other) == 1}
     shared = {name: other for name, other in others.items() if name not in single}
-    copies: dict[str, str] = {}
-    for name, other in (*indexed(list(single.items())), *_generally(shared)):
-        copies[name] = other
-    patterns = {name: f"{EQUALS}{other}" for name, other in copies.items()}
+    copies = (*indexed(list(single.items())), *_generally(shared))
+    patterns = {name: f"{EQUALS}{other}" for name, other in copies}
     for word in dict.fromkeys(word for name, word in made.items() if name not in others):
         names = [name for name, one in made.items() if one == word]
         some = _told_once(names)
