@@ -73,7 +73,7 @@ def _slopes(bias: Tensor, attention: Attention) -> Tensor | None:
         return None
     last = bias.double()[..., -1, :].reshape(-1, heads, bias.shape[-1])
     steps = last.diff(dim=-1)  # [b h k-1], of the last query
-    for row in steps:  # a padded one is not linear
+    for row in steps.unbind():  # a padded one is not linear
         slopes = row[:, 0]
         if torch.allclose(row, slopes[:, None].expand_as(row), rtol=1e-5, atol=1e-9) and bool((slopes != 0).all()):
             return slopes
@@ -141,7 +141,7 @@ def _scaled(slopes: Tensor, *, size: int) -> Tensor:
 def _of_heads(slopes: Tensor, *, count: int) -> Tensor:
     """Return the slopes of the first heads of so many."""
     places = torch.arange(1, len(slopes) + 1, dtype=slopes.dtype)
-    return slopes.sign() * torch.exp2(-8 * places / count)
+    return slopes.sign() * 2.0 ** (-8 * places / count)
 
 
 def _multiplied(biases: Biases, factor: float) -> Rewrite:
