@@ -17,7 +17,7 @@ from itertools import combinations, islice, takewhile
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import MOVING, Region, TensorIndex, line_of
+from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex, line_of
 from porting.causes.linear import linears
 from porting.causes.replay import Around, Values
 from porting.causes.step_differences import (
@@ -105,6 +105,7 @@ class RepairSearch:
         bound: the largest distance that rounding explains.
         until: the deadline, by ``time.thread_time``.
         around: the context in which the port's calls are repeated.
+        close: how far apart the same numbers may be, where one side rounds some of them.
     """
 
     def __init__(
@@ -117,10 +118,11 @@ class RepairSearch:
         bound: float,
         until: float,
         around: Around = nullcontext,
+        close: float = CLOSE,
     ) -> None:
         self._port, self._reference = port, reference
         self._distance, self._bound, self._until = distance, bound, until
-        self._index = TensorIndex(reference)
+        self._index = TensorIndex(reference, close=close)
         self._weights = TensorIndex(reference, weights=True)
         self._linears = {linear.call.number: linear for linear in linears(reference)}
         self._unchanged = Values(port, around=around)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -301,11 +301,13 @@ class CauseCase:
         return found or divergence(*tapes, probe.port, own, wanted)
 
     @torch.no_grad()
-    def repaired(self, until: float) -> list[RepairSet] | None:
+    def repaired(self, until: float, *, rounded: bool = False) -> list[RepairSet] | None:
         """The steps of the port that have to be the reference's for it to return what the reference returns.
 
         Args:
             until: when to give up, by ``time.thread_time``.
+            rounded: the port rounds something to less than float64, so that nothing behind it is the reference's to
+                the last digits.
 
         Returns:
             The ways in which a few steps account for all that the port returns, each in order; None where it returns
@@ -335,7 +337,9 @@ class CauseCase:
             return None
         if not all(finite(tape[ref]) for ref in goals):  # what gave the first such value is another question
             return []
-        return RepairSearch(tape, theirs, goals, left, bound=END, until=until, around=around).find()
+        search = partial(RepairSearch, tape, theirs, goals, left, until=until, around=around)
+        found = search(bound=ROUNDED_END, close=ROUNDED).find() if rounded and left(Values(tape)) > ROUNDED_END else []
+        return found or search(bound=END).find()
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:
@@ -465,6 +469,9 @@ def _detached(point: Point, value: Tensor) -> Tensor:
 
 END = 1e-10
 """End to end roundings add up, in the altered reference as in the port: what is less than this is none of a mistake."""
+
+ROUNDED_END = 1e-5
+"""The same where the port rounds something to less than float64."""
 
 
 def _alike(own: Tensor, expected: Tensor) -> bool:

@@ -548,9 +548,10 @@ class _Trials:
         begun = time.thread_time()
         until = begun + min(seconds, (self._until - begun) / 4)  # the rest is the catalogue's
         found: list[list[RepairSet]] = []
+        rounded = any(probe.leak is not None or probe.lowered for probe in self._probes)
         cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
-            ways = cause_case.repaired(until)
+            ways = cause_case.repaired(until, rounded=rounded)
             if time.thread_time() > until and complete:
                 return None
             if time.thread_time() > until or len(found) > HELD_OUT:

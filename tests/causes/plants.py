@@ -17,7 +17,7 @@ FORTY = {
             ),
             ("q, k, v = qkv.transpose(1, 2).chunk(3, dim=-1)", "q, k, v = qkv.permute(2, 0, 3, 1, 4)"),
         ),
-        names=("layout in the table",),
+        names=("query, key and value interleaved wrongly",),
         says="[(h p d) o] and read as [(p h d) o]",
     ),
     "neox_sequential": Plant(
