@@ -134,7 +134,7 @@ class SharesScaled(Cause):
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Yield the factor of each router's shares."""
         for router in model_parts.routers:
-            detail = f"shares times {{}} where the reference has {router.scale:g}"
+            detail = f"weights times {{}} where the reference has {router.scale:g}"
             yield free_parameter(router.last, partial(self._scaled, router), detail.format, geometric(1e-2, 1e2, 3))
 
     @staticmethod
@@ -174,9 +174,11 @@ class ChosenByScores(Cause):
             if corrected == router.scores:
                 continue
             rewrites = chosen_otherwise(router, partial(self._by_scores, router), rule(router))
-            yield Alteration(where=router.choice.module, rewrites=rewrites, detail="the choice is not corrected")
+            yield Alteration(
+                where=router.choice.module, rewrites=rewrites, detail="experts are chosen without the bias"
+            )
             yield alter(
-                router.last, with_shares(router, partial(self._of_corrected, router)), "shares are corrected too"
+                router.last, with_shares(router, partial(self._of_corrected, router)), "the bias is in the weights too"
             )
 
     @staticmethod
@@ -191,52 +193,52 @@ class ChosenByScores(Cause):
 
 CAUSES: tuple[Cause, ...] = (
     SharesNotNormed(
-        name="shares of experts not normed",
-        what="the shares of the experts that a token is sent to do not sum to 1",
+        name="routing weights not normalised",
+        what="the routing weights of the experts that a token is sent to do not sum to 1",
         looks="the mixture's output is too small, most where the router is undecided",
-        fix="shares = shares / shares.sum(-1, keepdim=True) behind topk; see norm_topk_prob in the config",
+        fix="weights = weights / weights.sum(-1, keepdim=True) behind topk; see norm_topk_prob in the config",
     ),
     SharesNormed(
-        name="shares of experts normed",
-        what="the shares of the experts that a token is sent to sum to 1, and the reference's do not",
+        name="routing weights normalised",
+        what="the routing weights of the experts that a token is sent to sum to 1, and the reference's do not",
         looks="the mixture's output is too large, most where the router is undecided",
-        fix="shares as the softmax over all experts gives them; see norm_topk_prob in the config",
+        fix="the weights as the softmax over all experts gives them; see norm_topk_prob in the config",
     ),
     OtherScores(
-        name="shares of experts by another function",
-        what="the experts' shares are made of the router's logits by another function",
-        looks="the right experts, with other shares",
+        name="routing weights by another function",
+        what="the routing weights are computed from the router's logits by another function",
+        looks="the right experts, with other weights",
         fix="softmax in Mixtral, Qwen and OLMoE, sigmoid in DeepSeek-V3; over all experts, or over the chosen ones",
     ),
     SharesIgnored(
-        name="shares of experts ignored",
+        name="routing weights ignored",
         what="each expert that a token is sent to counts the same",
         looks="the mixture's output is too large, or its experts are mixed half and half",
-        fix="multiply each expert's output by its share before they are added",
+        fix="multiply each expert's output by its routing weight before they are added",
     ),
     SharesReversed(
-        name="shares of experts in the opposite order",
-        what="the shares belong to other experts than those that are multiplied by them",
-        looks="large differences where one expert has most of the share",
-        fix="topk gives shares and experts in one order: keep it",
+        name="routing weights in the opposite order",
+        what="each expert is multiplied by the routing weight of another one",
+        looks="large differences where one expert has most of the weight",
+        fix="topk gives weights and experts in one order: keep it",
     ),
     SharesScaled(
-        name="shares of experts scaled",
-        what="the experts' shares are multiplied by another number",
+        name="routing weights scaled",
+        what="the routing weights are multiplied by another number",
         looks="the mixture's output is off by one factor",
         fix="see routed_scaling_factor in the config",
     ),
     OtherNumberOfExperts(
-        name="number of experts of a token",
+        name="number of experts per token",
         what="a token is sent to fewer or more experts than the reference sends it to",
         looks="differences at every token, small ones where the router is decided",
         fix="see num_experts_per_tok in the config",
         wide=True,
     ),
     ChosenByScores(
-        name="correction of the choice of experts",
-        what="the bias that balances the experts is not added where they are chosen, or is added to their shares too",
+        name="expert selection bias",
+        what="the bias that balances the experts is not added where they are chosen, or is added to their weights too",
         looks="some tokens are sent to other experts",
-        fix="topk of scores + bias; the shares are gathered from the scores",
+        fix="topk of scores + bias (e_score_correction_bias); the weights are gathered from the scores",
     ),
 )

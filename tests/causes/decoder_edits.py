@@ -210,12 +210,12 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
         Edit("olmo2", {**dict.fromkeys(BEHIND, "branch"), NORMED[0]: "self.norm_3(x)", NORMED[1]: "self.norm_4(x)"}),
     ),
     "norm missing in a layer": (Edit("gemma2", {BEHIND[0]: "branch"}),),
-    "shares of experts not normed": (
+    "routing weights not normalised": (
         Edit("mixtral", {SHARES: "shares = shares"}),
         Edit("dots1", {SHARES: "shares = shares"}),
     ),
-    "shares of experts normed": (Edit("qwen3_moe", {SHARES: SHARES.partition(" if ")[0]}),),
-    "shares of experts by another function": (
+    "routing weights normalised": (Edit("qwen3_moe", {SHARES: SHARES.partition(" if ")[0]}),),
+    "routing weights by another function": (
         Edit("qwen3_moe", {SCORES: "logits.sigmoid()"}, "sigmoid for softmax, not normed"),
         Edit("mixtral", {SHARES: "shares = shares.softmax(-1)"}, "softmax over the chosen experts' probabilities"),
         Edit("mixtral", {SCORES: "logits", SHARES: "shares = shares"}, "no function for softmax, not normed"),
@@ -223,26 +223,26 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "another function": (  # which chooses other experts as well: the correction is added to it
         Edit("dots1", {SCORES: "logits.softmax(-1)"}, "softmax, where"),
     ),
-    "shares of experts ignored": (
+    "routing weights ignored": (
         Edit("mixtral", {SHARED: "expert(flat[rows])"}, "the sum"),
         Edit("qwen3_moe", {SHARED: "expert(flat[rows]) / 2"}, "their mean"),
     ),
-    "shares of experts in the opposite order": (
+    "routing weights in the opposite order": (
         Edit("mixtral", {"shares[rows, places, None]": "shares.flip(1)[rows, places, None]"}),
     ),
-    "shares of experts scaled": (
+    "routing weights scaled": (
         Edit(
             "dots1", {"shares = shares * self.config.scaled": "shares = shares"}, "times 1 where the reference has 2.5"
         ),
     ),
-    "number of experts of a token": (
+    "number of experts per token": (
         Edit("mixtral", {CHOSEN: "wanted.topk(1, -1)"}, "1 where the reference has 2"),
         Edit("dots1", {CHOSEN: "wanted.topk(3, -1)"}, "3 where the reference has 2"),
         Edit("qwen3_moe", {CHOSEN: "wanted.topk(3, -1)"}, "3 where the reference has 2"),
     ),
-    "correction of the choice of experts": (
-        Edit("dots1", {CHOSEN: "scores.topk(self.config.chosen, -1)"}, "the choice is not corrected"),
-        Edit("dots1", {"scores.gather(-1, chosen)": "wanted.gather(-1, chosen)"}, "shares are corrected too"),
+    "expert selection bias": (
+        Edit("dots1", {CHOSEN: "scores.topk(self.config.chosen, -1)"}, "experts are chosen without the bias"),
+        Edit("dots1", {"scores.gather(-1, chosen)": "wanted.gather(-1, chosen)"}, "the bias is in the weights too"),
     ),
     "final norm missing": (Edit("llama", {"self.head(self.norm(x))": "self.head(x)"}),),
 }

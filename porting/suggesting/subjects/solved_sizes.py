@@ -218,7 +218,7 @@ class _Sizes:
         for name, value in config.items():
             if _is_size(value) and role_of(name) in SIZES:
                 self._fields.setdefault(value, []).append(name)
-            elif _is_size(value):
+            elif _is_size(value) and not name.endswith("_id"):  # of a token
                 others.append((value, name))
             elif isinstance(value, list) and numbers_by_stage(value):
                 self._fields.setdefault(tuple(value), []).append(name)
