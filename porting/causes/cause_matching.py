@@ -484,11 +484,51 @@ class Search:
                 nearest.setdefault(suspicion.name, suspicion)
         difference = max(mark.difference for mark in marks)
         return Finding(
+            detail=self._places_of(first),
             probes=tuple(mark.name for mark in marks),
             difference=difference,
             residual=difference,
             nearest=tuple(nearest.values())[:NEAREST],
         )
+
+    def _places_of(self, mark: Mark) -> str:
+        """Return where the port differs at a mark, in words, if that is not everywhere."""
+        target = self.target(mark) if len(mark.sources) == 1 and math.isfinite(mark.difference) else None
+        if target is None:
+            return ""
+        value = self.stage.tape[self.stage.tape.marks[mark.sources[0]]].double()
+        return differing_places(value, target, mark.bound)
+
+
+def differing_places(value: Tensor, other: Tensor, bound: float) -> str:
+    """Return at which indices of one axis two tensors differ, in words; empty where that is at all, or at none.
+
+    Args:
+        value, other: of one shape: [b s e], or [b h q k] of attention.
+        bound: what rounding explains, relative to the largest value.
+    """
+    if value.shape != other.shape or value.ndim not in AXES:
+        return ""
+    differs = (value - other).abs() > max(bound, LOOSE) * value.abs().max()
+    for axis, name in enumerate(AXES[value.ndim]):
+        places = differs.movedim(axis, 0).flatten(1).any(1).nonzero().flatten().tolist()
+        extent = value.shape[axis]
+        in_turn = places and places == list(range(places[0], places[-1] + 1))
+        if not places or len(places) == extent or not (in_turn or len(places) <= MAX_LISTED):
+            continue
+        listed = f"{places[0]} to {places[-1]}" if in_turn and len(places) > 2 else ", ".join(map(str, places))
+        return f"it differs only at {name} {listed} of {extent}"
+    return ""
+
+
+AXES: Mapping[int, tuple[str, ...]] = {
+    3: ("rows", "positions", "features"),
+    4: ("rows", "heads", "queries", "keys"),
+}
+"""What the axes of activations and of attention's scores are, by their number."""
+
+MAX_LISTED = 8
+"""So many indices are listed."""
 
 
 def _within(candidate: Candidate, scopes: Collection[str]) -> bool:

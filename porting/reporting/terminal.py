@@ -446,6 +446,8 @@ def _unknown(group: Sequence[Finding]) -> Iterator[Text]:
     """One block for all probes that stay unknown with the same nearest entries, such as those of every layer."""
     probes = [point for finding in group for point in finding.probes]
     yield Text.assemble(("cause: ", "bold"), ("unknown", "yellow"), f", at {listed(probes)}")
+    if group[0].detail:
+        yield Text(f"  {group[0].detail}, at {listed(group[0].probes[:1])}")
     for number, near in enumerate(_telling(group[0])):
         said = f"{near.name} ({near.detail})" if near.detail else near.name
         shares = sorted({round(100 * _telling(finding)[number].share) for finding in group})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from porting.causes.cause_matching import differing_places
 from porting.causes.diverging import Divergence, Kind, TensorIndex, divergence, moments
 from porting.causes.tape import Recorder
 from tests.causes.wrong_ports import FAMILIES, Wrong, verified
@@ -198,3 +200,23 @@ def test_a_mask_of_the_largest_float_gives_statistics_without_a_warning() -> Non
     with Recorder(nn.Identity()) as recorder:
         capped = value * 1.0
     assert TensorIndex(recorder.tape).like(capped) == []
+
+
+def apart_at(*index: Any) -> str:
+    """What is said of scores, or of hidden states, that differ at an index."""
+    value = torch.randn(*((3, 6, 8) if len(index) == 3 else (3, 2, 6, 6)), dtype=torch.float64)
+    other = value.clone()
+    other[index] += 0.5
+    return differing_places(value, other, 1e-12)
+
+
+def test_where_what_nothing_explains_differs_is_said() -> None:
+    every = slice(None)
+    assert apart_at(every, slice(2, None), every) == "it differs only at positions 2 to 5 of 6"
+    assert apart_at(1, every, every) == "it differs only at rows 1 of 3"
+    assert apart_at(every, every, [1, 6]) == "it differs only at features 1, 6 of 8"
+    assert apart_at(every, every, every, slice(0, 2)) == "it differs only at keys 0, 1 of 6"
+    assert apart_at(every, every, every) == ""
+    value = torch.randn(3, 6, 8)
+    assert differing_places(value, value * (1 + 1e-14), 1e-12) == ""
+    assert differing_places(value, value[:2], 1e-12) == ""

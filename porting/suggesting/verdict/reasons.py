@@ -171,7 +171,8 @@ def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
             for some in one.nearest
             if some.share >= 0.1
         )
-        text = f"{several(one.probes)} computes something else: {_far(one.difference)}"
+        places = f"; {one.detail}" if one.detail else ""
+        text = f"{several(one.probes)} computes something else: {_far(one.difference)}{places}"
         yield Reason(kind="unknown", said=f"{text}{f'; {near}' if near else ''}", size=one.difference)
 
 
