@@ -54,8 +54,8 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.FUNCTION: ("a step calls a different function than the reference", "call the function of the reference"),
     Kind.NUMBER: ("a step gets a different number than in the reference", "take the number from the config"),
     Kind.TENSOR: (
-        "a step reads a different tensor of the same shape than the reference's step",
-        "check which variable the line reads",
+        "a step reads another tensor than the step of the reference",
+        "check which variable the line reads, and how its value is computed",
     ),
     Kind.ORDER: (
         "a step reads the reference's numbers in a different order",

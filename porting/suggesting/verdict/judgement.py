@@ -236,7 +236,8 @@ def _unseen(found: SearchResult, proof: Proof) -> Iterator[Reason]:
         some = [one for one in some if one.size > _rounding(proof)]
     for one in some if proof.exact and not found.rounded else ():
         said = f"{one.port.rpartition('.')[0] or one.port} is given or gives something else than the reference's"
-        yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, by {one.size:.0e}", size=one.size)
+        far = f"by {one.size:.0e}" if math.isfinite(one.size) else "of another shape"
+        yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, {far}", size=one.size)
 
 
 def _rounding(proof: Proof) -> float:
