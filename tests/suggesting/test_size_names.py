@@ -379,6 +379,22 @@ class WithRatio(nn.Module):
         self.up = nn.Linear(dim, dim * mlp_ratio)
 
 
+class WithFloatRatio(nn.Module):
+    def __init__(self, dim: int = 8, mlp_ratio: float = 4.0, drop: float = 0.5) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, int(dim * mlp_ratio))
+        assert drop == 0.5
+
+
+def test_a_ratio_of_two_sizes_is_given_where_its_default_is_a_float() -> None:
+    config = {"hidden_size": 24, "intermediate_size": 72}
+    built = build_for(WithFloatRatio, config)
+    assert "mlp_ratio" in built.kept
+    ratio = {"mlp_ratio": "intermediate_size // hidden_size"}
+    assert better_sizes(WithFloatRatio, built, config, [(72, 24), (72,)]) == ratio
+    assert better_sizes(WithFloatRatio, built, config, [(96, 24), (96,)]) == {}
+
+
 def test_a_factor_that_may_be_left_out_is_no_ratio_of_two_sizes() -> None:
     config = {"hidden_size": 24, "intermediate_size": 64}
     built = build_for(WithFactor, config)

@@ -23,7 +23,7 @@ from porting.suggesting.subjects.building import (
     shapes_for,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import WORDS, Role, normal, numbers_by_stage, role_of
+from porting.suggesting.subjects.config_fields import WORDS, Role, field_for, normal, numbers_by_stage, role_of
 from porting.target import named_tensors
 
 Shapes = Counter[tuple[int, ...]]
@@ -113,7 +113,13 @@ def better_sizes(
     names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
-    return _Sizes(into, config, shapes, taken).improved(names, asked) if names else {}
+    sizes = _Sizes(into, config, shapes, taken)
+    found = sizes.improved(names, asked) if names else {}
+    for name, value in built.kept.items():  # a ratio of two sizes, unless it is a factor of something else
+        field = field_for(name, config) if type(value) is float else None
+        if field is not None and "//" in field and sizes.alike({**found, name: field}) > sizes.alike(found):
+            found[name] = field
+    return found
 
 
 def own_sizes(
@@ -306,8 +312,13 @@ class _Sizes:
         return self._alike(values), found is not None and _total(found) in self._totals
 
     def _alike(self, values: Mapping[str, Size]) -> float:
+        return self._surplus(self._built(values))
+
+    def alike(self, fields: Mapping[str, str]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
-        found = self._built(values)
+        return self._surplus(self._shapes(fields, self._config))
+
+    def _surplus(self, found: Shapes | None) -> float:
         return -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()
 
     def _built(self, values: Mapping[str, Size]) -> Shapes | None:
