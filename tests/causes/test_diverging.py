@@ -203,7 +203,10 @@ def test_a_mask_of_the_largest_float_gives_statistics_without_a_warning() -> Non
 
 
 def apart_at(*index: Any) -> str:
-    """What is said of scores, or of hidden states, that differ at an index."""
+    """Make two tensors that differ at an index, and return the sentence about it.
+
+    Three indices are of hidden states [b s e], four of attention scores [b h q k].
+    """
     value = torch.randn(*((3, 6, 8) if len(index) == 3 else (3, 2, 6, 6)), dtype=torch.float64)
     other = value.clone()
     other[index] += 0.5

@@ -102,7 +102,7 @@ def test_shapes_tell_which_size_is_meant(builder: type[nn.Module]) -> None:
 class OfPaper(Encoder):
     """Named as in BERT's paper: L, H and A are layers, hidden size and attention heads, which others call h."""
 
-    def __init__(self, L: int, H: int, A: int, V: int, f: int, max_len: int, types: int) -> None:  # noqa: N803
+    def __init__(self, L: int, H: int, A: int, V: int, f: int, max_len: int, types: int) -> None:  # noqa: N803  # the names of the paper
         super().__init__(V, H, max_len, types, A, f, L)
 
 
@@ -384,6 +384,11 @@ class WithFloatRatio(nn.Module):
         super().__init__()
         self.up = nn.Linear(dim, int(dim * mlp_ratio))
         assert drop == 0.5
+
+
+def test_a_config_without_sizes_of_its_own_tells_nothing() -> None:
+    nested: Mapping[str, object] = {"text_config": {"hidden_size": 24}, "model_type": "two_towers"}
+    assert solved_sizes(Encoder, ["a", "b"], nested, [(24, 24)]) is None
 
 
 def test_a_ratio_of_two_sizes_is_given_where_its_default_is_a_float() -> None:

@@ -137,7 +137,7 @@ def _kinds(module: nn.Module, name: str) -> set[object]:
     """The types that an argument is annotated with; None among them where it is not annotated."""
     try:
         hint = typing.get_type_hints(module.forward).get(name)
-    except Exception:  # noqa: BLE001  # an annotation may be any expression, of names that are nowhere
+    except Exception:  # noqa: BLE001  # annotations are the user's code: evaluating them may raise anything
         hint = None
     return set(typing.get_args(hint)) or {hint}
 

@@ -324,7 +324,8 @@ class _Sizes:
     def _built(self, values: Mapping[str, Size]) -> Shapes | None:
         key = tuple(values.items())
         if key not in self._known:
-            fields = {name: self._called(size) for name, size in values.items()}
+            sizes = {*self._fields, *self._unusual}  # a config that nests its sizes may have none
+            fields = {name: self._called(size) for name, size in values.items() if size in sizes}
             self._known[key] = self._shapes(fields, self._config)
         return self._known[key]
 
