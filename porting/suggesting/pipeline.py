@@ -374,7 +374,7 @@ def _searched(
             )
             found = next((one for one in guesses if one is not None), found)
         check_deterministic(port, AGAIN)
-        bound = LOOSE if found.divergences else NEAR
+        bound = LOOSE if found.divergences or found.rounded else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
     finally:
         torch.set_num_threads(threads)

@@ -211,7 +211,7 @@ def bound(
     tolerance = max(MEANING, ROUNDING * noise) if noise <= TURNED else MEANING
     leaked = LEAKED * leak if single and leak is not None else None
     if port is None or reference is None or dtype is None:  # without a working dtype
-        changed_decision = (leaked or 0.0) > torch.finfo(torch.float32).eps ** 0.5
+        changed_decision = single and leak is not None and leak > torch.finfo(torch.float32).eps ** 0.5
         return tolerance if changed_decision else max(tolerance, leaked or 0.0)
     factor = ROUNDING * torch.finfo(torch.float64).eps / torch.finfo(dtype).eps
     explained = [difference.largest * factor for difference in (port, reference) if math.isfinite(difference.largest)]

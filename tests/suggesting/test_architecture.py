@@ -31,7 +31,7 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             FORWARD: "x = self.attention_norm(x + self.attention(x, cos, sin, seen))",
             BEHIND: "out: Tensor = self.ffn_norm(x + self.feed_forward(x))",
         },
-        "after no weight matrices and no norms, and",
+        "post-norm for pre-norm",
     ),
     "norms behind the branches": (
         {

@@ -38,14 +38,19 @@ def probes(
     moves: Sequence[CandidateRule],
     *,
     loose: bool = False,
+    whole: bool = False,
     basis: FeatureOrder | None = None,
 ) -> list[tuple[str, str]]:
     """The lines of [probes].
+
+    A module that has all of the reference's weights is the whole model: what it returns is compared with what the
+    reference returns, and not with an activation before that, such as logits that are not scaled yet.
 
     Args:
         port, reference: path of a module -> its output, of runs with the same weights on the same inputs.
         moves: what was found; fused projections are compared through their biases' axes.
         loose: also pair what differs a little, so that a proof says by how much.
+        whole: the module has all of the reference's weights.
         basis: the order in which the port has the residual stream's features.
     """
     equal = _pairs(port, reference, NEAR, basis)
@@ -56,6 +61,9 @@ def probes(
             for one in _pairs(port, reference, LOOSE, basis)
             if known.isdisjoint({("reference", one[0]), ("port", one[1])})
         ]
+    ends = [side.get("") for side in (reference, port)]
+    if whole and ends[0] is not None and ends[1] is not None and ends[0].shape == ends[1].shape:
+        equal = [one for one in equal if ROOT not in one[:2]] + [(ROOT, ROOT, ("", ""))]
     shapes = Counter(_kind(theirs, ours) for theirs, ours, _ in equal)
     equal.sort(
         key=lambda one: (
@@ -74,9 +82,9 @@ def probes(
         taken.add(theirs)
         given.add(ours)
         chosen.append((theirs, ours, axes))
-    ends = [one for one in equal if one[1] == ROOT]
-    if ends and ROOT not in given:
-        best = max(ends, key=lambda one: order[one[0]])
+    roots = [one for one in equal if one[1] == ROOT]
+    if roots and ROOT not in given:
+        best = max(roots, key=lambda one: order[one[0]])
         chosen = [one for one in chosen if one[0] != best[0]]
         chosen.append(best)
     chosen.sort(key=lambda one: order[one[0]])

@@ -145,7 +145,8 @@ def draft(
     everywhere = module.named_modules(remove_duplicate=False)
     own |= {path for path, part in everywhere if next(part.parameters(), None) is None}
     ours = {path: one for path, one in found.trace.modules.items() if path in own and (path or not several)}
-    compared = probes(ours, found.reference.modules, found.moves, loose=close, basis=found.basis)
+    whole = not (found.lacking or rest)
+    compared = probes(ours, found.reference.modules, found.moves, loose=close, whole=whole, basis=found.basis)
     if first := first_difference(found, ours, compared):
         compared = ordered([*compared, *first], found.reference.modules)
     returned = returned_probes(several, found.reference.returned, found.reference.modules, compared)

@@ -65,20 +65,31 @@ def apart(one: Tensor, other: Tensor) -> float:
     return min((distance(a, b) for a, b in shared(one, other)), default=float("inf"))
 
 
-def has_scores(group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace) -> bool:
-    """Whether the attention behind some weights has the reference's scores, wherever neither side masks them.
-
-    So query and key are known although what comes behind differs, as with another mask.
-    """
+def scores_behind(
+    group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace
+) -> tuple[Tensor, Tensor] | None:
+    """The scores of the attention behind some weights, of both sides, wherever neither masks them; None for none."""
     if len(mates) <= 1:
-        return False
+        return None
     places = ((max(one.number for one in units), trace.scores) for units, trace in ((group, ours), (mates, theirs)))
     found = [next((value for number, value in scores if number > last), None) for last, scores in places]
     if found[0] is None or found[1] is None or found[0].numel() != found[1].numel():
-        return False
+        return None
     one, other = found[0].double().reshape(found[1].shape), found[1].double()
     kept = (one.abs() < MASKED) & (other.abs() < MASKED)
-    return bool(kept.any()) and distance(one[kept], other[kept]) <= SAME
+    return (one[kept], other[kept]) if bool(kept.any()) else None
+
+
+def has_scores(group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace) -> bool:
+    """Whether the attention behind some weights has the reference's scores, but for a factor of all of them.
+
+    So query and key are known although what comes behind differs, as with another mask.
+    """
+    scores = scores_behind(group, mates, ours, theirs)
+    if scores is None:
+        return False
+    sizes = [float(one.pow(2).mean().sqrt()) or 1.0 for one in scores]
+    return float((scores[0] / sizes[0] - scores[1] / sizes[1]).abs().max()) <= SAME
 
 
 MASKED = 1e4
@@ -225,6 +236,13 @@ def is_unbiased(unit: Unit | None, mate: Unit) -> bool:
     ours = ((unit.output.reshape(-1, width) - shift) / gain).pow(2).mean().sqrt()
     expected = math.sqrt((width - 1) / width)
     return abs(float(ours / theirs) / expected - 1) < 0.1 * (1 - expected)
+
+
+def gains_agree(one: Unit | None, other: Unit, bound: float) -> bool:
+    """Whether two norms multiply each feature by the same, whatever their eps is and whether they take off the mean."""
+    sides = [None if unit is None else _bare(unit) for unit in (one, other)]
+    gains = [side[0] for side in sides if side is not None]
+    return len(gains) == 2 and apart(*gains) <= bound
 
 
 def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:

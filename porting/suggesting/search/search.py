@@ -33,12 +33,14 @@ from porting.suggesting.search.activation_matching import (
     vector,
     whole,
 )
+from porting.suggesting.search.angle_tables import angle_columns, replacements, with_columns
 from porting.suggesting.search.attention_layouts import arrangements
+from porting.suggesting.search.constant_factors import FactorSearch
 from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
 from porting.suggesting.search.layouts import CandidateRule, Ways, in_every_layer, matrix, single_rule
 from porting.suggesting.search.name_similarity import namesakes, similarity
 from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
-from porting.suggesting.search.search_state import TABLES, ScoreTableSearch
+from porting.suggesting.search.search_state import TABLES
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 
@@ -53,7 +55,7 @@ OFFSET = 0.1
 """With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
 
 
-class WeightSearch(ScoreTableSearch):
+class WeightSearch(FactorSearch):
     """One search; see :class:`porting.suggesting.search.search_state.SearchState` for what it is given."""
 
     def search(self) -> SearchResult:
@@ -80,7 +82,8 @@ class WeightSearch(ScoreTableSearch):
         self._remaining()
         self._guess_as_in_other_layers()
         self._copies_of_others(self._sure_seconds(found.trace))
-        found.outputs = [one for one in self.port.run().outputs if one.is_floating_point()]
+        self._give_back_factor()
+        found.outputs = [one for one in self.port.run(forced=self._angled).outputs if one.is_floating_point()]
         found.open = [name for name in self.port.loadable if name not in self._filled]
         found.lacking = [one for one in theirs if not set(one.names) & self._used]
         if found.lacking:
@@ -184,6 +187,7 @@ class WeightSearch(ScoreTableSearch):
         differs then does not come from the rounding.
         """
         learned = frozenset(name for name, one in self.port.leaves.items() if isinstance(one, nn.Parameter))
+        self._angles(trace, learned)
         known = positions(trace, self.found.reference, learned)
         if known is None:
             return
@@ -191,7 +195,20 @@ class WeightSearch(ScoreTableSearch):
         self._filled |= set(known.values)
         if known.basis.apart > SAME and known.values:
             done = [replaced(self.port.leaves[name], *both) for name, both in known.values.items()]
-            self.found.rounded = known.basis.apart if all(done) else 0.0
+            self.found.rounded = max(self.found.rounded, known.basis.apart) if all(done) else 0.0
+
+    def _angles(self, trace: OperationTrace, learned: frozenset[str]) -> None:
+        """The same for cosines and sines that both sides compute, in forward or before."""
+        columns = angle_columns(self.found.reference)
+        if columns is None:
+            return
+        self._angled.outputs, self.found.rounded = replacements(trace, columns)
+        self._forced.outputs |= self._angled.outputs
+        for name in self.port.leaves.keys() - learned:
+            made = with_columns(self.port.leaves[name], columns)
+            if made is not None and made[1] > SAME:
+                self._put({name: made[0]})
+                self.found.rounded = max(self.found.rounded, made[1])
 
     def _settle(self, unit: Unit, trace: OperationTrace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
@@ -204,7 +221,8 @@ class WeightSearch(ScoreTableSearch):
         matches = matches or [one for one in like if is_other_norm(unit, one)]
         if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
             return
-        if not matches and (again := self._turned_heads(unit, trace)) is not None:
+        again = None if matches else self._turned_heads(unit, trace) or self._scaled_behind(unit, trace, like)
+        if again is not None:
             trace = self.found.trace = again
             unit = next(one for one in trace.units if one.number == unit.number)
             matches = [one for one in like if self._apart(unit, one) <= SAME]
@@ -240,6 +258,8 @@ class WeightSearch(ScoreTableSearch):
         rest = [one for one in group if one.names[0] not in seconds]
         ways = embedding_candidates.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
         chosen = not rest or (theirs and self._choose(rest, theirs, ways, following, trace))
+        if chosen and rest:
+            self._take_in_factor(rest, following)
         if not (chosen or self._settle_neutral(rest[0], trace)):
             self._give_up(rest[0], theirs[0] if theirs else None)
         if seconds and self._verdict(group, (), (), following, self.found.reference.units) <= CLOSE:
@@ -298,8 +318,9 @@ class WeightSearch(ScoreTableSearch):
                 return False
             self.found.trials += 1
             self._put(values)
-            left = self._normed_apart(unit, mate)[0]
-            if left <= SAME or (left <= CLOSE and left < OFFSET * far):
+            left, now = self._normed_apart(unit, mate)
+            gained = unit.centred != mate.centred and activation_matching.gains_agree(now, mate, CLOSE)
+            if left <= SAME or (left <= CLOSE and left < OFFSET * far) or gained:
                 self._replace([move], values)
                 if left > SAME:
                     self._note("norm", unit, mate, left)
@@ -332,6 +353,7 @@ class WeightSearch(ScoreTableSearch):
         following = self._next(group, trace)
         self._fill_between(group, matches, following, trace)
         if self._choose(group, matches, ways, following, trace):
+            self._projected = (group, matches)
             self._attended = (group, matches) if arranged else self._attended
         else:
             single = group[:1]
@@ -534,8 +556,12 @@ class WeightSearch(ScoreTableSearch):
                 alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
                 skipped += [0.0] if alone and self._is_computed(now) else []
                 own = max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
-            # What comes behind may differ for another reason, such as a mask.
-            return CLOSE if own > CLOSE and has_scores(group, mates, again, self.found.reference) else own
+            # What comes behind may differ for another reason, such as a mask or a constant factor.
+            now, free = by_number[following.number], [one for one in later if one.kind is following.kind]
+            branch = by_number[group[0].number] if len(group) == 1 and group[0].kind is WeightUse.LINEAR else None
+            scaled = branch is not None and self._branch_factor(branch, now, [one for one in free if self._free(one)])
+            known = own > CLOSE and (scaled or has_scores(group, mates, again, self.found.reference))
+            return CLOSE if known else own
         if own > SAME:
             return own
         outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]

@@ -116,6 +116,7 @@ class SearchState:
         rotary = any("rope" in name or "rotary" in name for name in config)
         self._orders = orders(heads) if heads is not None and rotary else ()
         self._attended: tuple[Sequence[Unit], Sequence[Unit]] | None = None
+        self._projected: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._most, self._until = most, time.monotonic() + seconds
         self._tell = tell
         self.found = SearchResult()
@@ -125,6 +126,7 @@ class SearchState:
         self._stored = dict(stored or {})
         self._used: set[str] = set()
         self._forced = ForcedActivations()
+        self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
         self._habits: list[tuple[str, ...]] = []
 
     def _is_open(self, unit: Unit) -> bool:
@@ -219,6 +221,9 @@ class SearchState:
         """From now on the unit is given the reference's operand."""
         if unit.operand is None or mate.operand is None or not any(shared(unit.operand, mate.operand)):
             return
+        if unit.given is not None and mate.given is not None and unit.given.numel() == mate.given.numel():
+            # All that comes behind is given it as well, such as the sum that a branch is added to.
+            self._forced.outputs[unit.given_at] = alike(mate.given, unit.given, self.found.basis, *self._orders)
         if unit.kind is WeightUse.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind
         self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis, *self._orders)

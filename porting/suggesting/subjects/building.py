@@ -251,6 +251,36 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
+def with_own_words(into: Builder, config: Mapping[str, object]) -> Builder | None:
+    """A builder that keeps the words that its parameters have by default, such as ``activation="tanh"``.
+
+    A config has words of its own for the same options, which the module may not know.
+
+    Args:
+        into: what builds the module.
+        config: the checkpoint's.
+
+    Returns:
+        A builder without these parameters; None where the config gives none of them.
+    """
+    if isinstance(into, nn.Module):
+        return None
+    maker: Callable[..., nn.Module] = into
+    parameters = parameters_of(maker)
+    filled = _arguments(parameters, config, named_fields(into))
+    words = {name for name in filled.keys() - named_fields(into).keys() if type(parameters[name].default) is str}
+    if not words:
+        return None
+
+    @wraps(maker)
+    def build(*args: object, **kwargs: object) -> nn.Module:
+        return maker(*args, **kwargs)
+
+    left = [one for name, one in parameters.items() if name not in words]
+    build.__signature__ = inspect.Signature(left)  # type: ignore[attr-defined]  # inspect reads it
+    return build
+
+
 def _given(into: Builder, config: Mapping[str, object]) -> dict[str, str]:
     """The fields that :func:`with_fields` gave a builder, of those that this config has."""
     given = named_fields(into).items()

@@ -27,6 +27,7 @@ from porting.suggesting.subjects.building import (
     build_for,
     named_fields,
     with_fields,
+    with_own_words,
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
@@ -59,7 +60,7 @@ from porting.suggesting.subjects.twin import (
     measures,
     pictured,
 )
-from porting.target import named_tensors, plain_tensors
+from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
 from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
@@ -160,7 +161,8 @@ def prepare(
 ) -> ModelPair:
     """Both models, ready to be run.
 
-    A module that fails on rows that are shorter than the longest is tried on the longest alone: many a one adds its
+    A module that fails is tried with the words that its own parameters have by default, as the config may have other
+    ones.  One that fails on rows that are shorter than the longest is tried on the longest alone: many a one adds its
     whole table of positions to a row.
 
     Args:
@@ -179,7 +181,11 @@ def prepare(
     """
     try:
         return _prepared(checkpoint, into, architecture, folder, seed, inputs, ask, tell, depth)
-    except VerifyError as error:
+    except (VerifyError, TargetError) as error:
+        own = with_own_words(into, completed_config(checkpoint.config, architecture))
+        if own is not None:
+            with suppress(PortingError):
+                return _prepared(checkpoint, own, architecture, folder / "words", seed, inputs, ask, tell, depth)
         if isinstance(into, nn.Module) or not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
         padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)

@@ -73,6 +73,24 @@ class TensorOrigin:
 
 CONSTANT = TensorOrigin()
 
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSource:
+    """Where an activation was made.
+
+    Attributes:
+        number: of the operation that made it.
+        tensor: what that gave.
+        normed: what was divided by a number that was counted over its features: the norm's own operand.
+        statistic: it is such a number, or is made of one: what it was counted over.
+    """
+
+    number: int
+    tensor: Tensor
+    normed: TensorSource | None = None
+    statistic: TensorSource | None = None
+
+
 MOVES = frozenset({
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select",
     "split", "split_with_sizes", "chunk", "unbind", "clone", "contiguous", "detach", "alias", "_to_copy", "narrow",
@@ -81,6 +99,11 @@ MOVES = frozenset({
 SUMS = frozenset({"add", "sub"})
 NEW = ("_like", "new_")
 LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag", "take_along_dim"})
+STATISTICS = frozenset({
+    "mean", "var", "var_mean", "std", "std_mean", "pow", "square", "norm", "linalg_vector_norm", "sum",
+})  # fmt: skip
+"""What a norm that is written by hand counts over the features: their mean, their squares."""
+ANGLES = frozenset({"cos", "sin", "polar"})
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
 NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
 ROOTS = NORMS | {
@@ -123,6 +146,9 @@ class Unit:
         eps: a norm's, where it shows.
         last: the number of the operation that gave the output.
         behind: the numbers of the units that it comes from with no other unit in between.
+        given: what it is given, before it is normed and in the layout in which it was made: where it is a norm of a
+            residual stream, the stream.  None where that does not show.
+        given_at: the number of the operation that made this; -1 where none is known.
     """
 
     kind: WeightUse
@@ -138,6 +164,8 @@ class Unit:
     eps: float | None = None
     last: int = -1
     behind: frozenset[int] = frozenset()
+    given: Tensor | None = None
+    given_at: int = -1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,6 +189,7 @@ class OperationTrace:
         constants: what was added to activations and is neither one of them nor made of weights.
         scores: what each softmax was given, with the number of the operation.
         roots: how many norms there are, with weights or without: each takes one root.
+        angles: the cosines and sines that were computed, with the number of the operation.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -176,6 +205,7 @@ class OperationTrace:
     constants: list[Tensor] = field(default_factory=list)
     scores: list[tuple[int, Tensor]] = field(default_factory=list)
     roots: int = 0
+    angles: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
 def _several(output: object) -> dict[str, Tensor]:
@@ -258,6 +288,7 @@ class _OperationRecorder(DispatchMode):
         self._units: dict[int, Unit] = {}
         self._before: dict[int, frozenset[int]] = {}
         self._stored: dict[int, TensorOrigin] = {}  # memory that activations were written into, as into a cache
+        self._sources: dict[int, TensorSource] = {}
         for name, tensor in leaves.items():
             self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
             self._origins.setdefault(id(tensor), TensorOrigin(weights=(name,)))
@@ -340,10 +371,9 @@ class _OperationRecorder(DispatchMode):
         )
         result = func(*args, **kwargs)
         if number in self._after:
-            first, *rest = result if isinstance(result, tuple) else (result,)
-            given_back = self._after[number].movedim(-1, channels).reshape(first.shape).clone()
-            result = (given_back, *rest) if isinstance(result, tuple) else given_back
+            result = _given_back(result, self._after[number].movedim(-1, channels), args)
         outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
+        self.trace.angles += [(number, one.detach().clone()) for one in outputs if name in ANGLES]
         self._kept += outputs
         if any(part in name for part in NEW):
             origin = CONSTANT
@@ -360,11 +390,42 @@ class _OperationRecorder(DispatchMode):
         else:
             at = self._see(number, name, func, args, given, origins, weights, outputs)
             origin = TensorOrigin(active=True, near=frozenset((at,)))
+        if active and isinstance(result, Tensor):
+            self._note_source(number, name, given, result)
+        self._note_origin(name, origin, outputs)
+        return result
+
+    def _note_origin(self, name: str, origin: TensorOrigin, outputs: Sequence[Tensor]) -> None:
         for one in outputs:
             self._origins[id(one)] = origin
             if self._keep and origin.active and one.is_floating_point() and name not in MOVES:
                 self.trace.values.append(one.detach().clone())
-        return result
+
+    def _note_source(self, number: int, name: str, given: Sequence[Tensor], result: Tensor) -> None:
+        """Note where a result was made: what was only moved about is followed back, and so is what was normed."""
+        known = [self._sources.get(id(one)) for one in given]
+        first = known[0] if known else None
+        if name in MOVES and first is not None and given[0].numel() == result.numel():
+            self._sources[id(result)] = first
+            return
+        sizes = [one for one in known if one is not None and one.statistic is not None]
+        whole = [one for one in known if one is not None and one.statistic is None]
+        source = TensorSource(number=number, tensor=result)
+        if name in STATISTICS and first is not None:
+            source = replace(source, statistic=first.statistic or first.normed or first)
+        elif name in {"mul", "div"} and len(given) == 2 and given[0] is given[1] and first is not None:
+            source = replace(source, statistic=first.normed or first)
+        elif sizes and not whole:  # eps is added to what is counted, or its root is taken
+            source = replace(source, statistic=sizes[0].statistic)
+        elif sizes and name in {"mul", "div", "sub"}:
+            source = replace(source, normed=sizes[0].statistic)
+        self._sources[id(result)] = source
+
+    def _note_given(self, unit: Unit, value: Tensor) -> None:
+        source = self._sources.get(id(value))
+        if source is not None and source.statistic is None:
+            source = source.normed or source
+            unit.given, unit.given_at = source.tensor.detach().clone(), source.number
 
     def _substituted(self, args: tuple[Any, ...], value: Tensor) -> tuple[Any, ...]:
         """The arguments with the activation replaced, in whatever shape it is taken."""
@@ -406,6 +467,7 @@ class _OperationRecorder(DispatchMode):
         value, output = value.movedim(channels, -1), outputs[0].detach().movedim(channels, -1).clone()
         unit = Unit(kind=WeightUse.OTHER, weights=weights, number=number, output=output, scope=self._scope)
         unit.behind = frozenset().union(*(origin.near for _, origin in acting))
+        self._note_given(unit, acting[0][0])
         if name in LOOKUPS:
             unit.kind, unit.operand = WeightUse.LOOKUP, value.detach().clone()
         elif name in PRODUCTS:
@@ -499,6 +561,16 @@ class _OperationRecorder(DispatchMode):
     @property
     def _scope(self) -> str:
         return self._scopes[-1] if self._scopes else ""
+
+
+def _given_back(result: Any, value: Tensor, args: tuple[Any, ...]) -> Any:  # what an operation gives
+    """What an operation gave, or the first of several, with another value; in place where it was done in place."""
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    made = value.reshape(first.shape).clone()
+    if args and first is args[0]:  # the caller keeps the tensor that it has
+        first.copy_(made)
+        return result
+    return (made, *rest) if isinstance(result, tuple) else made
 
 
 def _channels(name: str, given: Sequence[Tensor], origins: Sequence[TensorOrigin]) -> int:
