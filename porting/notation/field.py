@@ -3,7 +3,8 @@
 ``rope_parameters.full_attention.rope_theta/global_rope_theta`` is found under whichever of the two a config has, the
 first that is there, and written as the first where there is none.  The last spelling may be arithmetic over other
 fields: ``head_dim/hidden_size // num_attention_heads`` is computed where ``head_dim`` is missing or null.  A number
-after a dot is an element of a list: ``hidden_sizes.0``.
+after a dot is an element of a list: ``hidden_sizes.0``.  ``[image_size, image_size]`` is a list of fields, for a module
+that takes a height and a width.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ def read_field(text: str) -> str:
         NotationError: it does not.
     """
     *others, last = spellings(text) if len(text) <= LONGEST else [""]
+    if not others and _items(last):
+        return text
     if all(map(is_plain, others)) and is_plain(last):
         return text
     if all(map(is_plain, others)) and re.search(r"\w\s*[-+*/]", last):
         Expression.parse(last)
         return text
     message = f"{text[:LONGEST]!r} names no field of the config"
-    raise NotationError(Code.WRONG_TYPE, message, hint="fields are written name, outer.name, or new_name/old_name")
+    raise NotationError(
+        Code.WRONG_TYPE, message, hint="fields are written name, outer.name, new_name/old_name, or [height, width]"
+    )
 
 
 def spellings(field: str) -> list[str]:
@@ -47,6 +52,13 @@ def spellings(field: str) -> list[str]:
 def is_plain(path: str) -> bool:
     """Whether a spelling is the name of a field, and not arithmetic."""
     return _PATH.fullmatch(path) is not None
+
+
+def _items(text: str) -> list[str]:
+    """The fields of a list of fields; none for any other text."""
+    inside = text.removeprefix("[").removesuffix("]") if text[:1] == "[" and text[-1:] == "]" else ""
+    found = [one.strip() for one in inside.split(",")]
+    return found if all(map(is_plain, found)) else []
 
 
 def held(config: Mapping[str, object], field: str) -> str:
@@ -65,6 +77,8 @@ def value_of(config: Mapping[str, object], field: str) -> object:
 
     >>> value_of({"rope": {"full": {"theta": 1e6}}}, "rope.full.theta/theta")
     1000000.0
+    >>> value_of({"image_size": 224}, "[image_size, image_size]")
+    [224, 224]
     """
     path = held(config, field)
     return _found(config, path)[0] if path else None
@@ -77,13 +91,23 @@ def with_field(config: Mapping[str, object], field: str, value: object) -> dict[
 
     >>> with_field({"rope": {"type": "default"}}, "rope.theta/theta", 10.0)
     {'rope': {'type': 'default', 'theta': 10.0}}
+    >>> with_field({}, "[image_size, image_size]", [224, 224])
+    {'image_size': 224}
     """
+    if items := _items(field):
+        found = dict(config)
+        for name, one in zip(items, value if isinstance(value, list | tuple) else (), strict=False):
+            found = with_field(found, name, one)
+        return found
     names = [path for path in (held(config, field), *spellings(field)) if path and is_plain(path)]
     return _set(config, names[0].split("."), value) if names else dict(config)
 
 
 def _found(config: Mapping[str, object], path: str) -> tuple[object, ...]:
     """The value in a tuple; an empty one when there is none."""
+    if items := _items(path):
+        values = [_found(config, one) for one in items]
+        return ([one[0] for one in values],) if all(values) else ()
     if not is_plain(path):
         try:
             return (Expression.parse(path).evaluate(config),)

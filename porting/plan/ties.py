@@ -25,6 +25,7 @@ def resolve_ties(table: Table, alignment: Alignment, places: Mapping[str, Slot])
     written |= {name for lone in alignment.unsourced for name in lone.names}
     anchors = _anchors(places, written)
     matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    fresh = Matcher((((number, 0), one.name) for number, one in enumerate(table.fresh)), table.target_prefix)
     tied: dict[str, str] = {}
     faults: list[Fault] = []
     for name, slot in places.items():
@@ -35,7 +36,8 @@ def resolve_ties(table: Table, alignment: Alignment, places: Mapping[str, Slot])
             faults += _declared(tie, name, tied[name], places, written)
             continue
         anchor = anchors[slot.same_as]
-        if anchor == name:
+        computed = not slot.parameter and anchor not in written  # whether it is shared is the module's matter
+        if anchor == name or (computed and fresh.read(name)):
             continue
         if name in written:
             message = f"{anchor!r} and {name!r} are one tensor in the module, and both are written"

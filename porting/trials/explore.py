@@ -23,7 +23,18 @@ from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
 from porting.trials.run import MakeSide, is_empty, returned_only, run_trial, to_place
-from porting.trials.scope import OTHERWISE, Impurity, Kind, NotRun, Result, Returned, Scope, Status, of_kind
+from porting.trials.scope import (
+    OTHERWISE,
+    Impurity,
+    ImpurityKind,
+    Kind,
+    NotRun,
+    Result,
+    Returned,
+    Scope,
+    Status,
+    of_kind,
+)
 
 PLACED = 3
 """Of so many differing trials it is looked for where they begin to differ."""
@@ -116,6 +127,9 @@ class Explorer:
             results.append(result)
             open_ = self._open(module) if gained else open_
         found = self._pure(model, trials, results, table)
+        known = {one.detail for one in found if one.kind is ImpurityKind.WRITES_INPUTS}
+        wrote = dict.fromkeys(name for one in results for name in one.written if name not in known)
+        found += [Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote]
         scope = _scope(model, cases, trials, results)
         scope = replace(
             scope,

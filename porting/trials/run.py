@@ -80,8 +80,10 @@ def _once(
             rows=rows,
             length=length,
             said=said,
+            written=tuple(written),
         )
 
+    written: dict[str, None] = {}
     failed = ""
     theirs: dict[Point, Tensor] = {}
     try:
@@ -94,7 +96,9 @@ def _once(
     if not theirs and not trial.past:
         return result(Status.REFERENCE_FAILED, said=failed or "some of its values are not numbers")
     try:
-        ours = _outputs(port(trial.case), plainly=plainly)
+        mine = port(trial.case)
+        written = mine.written
+        ours = _outputs(mine, plainly=plainly)
     except VerifyError as error_:
         same = trial.past and not theirs
         return result(Status.SAME if same else Status.PORT_FAILED, said=failure_reason(error_))

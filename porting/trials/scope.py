@@ -47,6 +47,7 @@ class Result:
         difference: the largest difference of an output, relative to its scale; None where nothing was compared.
         rows, length: of the batch.
         said: why a side failed, in one line; empty where none did.
+        written: the port's arguments that its forward changed in place.
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class Result:
     rows: int = 0
     length: int = 0
     said: str = ""
+    written: tuple[str, ...] = ()
 
 
 KEPT = "the padding token where the mask keeps it"

@@ -58,7 +58,7 @@ def test_a_table_reads_reckons_and_writes_in_any_spelling() -> None:
     assert original(table, Config()) == {THETA: 6.0, "hidden_size/n_embd": 32, "positions/n_positions": 12}
 
 
-@pytest.mark.parametrize("field", ["a..b", ".a", "a/", "a b", "a/b.", "", "a" * 201, "a[0]"])
+@pytest.mark.parametrize("field", ["a..b", ".a", "a/", "a b", "a/b.", "", "a" * 201, "a[0]", "[a", "[]", "[a, b.]"])
 @pytest.mark.parametrize("section", ["config", "require"])
 def test_what_names_no_field_is_refused_with_its_place(field: str, section: str) -> None:
     value = '"a"' if section == "config" else '["a"]'
@@ -66,4 +66,7 @@ def test_what_names_no_field_is_refused_with_its_place(field: str, section: str)
         parse_table(f'[{section}]\n"{field}" = {value}', where="t.toml")
     (fault,) = caught.value.faults
     assert str(fault).startswith("t.toml:2:1: ")
-    assert "names no field of the config (fields are written name, outer.name, or new_name/old_name)" in str(fault)
+    assert (
+        "names no field of the config (fields are written name, outer.name, new_name/old_name, or [height, width])"
+        in str(fault)
+    )

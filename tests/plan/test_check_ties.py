@@ -93,3 +93,15 @@ def test_one_tensor_of_the_checkpoint_that_the_module_has_twice_is_a_warning() -
         )
     ]
     assert plan(source, tied(shared=False), table).warnings == ()
+
+
+def test_a_buffer_that_layers_share_is_the_module_s_own_matter() -> None:
+    """One build may share a cached mask where another one does not; the module computes it either way."""
+    into = tied()
+    mask = torch.ones(4, 4)
+    for layer in range(3):
+        into.get_submodule(f"l.{layer}").register_buffer("mask", mask)
+    assert any("'l.1.mask' is the same tensor as 'l.0.mask'" in one for one in refused(None, into))
+    assert plan(None, into, TABLE.replace("[fresh]", '[fresh]\n"l.{i}.mask" = "computed"')).tied == {
+        "decoder.weight": "emb.weight"
+    }

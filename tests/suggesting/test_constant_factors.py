@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.search.angle_tables import with_columns
 from porting.suggesting.search.constant_factors import constant_factor, formula
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
@@ -127,3 +128,27 @@ def test_a_factor_is_written_with_what_is_called_one_first() -> None:
         "residual_multiplier * (hidden_size / num_attention_heads) ** 0.5"
     )
     assert formula(1.2345, config) == ""
+
+
+@pytest.mark.parametrize("changes", [{"inner": ".double()"}, {}], ids=["in float64", "alike"])
+def test_positions_that_are_rounded_otherwise_hide_no_factor(changes: Mapping[str, str], tmp_path: Path) -> None:
+    source("GraniteForCausalLM", GRANITE, tmp_path)
+    rounded = {"torch.arange(0, size, 2).float()": f"torch.arange(0, size, 2){changes.get('inner', '.float()')}"}
+    found = scales(drafted(tmp_path, edited(rounded).builder(tied=True)).text)
+    assert found["layers.{i}.attention.wo.weight"] == "residual_multiplier"
+
+
+def test_columns_are_taken_from_another_table_only_if_they_are_its_own() -> None:
+    angles = torch.outer(torch.arange(7).double(), 100.0 ** -torch.arange(4).double().div(4))
+    columns = torch.cat([angles.cos(), angles.sin()], -1)
+    rounded = angles.float().cos().double()
+    made = with_columns(torch.cat([rounded, rounded], -1), columns)
+    assert made is not None
+    assert 0 < made[1] < 1e-6
+    assert torch.equal(made[0], torch.cat([angles.cos(), angles.cos()], -1))
+    longer = with_columns(torch.cat([rounded, torch.ones(2, 4).double()]), columns)
+    assert longer is not None
+    assert torch.equal(longer[0][:7], angles.cos())
+    assert torch.equal(longer[0][7:], torch.ones(2, 4).double())
+    assert with_columns((1.01 * angles).cos(), columns) is None
+    assert with_columns(rounded[:5], columns) is None

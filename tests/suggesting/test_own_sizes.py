@@ -268,12 +268,16 @@ def test_what_two_say_differently_or_no_config_says_is_asked_for(
         ("ffn_expansion_factor", "intermediate_size // hidden_size"),
         ("n_text_layer", "num_hidden_layers"),
         ("image_path", None),
+        ("vit_img_size", "image_size"),
+        ("rope_local_base", "rope_local_base_freq"),
+        ("rope_base_global", "rope_theta"),
     ],
 )
 def test_a_name_that_is_made_of_usual_words_is_understood(name: str, field: str | None) -> None:
     config = {
         "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 50,
         "max_position_embeddings": 40, "rms_norm_eps": 1e-6, "num_experts_per_tok": 2, "num_local_experts": 4,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "image_size": 32,
     }  # fmt: skip
     assert field_for(name, config) == field
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+import porting
+from porting.loading import PortingWarning
 from porting.suggesting import Suggestion, Verdict, suggest
 from porting.suggesting.search.search_state import differ_by_mask
 from porting.suggesting.subjects.twin import draw_parameters, measures, shrink
@@ -88,6 +91,35 @@ class Pictures(nn.Module):
         x = self.end(self.seen(images))
         logits = [head(x[:, place]) for place, head in enumerate(self.heads)]
         return torch.stack(logits).mean(0)
+
+
+class Sided(Pictures):
+    """Takes a height and a width, the number of positions, and calls its dropout also where it has none."""
+
+    def __init__(
+        self,
+        seq_len: int,
+        num_classes: int,
+        vit_img_size: tuple[int, int] = (224, 224),
+        patch_size: tuple[int, int] = (16, 16),
+        hidden_dim: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        mlp_dim: int = 3072,
+        dropout: float = 0.1,
+        eps: float = 1e-6,
+    ) -> None:
+        height, width = vit_img_size
+        assert height == width
+        config = {"hidden_size": hidden_dim, "num_hidden_layers": depth, "num_attention_heads": heads}
+        config |= {"intermediate_size": mlp_dim, "image_size": height, "patch_size": patch_size[1]}
+        super().__init__(SimpleNamespace(**config, num_labels=num_classes, layer_norm_eps=eps))
+        self.places = nn.Parameter(torch.zeros(seq_len, hidden_dim))
+        self.drop = nn.Dropout(dropout) if dropout else None
+
+    def cut(self, images: Tensor) -> Tensor:
+        found: Tensor = self.drop(super().cut(images))  # type: ignore[misc]  # the mistake that is tried
+        return found
 
 
 class Near(Layer):
@@ -223,6 +255,18 @@ def test_slices_of_one_tensor_are_one_place(vit: Path) -> None:
     found = suggest(vit, InSlices)
     assert found.verdict is Verdict.EXACT, str(found)
     assert found.trials < 40
+
+
+def test_a_height_and_a_width_positions_and_a_dropout_that_has_to_be(vit: Path, tmp_path: Path) -> None:
+    with pytest.warns(PortingWarning, match="seq_len = "):
+        found = suggest(vit, Sided)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"[image_size, image_size]" = "vit_img_size"' in found.text
+    assert '"[patch_size, patch_size]" = "patch_size"' in found.text
+    assert '"(image_size // patch_size) ** 2 + 1" = "seq_len"' in found.text
+    assert "dropout" not in found.text
+    found.write(tmp_path / "table.toml")
+    assert porting.load(vit, Sided, tmp_path / "table.toml").get_parameter("places").shape == (10, 24)
 
 
 @pytest.mark.slow

@@ -145,6 +145,21 @@ def test_shapes_tell_fields_without_a_usual_name_those_of_a_stage_and_lists() ->
     assert better_sizes(named, built, NECK, NECK_SHAPES) == {"convs": "conv_dim"}
 
 
+class TwoWidths(Encoder):
+    """Both names are usual ones of the width; beside ``dim``, ``hidden_size`` is that of the feed-forward part."""
+
+    def __init__(self, vocab_size: int, dim: int, hidden_size: int, max_len: int, types: int, heads: int, layers: int):
+        super().__init__(vocab_size, dim, max_len, types, heads, hidden_size, layers)
+
+
+def test_of_two_names_for_one_field_one_may_be_another_size() -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    named = with_fields(TwoWidths, {"types": "type_vocab_size"}, FIELDS)
+    built = build_for(named, FIELDS)
+    assert built.asked["dim"] == built.asked["hidden_size"] == "hidden_size"
+    assert better_sizes(named, built, FIELDS, shapes) == {"hidden_size": "intermediate_size"}
+
+
 class Defaults(Encoder):
     """Each size has a default, of another checkpoint."""
 

@@ -161,3 +161,11 @@ def test_sampled_sounds_and_a_weight_norm_that_both_have(tmp_path: Path) -> None
     found = suggest(tmp_path, Listens)
     assert found.verdict is Verdict.EXACT, str(found)
     assert "conv.parametrizations.weight.original{i}" in found.text
+
+
+@pytest.mark.parametrize(("rank", "small"), [(4, 3), (7, 7)])
+def test_the_rank_of_mamba_s_time_step_follows_the_width_if_the_checkpoint_s_does(rank: int, small: int) -> None:
+    config = {"hidden_size": 64, "time_step_rank": rank, "num_hidden_layers": 3, "vocab_size": 113, "state_size": 16}
+    made = shrink(config)
+    assert made["hidden_size"] == 40
+    assert made["time_step_rank"] == small

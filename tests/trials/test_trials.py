@@ -121,6 +121,17 @@ def test_what_was_not_pure_is_named() -> None:
         assert f"your model {words}" in text
 
 
+def test_tokens_that_are_overwritten_behind_some_masks_alone_are_inputs_that_are_written_to() -> None:
+    """Hidden places of the first batches hold the padding token already."""
+
+    def before(given: dict[str, Any], port: nn.Module) -> None:
+        if given["attention_mask"] is not None:
+            given["input_ids"].masked_fill_(given["attention_mask"] == 0, 0)
+
+    text = " ".join(str(verified(wrong(lambda out, given, port: out, before))).split())
+    assert "your model writes to its inputs: input_ids" in text
+
+
 def test_padded_places_are_no_fault_and_are_reported() -> None:
     def zeroed(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
         mask = given["attention_mask"]

@@ -271,7 +271,10 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
 
 
 def _generally(ties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Names that are another's tensor: those of all layers at once, where that is one tensor."""
+    """Names that are another's tensor: those of all layers at once, where that is one tensor or one of each layer."""
+    single = {name: other for name, other in ties.items() if list(ties.values()).count(other) == 1}
+    yield from ((name, other) for name, other in indexed(list(single.items())))
+    ties = {name: other for name, other in ties.items() if name not in single}
     for anchor in dict.fromkeys(ties.values()):
         names = [name for name, other in ties.items() if other == anchor]
         made = _told_once(names)

@@ -251,10 +251,11 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
-def with_own_words(into: Builder, config: Mapping[str, object]) -> Builder | None:
-    """A builder that keeps the words that its parameters have by default, such as ``activation="tanh"``.
+def with_own_options(into: Builder, config: Mapping[str, object]) -> Builder | None:
+    """A builder that keeps what its parameters have by default for options, such as ``activation="tanh"``.
 
-    A config has words of its own for the same options, which the module may not know.
+    A config has words of its own for the same options, which the module may not know; and a dropout of 0, with which a
+    module may have no dropout at all and call it nevertheless.
 
     Args:
         into: what builds the module.
@@ -268,15 +269,20 @@ def with_own_words(into: Builder, config: Mapping[str, object]) -> Builder | Non
     maker: Callable[..., nn.Module] = into
     parameters = parameters_of(maker)
     filled = _arguments(parameters, config, named_fields(into))
-    words = {name for name in filled.keys() - named_fields(into).keys() if type(parameters[name].default) is str}
-    if not words:
+    options = {
+        name
+        for name, field in filled.items()
+        if type(parameters[name].default) is str
+        or (type(parameters[name].default) is float and role_of(field) is Role.DROPOUT)
+    } - named_fields(into).keys()
+    if not options:
         return None
 
     @wraps(maker)
     def build(*args: object, **kwargs: object) -> nn.Module:
         return maker(*args, **kwargs)
 
-    left = [one for name, one in parameters.items() if name not in words]
+    left = [one for name, one in parameters.items() if name not in options]
     build.__signature__ = inspect.Signature(left)  # type: ignore[attr-defined]  # inspect reads it
     return build
 
@@ -528,6 +534,7 @@ def _arguments(
             theirs = field_for(f"{name}_size", config, tuple(parameters), staged=False)
         if theirs is None:
             continue
+        theirs = _for_each_side(theirs, parameter, config)
         value = _value(config, theirs)
         alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
         # None: as the checkpoint has it; but a ratio of two sizes that may be None is a factor that may be left out.
@@ -535,6 +542,16 @@ def _arguments(
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found
+
+
+def _for_each_side(theirs: str, parameter: inspect.Parameter, config: Mapping[str, object]) -> str:
+    """The field of an image's or a patch's size, written twice where the builder takes a height and a width."""
+    sided = isinstance(parameter.default, list | tuple) and len(parameter.default) == 2
+    role = role_of(theirs.rpartition(".")[2])
+    return f"[{theirs}, {theirs}]" if sided and role in _SIDED and type(_value(config, theirs)) is int else theirs
+
+
+_SIDED = frozenset({Role.IMAGE, Role.PATCH})
 
 
 def _device() -> torch.device:

@@ -36,6 +36,7 @@ class Role(StrEnum):
     PATCH = "patch"
     LABELS = "labels"
     BASE = "rotary base"
+    LOCAL_BASE = "rotary base of local layers"
     ROTATED_SHARE = "rotated part of a head"
     ROTATED = "rotated features"
     EXPERTS = "experts"
@@ -131,15 +132,15 @@ def composed_role(word: str) -> Role | None:
 
     >>> composed_role("max_context_length"), composed_role("top_k_experts"), composed_role("blow_up")
     (<Role.POSITIONS: 'positions'>, <Role.CHOSEN: 'experts of a token'>, None)
-    >>> composed_role("n_text_layer"), composed_role("imgsize")
-    (<Role.DEPTH: 'depth'>, <Role.IMAGE: 'image'>)
+    >>> composed_role("n_text_layer"), composed_role("imgsize"), composed_role("vit_img_size")
+    (<Role.DEPTH: 'depth'>, <Role.IMAGE: 'image'>, <Role.IMAGE: 'image'>)
     """
     words = _words(word)
-    bare = [one for one in words if one not in _PART_WORDS]
-    found = _of_words(words)
-    if found is None and len(bare) < len(words):
-        found = role_of("_".join(bare)) or _of_words(bare)
-    return found
+    parts = [one for one in words if one in _PART_WORDS]
+    fewer = [[one for one in words if one != part] for part in parts]  # an image may be what has the size
+    fewer += [[one for one in words if one not in parts]] if parts else []
+    ways = (role for some in fewer for role in (role_of("_".join(some)), _of_words(some)) if role is not None)
+    return _of_words(words) or next(ways, None)
 
 
 def _of_words(words: Sequence[str]) -> Role | None:

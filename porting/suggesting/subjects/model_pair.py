@@ -27,7 +27,7 @@ from porting.suggesting.subjects.building import (
     build_for,
     named_fields,
     with_fields,
-    with_own_words,
+    with_own_options,
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number
 from porting.suggesting.subjects.forward_arguments import (
@@ -39,6 +39,7 @@ from porting.suggesting.subjects.forward_arguments import (
     hides_padding,
     optional,
     outputs_of,
+    refusal,
     same_numbers,
     sample_batch,
     sees_later,
@@ -161,9 +162,9 @@ def prepare(
 ) -> ModelPair:
     """Both models, ready to be run.
 
-    A module that fails is tried with the words that its own parameters have by default, as the config may have other
-    ones.  One that fails on rows that are shorter than the longest is tried on the longest alone: many a one adds its
-    whole table of positions to a row.
+    A module that fails is tried with the options that its own parameters have by default, as the config may have other
+    words for them.  One that fails on rows that are shorter than the longest is tried on the longest alone: many a one
+    adds its whole table of positions to a row.
 
     Args:
         checkpoint: the checkpoint.
@@ -182,10 +183,10 @@ def prepare(
     try:
         return _prepared(checkpoint, into, architecture, folder, seed, inputs, ask, tell, depth)
     except (VerifyError, TargetError) as error:
-        own = with_own_words(into, completed_config(checkpoint.config, architecture))
+        own = with_own_options(into, completed_config(checkpoint.config, architecture))
         if own is not None:
             with suppress(PortingError):
-                return _prepared(checkpoint, own, architecture, folder / "words", seed, inputs, ask, tell, depth)
+                return _prepared(checkpoint, own, architecture, folder / "options", seed, inputs, ask, tell, depth)
         if isinstance(into, nn.Module) or not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
         padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
@@ -230,6 +231,7 @@ def _prepared(
         if causal and MASK in available and MASK not in way.named and config_number(twin.config, Role.PADDING, -1) >= 0:
             way = replace(way, internal=hides_padding(module, way, vocabulary, padding, shapes))
         way = replace(way, more=optional(module, way, twin.reference))
+    _run_once(module, way, twin, available, vocabulary, padding)
     return ModelPair(
         into=into,
         twin=twin,
@@ -244,6 +246,23 @@ def _prepared(
         full=positions > 0,
         later=_later(module, way, twin, available, vocabulary, padding),
     )
+
+
+def _run_once(
+    module: nn.Module, way: ArgumentMapping, twin: Twin, available: tuple[str, ...], vocabulary: int, padding: int
+) -> None:
+    """Run the module on inputs of the twin's.
+
+    Raises:
+        VerifyError: it fails.
+    """
+    named = [name for name in available if name in way.named]
+    try:
+        outputs_of(module, way, sample_batch(named, vocabulary, padding, shapes=shapes_of(twin.config)))
+    except PortingError:
+        raise
+    except Exception as error:  # the user's own forward may raise anything
+        raise refusal(module, way.rules, (), error) from error
 
 
 def _later(

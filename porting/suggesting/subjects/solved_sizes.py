@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from types import MappingProxyType
 from typing import TypeGuard
@@ -23,7 +23,16 @@ from porting.suggesting.subjects.building import (
     shapes_for,
     with_fields,
 )
-from porting.suggesting.subjects.config_fields import WORDS, Role, field_for, normal, numbers_by_stage, role_of
+from porting.suggesting.subjects.config_fields import (
+    WORDS,
+    Role,
+    composed_role,
+    field_for,
+    fields_of,
+    normal,
+    numbers_by_stage,
+    role_of,
+)
 from porting.target import named_tensors
 
 Shapes = Counter[tuple[int, ...]]
@@ -94,7 +103,9 @@ def solved_sizes(
 def better_sizes(
     into: Builder, built: BuiltModule, config: Mapping[str, object], shapes: Iterable[Sequence[int]]
 ) -> dict[str, str]:
-    """The fields for names that may have been misunderstood: a letter or two, and a default that no field replaced.
+    """The fields for names that may have been misunderstood.
+
+    These are names of a letter or two, two names that were given one field, and defaults that no field replaced.
 
     What they have is replaced only if more of the module's tensors have a shape of the reference's then, or if the
     module has as many numbers as the reference then and has not without.
@@ -111,6 +122,10 @@ def better_sizes(
     asked, told = built.asked, named_fields(into)
     names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
     names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
+    given = Counter(asked.values())  # of two names for one field, one may be another size: hidden_size beside dim
+    names += [
+        name for name, field in asked.items() if given[field] > 1 and role_of(field) in SIZES and name not in names
+    ]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
     sizes = _Sizes(into, config, shapes, taken)
@@ -215,7 +230,7 @@ class _Sizes:
         taken: Iterable[str] = (),
     ) -> None:
         self._into, self._config, self._taken = into, config, frozenset(taken)
-        self._wanted: Shapes = Counter(tuple(sorted(shape)) for shape in shapes)
+        self._wanted: Shapes = Counter(map(_sizes, shapes))
         shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
         self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
@@ -229,6 +244,7 @@ class _Sizes:
             elif isinstance(value, list) and numbers_by_stage(value):
                 self._fields.setdefault(tuple(value), []).append(name)
                 others += [(one, f"{name}.{stage}") for stage, one in enumerate(value) if _is_size(one)]
+        others += list(_patches(config))
         self._unusual: dict[Size, str] = {size: name for size, name in reversed(others) if size not in self._fields}
 
     def solved(self, names: Sequence[str], asked: Mapping[str, str], *, better: bool) -> dict[str, str] | None:
@@ -280,8 +296,15 @@ class _Sizes:
         for name in names:  # a size without a usual name counts only where shapes show it
             ways = ({**values, name: size} for size in self._unusual)
             best = max(ways, key=self._alike, default=values)
-            values = best if self._alike(best) > self._alike(values) else values
+            alike, usual = self._alike(best), self._alike(values)
+            called = self._is_count(name) and not self._likely(name, values[name])[0]
+            values = best if alike > usual or (called and alike == usual) else values
         return values
+
+    def _is_count(self, name: str) -> bool:
+        """Whether a name asks for a number of positions or patches, of which a config of pictures has none."""
+        role = role_of(name) or composed_role(name)
+        return role is Role.POSITIONS or "patches" in normal(name)
 
     def _near(self, name: str, values: Mapping[str, Size]) -> list[Size]:
         """The sizes with which the module is nearly as much like the reference: two tables may have to change rows."""
@@ -354,7 +377,22 @@ class _Sizes:
             built: BuiltModule = build_for(with_fields(self._into, told, config), config)
         except PortingError:
             return None
-        return Counter(tuple(sorted(tensor.shape)) for _, tensor in named_tensors(built.module) if tensor.ndim)
+        return Counter(_sizes(tensor.shape) for _, tensor in named_tensors(built.module) if tensor.ndim)
+
+
+def _sizes(shape: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of a tensor's axes in any order, without those of one element."""
+    return tuple(sorted(size for size in shape if size != 1))
+
+
+def _patches(config: Mapping[str, object]) -> Iterator[tuple[int, str]]:
+    """How many patches an image has, and positions with them: a builder of a ViT may ask for either."""
+    image, patch = (next(fields_of(role, config), "") for role in (Role.IMAGE, Role.PATCH))
+    sizes = [config.get(image), config.get(patch)]
+    if _is_size(sizes[0]) and _is_size(sizes[1]):
+        count = (sizes[0] // sizes[1]) ** 2
+        for more in (0, 1, 2):
+            yield count + more, f"({image} // {patch}) ** 2" + (f" + {more}" if more else "")
 
 
 def _total(shapes: Shapes) -> int:

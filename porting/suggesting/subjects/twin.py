@@ -114,6 +114,10 @@ class Twin:
         return self.checkpoint.config
 
 
+STEP = 16
+"""Mamba's time step has the rank of the width divided by this, rounded up, unless a config says another."""
+
+
 def shrink(
     config: Mapping[str, object],
     *,
@@ -170,6 +174,8 @@ def shrink(
         elif role is Role.INNER:
             ratio = value / hidden if hidden else 4.0
             small[name] = round(ratio * width) if ratio == int(ratio) else 4 * width - 4
+        elif role is Role.STEP_RANK and value == math.ceil(hidden / STEP):
+            small[name] = math.ceil(width / STEP)
         elif name.endswith("token_id") and value >= to.vocabulary:
             small[name] = to.vocabulary - 1
         elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
@@ -299,7 +305,10 @@ def make_twin(
         hint = Message("name another: ", Option("architecture"), ", as transformers spells it")
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
     fields = {name: value for name, value in config.items() if name != "attribute_map"}  # the class has it by itself
-    plain = {name: value for name, value in fields.items() if not held(config, NESTED.get(name, "").partition("/")[0])}
+    inside = {
+        name for name, paths in NESTED.items() if any("." in one and held(config, one) for one in spellings(paths))
+    }
+    plain = {name: value for name, value in fields.items() if name not in inside}
     complete: Any = _configured(kind, plain)
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
