@@ -5,7 +5,7 @@ Nothing but the float64 reference is kept: what the port computes is measured wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -119,6 +119,7 @@ class Comparison:
             float64 run, and once it was called.
         own_leaks: point -> how far the reference's own roundings move it there, in isolation; empty where that was not
             measured.
+        of_angles: the points at which a module by itself is the reference's with its cosines and sines.
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
         tried: the port's arguments that trials gave.
@@ -154,6 +155,7 @@ class Comparison:
         self.leaked: Mapping[Placed, Tensor] = {}
         self.measure: Callable[[], None] | None = None
         self.own_leaks: Mapping[Point, float] = {}
+        self.of_angles: Collection[Point] = ()
         self._positions: dict[Placed, Tensor] = {}
         self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}
         self.found_from: int | None = None
@@ -472,7 +474,7 @@ class Comparison:
         """
         leak = self.leaks[ALONE].get(point, 0.0) if self.leaks is not None else 0.0
         least = min(leak, self.own_leaks.get(point, leak))
-        return leak > 0.0 and self._meaning[ALONE].get(point, 0.0) >= least / SHARE
+        return leak > 0.0 and (self._meaning[ALONE].get(point, 0.0) >= least / SHARE or point in self.of_angles)
 
     def measure_if_needed(self, *, differs: bool = False) -> None:
         """Measure what arrives of roundings, unless that was done or no difference can be one of theirs.

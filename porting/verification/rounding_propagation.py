@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from porting.errors import VerifyError
-from porting.tracing.measure import by_position, error
+from porting.tracing.angle_tables import AnglesReplaced, AnglesSeen, angle_columns, buffers_replaced
+from porting.tracing.measure import MEANING, by_position, error
 from porting.tracing.rounding_noise import RoundedNumbers, RoundingNoise, WithoutRounding
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, Trace
@@ -54,6 +55,7 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
     comparison.leaks, comparison.leaked = found, leaked
     if comparison.reference_lowers and reference is not None and comparison.smaller_than_leaks():
         comparison.own_leaks = _own(comparison, reference())
+        comparison.of_angles = _of_angles(comparison, reference(), port)
 
 
 def _rounded_alike(comparison: Comparison, reference: Side, port: Side) -> bool:
@@ -104,6 +106,30 @@ def _own(comparison: Comparison, reference: Side) -> dict[Point, float]:
     except VerifyError:  # some operations are given float32 and float64 then
         return {}
     return _largest(errors)
+
+
+def _of_angles(comparison: Comparison, reference: Side, port: Side) -> set[Point]:
+    """The points at which a port by itself is the reference once it has the reference's cosines and sines.
+
+    Two tables that were rounded almost alike are apart by much less than what all their roundings come to.
+    """
+    far: dict[Point, float] = {}
+    for case, pairing in enumerate(comparison.pairings):
+        with AnglesSeen() as seen:
+            reference.run(case, lambda point, value: None, wanted=list(pairing.compared))
+        columns = angle_columns(seen.found)
+        if columns is None:
+            return set()
+
+        def compare(point: Point, value: Tensor, case: int = case) -> Tensor | None:
+            anchor = comparison.anchors[case].get(point)
+            if anchor is not None and anchor.value.shape == value.shape:
+                far[point] = max(far.get(point, 0.0), error(value, anchor).largest)
+            return comparison.stand_in(case, point, value)
+
+        with buffers_replaced(port.module, columns), AnglesReplaced(columns):
+            port.run(case, compare, wanted=[point for point in pairing.pairs if point in comparison.anchors[case]])
+    return {point for point, largest in far.items() if largest <= MEANING}
 
 
 def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:

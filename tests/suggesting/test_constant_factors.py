@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.search.angle_tables import with_columns
 from porting.suggesting.search.constant_factors import constant_factor, formula
+from porting.tracing.angle_tables import with_columns
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.test_llama_mistakes import edited

@@ -151,6 +151,45 @@ def test_roundings_that_both_sides_make_alike_excuse_nothing() -> None:
     assert compared(Placed, BesideExact).faithful  # where they are not alike they are larger than this
 
 
+class Slow(Placed):
+    """Its slowest angles are so small that one of their roundings comes to much less than the others'."""
+
+    units = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        frequencies = torch.exp(torch.arange(0, 16, 2).float() * (-14.0 / 16))
+        for _ in range(self.units):
+            frequencies[-1] = torch.nextafter(frequencies[-1], torch.tensor(1.0))
+        angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies)
+        table = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+        hidden = self.second(self.gain * torch.tanh(self.first(x)) + table)
+        result: Tensor = self.out(torch.tanh(hidden))
+        return result
+
+
+class SlowByAUnit(Slow):
+    """The same but for the last place of one frequency."""
+
+    units = 1
+
+
+class SlowByAUnitBeside(SlowByAUnit):
+    """And something else that is as small."""
+
+    gain = 1 + 1e-9
+
+
+def test_tables_that_are_rounded_almost_alike_are_told_from_a_mistake_as_small() -> None:
+    report = compared(Slow, SlowByAUnit)
+    assert report.faithful, str(report)
+    (second,) = [probe for probe in report.probes if probe.port == "second"]
+    assert second.meaning.isolated is not None
+    assert second.leak is not None
+    assert second.leak.isolated is not None
+    assert 1e-12 < second.meaning.isolated < second.leak.isolated / SHARE
+    assert [probe.port for probe in compared(Slow, SlowByAUnitBeside).guilty] == ["second"]
+
+
 class Twice(Placed):
     """Its first matrix is used a second time, which the reference does otherwise and nothing compares."""
 

@@ -33,7 +33,6 @@ from porting.suggesting.search.activation_matching import (
     vector,
     whole,
 )
-from porting.suggesting.search.angle_tables import angle_columns, replacements, with_columns
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.constant_factors import FactorSearch
 from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
@@ -43,6 +42,7 @@ from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, 
 from porting.suggesting.search.search_state import TABLES
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.tracing.angle_tables import angle_columns, replacements, with_columns
 
 BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
@@ -199,10 +199,10 @@ class WeightSearch(FactorSearch):
 
     def _angles(self, trace: OperationTrace, learned: frozenset[str]) -> None:
         """The same for cosines and sines that both sides compute, in forward or before."""
-        columns = angle_columns(self.found.reference)
+        columns = angle_columns(value for _, value in self.found.reference.angles)
         if columns is None:
             return
-        self._angled.outputs, self.found.rounded = replacements(trace, columns)
+        self._angled.outputs, self.found.rounded = replacements(trace.angles, columns)
         self._forced.outputs |= self._angled.outputs
         for name in self.port.leaves.keys() - learned:
             made = with_columns(self.port.leaves[name], columns)

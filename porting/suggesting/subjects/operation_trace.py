@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from porting.frames import current_line
+from porting.tracing.angle_tables import ANGLES
 from porting.tracing.attention import WrittenOut
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
@@ -103,7 +104,6 @@ STATISTICS = frozenset({
     "mean", "var", "var_mean", "std", "std_mean", "pow", "square", "norm", "linalg_vector_norm", "sum",
 })  # fmt: skip
 """What a norm that is written by hand counts over the features: their mean, their squares."""
-ANGLES = frozenset({"cos", "sin", "polar"})
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
 NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
 ROOTS = NORMS | {
