@@ -19,6 +19,7 @@ from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Ma
 from porting.causes.fitting import FreeParameter, Solution, solved_for
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Stage
+from porting.causes.tape import UNFIT
 from porting.causes.weights import OTHER, replaced, solve_weights, words
 
 NEAREST = 3
@@ -35,9 +36,6 @@ SOLVED = 1e-9
 
 ROUGH = 0.25
 """A cause of rounding may leave this share of the difference, since last digits are a matter of luck."""
-
-UNFIT = (RuntimeError, IndexError, ValueError)
-"""What an alteration raises that does not fit the shapes of a model."""
 
 LOOSE, TELLING = 1e-9, 20.0
 """Any other cause may leave ``difference / TELLING`` at most, or LOOSE where that is less."""
@@ -433,7 +431,7 @@ class Search:
         value = self.stage.tape[self.stage.tape.marks[mark.sources[0]]].double()
         try:
             altered = function(value)
-        except (RuntimeError, IndexError, ValueError):  # an axis has another extent here
+        except UNFIT:  # an axis has another extent here
             return False
         return self.distance(mark, {mark.sources[0]: altered}).largest <= mark.bound
 

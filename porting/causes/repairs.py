@@ -31,7 +31,7 @@ from porting.causes.step_differences import (
     same_but_rounded,
     unmoved,
 )
-from porting.causes.tape import Call, Ref, Tape
+from porting.causes.tape import UNFIT, Call, Ref, Tape
 
 MAX_STEPS = 96
 """Largest number of repaired steps."""
@@ -235,7 +235,10 @@ class RepairSearch:
             if replacement.step.number in on_the_way or time.thread_time() > self._until:
                 continue
             rest = [other for other in needed if other is not replacement]
-            values = self._with_all(rest)
+            try:
+                values = self._with_all(rest)
+            except UNFIT:  # without it what follows fits no longer
+                continue
             region = self._region.with_values(values)
             if self._first_wrong_step(region) >= self._first_wrong_step(self._region):
                 needed, self._values, self._region = rest, values, region
@@ -248,7 +251,10 @@ class RepairSearch:
             rest = [other for other in replacements if other is not each]
             alike = [other for other in replacements if step_key(other.step) == step_key(each.step)]
             if each.source is None and rest and len(alike) < runs[step_key(each.step)]:
-                values = self._with_all(rest)
+                try:
+                    values = self._with_all(rest)
+                except UNFIT:
+                    continue
                 if self._distance(values) <= self._bound:
                     self._values, self._region = values, self._region.with_values(values)
                     return self._without_chance(rest)
@@ -278,7 +284,7 @@ class RepairSearch:
                 return None
             try:
                 values = self._with_replacement(self._values, replacement, kept=kept)
-            except (RuntimeError, IndexError, ValueError, TypeError):  # it does not fit there
+            except UNFIT:  # it does not fit there
                 continue
             region = self._region.with_values(values)
             next_wrong = self._first_wrong_step(region)

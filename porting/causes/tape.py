@@ -366,6 +366,9 @@ def _in_place(function: Callable[..., Any]) -> bool:
     return function is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name in _OPERATORS
 
 
+UNFIT = (RuntimeError, IndexError, ValueError, TypeError)
+"""What an operation raises that is given what does not fit its shapes, as an alteration may give it."""
+
 _OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 

@@ -564,6 +564,13 @@ class _Rows:
             for length in (1, 2, min(self.model.longest, WIDTH)):
                 inputs = self._given(self._ids(2, width)) | self._decoded(2, length)
                 yield self._trial(Kind.LENGTH, f"{length} tokens for the decoder", inputs)
+            if self._masked:  # a mask of either side fits the other then
+                front = _kept_places([width, max(width - 2, 1), max(width // 2, 1)]).flip(1)
+                inputs = self._hidden(front) | self._decoded(len(front), width)
+                yield self._trial(Kind.MASK, "a decoder's row as long as the encoder's, padded in front", inputs)
+                if DECODER_MASK in given:
+                    left = _without([DECODER_MASK], inputs)
+                    yield self._trial(Kind.ARGUMENTS, f"the same without {DECODER_MASK}", left)
 
     def _lengths(self) -> Iterator[Trial]:
         """One row of each length, around the numbers of the config and of the port's code, and one past the limit."""
@@ -605,6 +612,7 @@ class _Signals:
             "values from 0 to 255": lambda one: 255 * torch.rand(one.shape, dtype=one.dtype, generator=generator),
             "values ten times as large": lambda one: 10 * one,
             "values a hundred times as small": lambda one: one / 100,
+            "zeros in the first half": _half_zero,
         }
         for what, change in changes.items() if signals else ():
             two = _rows(base, torch.arange(2) % most)
@@ -614,6 +622,9 @@ class _Signals:
             "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
             "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
         }
+        if pictures:
+            turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
+            yield self._trial(Kind.ARGUMENTS, "pictures with their channels last in memory", {**base, **turned})
         for what, change in sizes.items() if pictures else ():
             others = {name: one for name, one in base.items() if name != "pixel_mask"}
             changed = {name: change(one) for name, one in pictures.items()}
@@ -642,6 +653,12 @@ class _Signals:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _half_zero(value: Tensor) -> Tensor:
+    """A signal whose first half is zero, as of a picture that is blank on one side or a sound that begins late."""
+    half = (value.shape[-1] + 1) // 2
+    return torch.cat([torch.zeros_like(value[..., :half]), value[..., half:]], -1)
 
 
 def _kept_places(lengths: Sequence[int]) -> Tensor:

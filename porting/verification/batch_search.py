@@ -19,7 +19,7 @@ from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
 from porting.tracing.running import Side, failure_reason
-from porting.tracing.trace import Point
+from porting.tracing.trace import ARROW, Point
 from porting.trials.derived_inputs import source_of
 from porting.trials.inputs import Case
 from porting.trials.pairing import Pair
@@ -228,9 +228,8 @@ def omittable(
         inputs: what the reference is given.
         reference, port: the modules.
     """
-    named = {source_of(str(rule.sources[0].key)): str(rule.targets[0].key) for rule in rules} or {
-        name: name for name in inputs
-    }
+    pairs = [(source_of(str(rule.sources[0].key)), str(rule.targets[0].key)) for rule in rules]
+    named = {theirs: ours.partition(ARROW)[0] for theirs, ours in pairs} or {name: name for name in inputs}
     theirs, ours = _optional(reference), _optional(port)
     yield from (name for name in inputs if name in theirs and named.get(name, "") in ours)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.causes.repairs import RepairSearch
+from porting.causes.repairs import RepairSearch, _Replacement
 from porting.causes.replay import Values
 from porting.causes.step_differences import Kind
 from porting.causes.tape import Recorder
@@ -318,3 +318,20 @@ def test_weights_can_make_up_for_a_gain_and_not_for_a_gate(gate: bool, kind: Kin
     assert found
     kinds = {one.kind for way in found for one in way.repairs} & {Kind.GATED, Kind.EXCHANGED}
     assert kinds == {kind}, found
+
+
+def test_a_repair_without_which_nothing_fits_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands behind a step of another shape cannot be run without it: no traceback ends a report."""
+    with Recorder(nn.Identity()) as recorder:
+        recorder.mark("out", torch.ones(2).sin().cos())
+    tape = recorder.tape
+    search = RepairSearch(tape, tape, {}, lambda values: 0.0, bound=0.0, until=math.inf)
+    first, last = (_Replacement(step, torch.ones(2), None) for step in tape.calls[-2:])
+
+    def refuse(search: RepairSearch, replacements: object) -> Values:
+        raise RuntimeError("the size of tensor a must match the size of tensor b")
+
+    monkeypatch.setattr(RepairSearch, "_with_all", refuse)
+    monkeypatch.setattr(tape, "before", lambda result: [])
+    assert search._needed([first], last) == [first, last]
+    assert search._without_chance([first, last]) == [first, last]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import porting
 from porting import verify
 from porting.errors import VerifyError
+from porting.notation.table import parse_table
 from porting.reporting.report import Report
 from porting.tracing import running
 from porting.tracing.conditions import constants_of
@@ -22,8 +23,9 @@ from porting.tracing.running import Side
 from porting.trials import Kind, Status, purity, run
 from porting.trials.battery import Model, battery
 from porting.trials.combinations import covering, de_bruijn
-from porting.trials.inputs import Case, integers, lengthened
+from porting.trials.inputs import Case, integers, lengthened, make_cases
 from porting.trials.padding import attended, hides_token
+from porting.verification.batch_search import omittable
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 
 pytestmark = pytest.mark.few(3)
@@ -130,6 +132,50 @@ def test_tokens_that_are_overwritten_behind_some_masks_alone_are_inputs_that_are
 
     text = " ".join(str(verified(wrong(lambda out, given, port: out, before))).split())
     assert "your model writes to its inputs: input_ids" in text
+
+
+def test_a_mask_whose_meaning_the_table_says_may_be_left_out_too() -> None:
+    class Port(nn.Module):
+        def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+            return x
+
+    table = parse_table('[inputs]\n"input_ids" = "x"\n"attention_mask [b s]" = "keep -> bool [b s]"', where="t")
+    given = {"input_ids": torch.ones(1, 2), "attention_mask": torch.ones(1, 2)}
+    assert [*omittable(table.inputs, given, Encoder(), Port())] == ["attention_mask"]
+
+
+def test_a_decoder_s_row_may_be_as_long_as_the_encoder_s() -> None:
+    config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 7}
+    base = make_cases(config, seed=0)[0].inputs
+    trials = battery(
+        Model(config=config, base=base, longest=20, optional={"decoder_attention_mask"}), seed=0, tokens=10**6
+    )
+    found = {trial.what: trial.case.inputs for trial in trials}
+    both, left = (
+        found[name]
+        for name in (
+            "a decoder's row as long as the encoder's, padded in front",
+            "the same without decoder_attention_mask",
+        )
+    )
+    assert both["decoder_input_ids"].shape == both["input_ids"].shape
+    assert not both["attention_mask"][1:, 0].any()
+    assert "decoder_attention_mask" in both
+    assert {*both} - {*left} == {"decoder_attention_mask"}
+
+
+def test_pictures_are_tried_half_blank_and_with_their_channels_last_in_memory() -> None:
+    base = {"pixel_values": torch.randn(2, 3, 8, 8)}
+    found = {
+        trial.what: trial.case.inputs["pixel_values"]
+        for trial in battery(Model(config={}, base=base, longest=0), seed=0, tokens=10**6)
+    }
+    last = found["pictures with their channels last in memory"]
+    assert torch.equal(last, base["pixel_values"])
+    assert last.stride(1) == 1
+    half = found["zeros in the first half"]
+    assert not half[..., :4].any()
+    assert torch.equal(half[..., 4:], base["pixel_values"][..., 4:])
 
 
 def test_padded_places_are_no_fault_and_are_reported() -> None:
