@@ -91,17 +91,18 @@ def with_columns(table: Tensor, columns: Tensor) -> tuple[Tensor, float] | None:
 
     Args:
         table: cosines, sines or both, [... positions features]; it may have more positions.
-        columns: the reference's, [positions columns].
+        columns: the reference's, [positions columns]; of a shorter table the first positions are looked at.
 
     Returns:
         The table and by how much its columns were off; None where one of them is near no column of the other.
     """
-    count = len(columns)
+    count = min(len(columns), table.shape[-2] if table.ndim > 1 else 0)
+    columns = columns[:count]
     if table.is_complex():
         sides = [with_columns(one, columns) for one in (table.real, table.imag)]
         (real, apart), (imaginary, also) = ((None, 0.0) if one is None else one for one in sides)
         return None if real is None or imaginary is None else (torch.complex(real, imaginary), max(apart, also))
-    if not table.is_floating_point() or table.ndim < 2 or table.shape[-2] < count or not table.numel():
+    if not table.is_floating_point() or not count or not table.numel():
         return None
     made = table.detach().clone()
     rows = made[..., :count, :].double()

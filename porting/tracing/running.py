@@ -298,3 +298,7 @@ def _exception_line(error: BaseException) -> str:
     """The type of an exception and the first line of its message."""
     first, *_ = [*str(error).strip().splitlines(), ""]
     return f"{type(error).__name__}: {first}"
+
+
+Both = Callable[[torch.dtype], tuple[Side, Side]]
+"""Makes the reference and the port in a dtype."""

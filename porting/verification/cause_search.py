@@ -28,14 +28,12 @@ from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.activations import Activations
-from porting.tracing.running import Side
+from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
+from porting.verification.rounding_propagation import reference_angles
 from porting.verification.table_layouts import WHAT, Correction
-
-Both = Callable[[torch.dtype], tuple[Side, Side]]
-"""Makes the reference and the port in a dtype."""
 
 Attempt = TypeVar("Attempt")
 
@@ -119,6 +117,33 @@ def name_causes(
     """
     if drawn is None or seconds <= 0:
         return (), None
+    with reference_angles(comparison, probes, both) as same:
+        return _named(
+            comparison,
+            probes,
+            same(both),
+            dtypes,
+            drawn=same(drawn),
+            turned=turned and same(turned),
+            layouts=layouts,
+            weights_compared=weights_compared,
+            seconds=seconds,
+        )
+
+
+def _named(
+    comparison: Comparison,
+    probes: Sequence[Probe],
+    both: Both,
+    dtypes: Sequence[torch.dtype],
+    *,
+    drawn: Both,
+    turned: Both | None,
+    layouts: Layouts | None,
+    weights_compared: bool,
+    seconds: float,
+) -> tuple[tuple[Finding, ...], Divergence | None]:
+    """What :func:`name_causes` finds, where the port has the reference's angles."""
     until = time.thread_time() + seconds
     found: list[Finding] = []
     diverges: Divergence | None = None

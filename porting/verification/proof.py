@@ -22,7 +22,7 @@ from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report, spelled_call
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
-from porting.tracing.running import Clock, Side, limit_threads, peak, undisturbed, versions
+from porting.tracing.running import Both, Clock, Side, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
 from porting.trials.modalities import DECODER_IDS, IDS
@@ -37,7 +37,7 @@ from porting.verification.batches import (
     padded_in_front,
     that_fits,
 )
-from porting.verification.cause_search import Both, name_causes
+from porting.verification.cause_search import name_causes
 from porting.verification.compare import Comparison, Progress
 from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts

@@ -7,17 +7,19 @@ and what arrives at each probe is measured: more than that, times a factor for l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from porting.errors import VerifyError
-from porting.tracing.angle_tables import AnglesReplaced, AnglesSeen, angle_columns, buffers_replaced
+from porting.reporting.outcome import Probe
+from porting.tracing.angle_tables import SAME, AnglesReplaced, AnglesSeen, angle_columns, buffers_replaced, with_columns
 from porting.tracing.measure import MEANING, by_position, error
 from porting.tracing.rounding_noise import RoundedNumbers, RoundingNoise, WithoutRounding
-from porting.tracing.running import Side
+from porting.tracing.running import Both, Side
 from porting.tracing.trace import Point, Trace
 from porting.verification.compare import ALONE, END, Comparison, Errors, Placed
 
@@ -130,6 +132,62 @@ def _of_angles(comparison: Comparison, reference: Side, port: Side) -> set[Point
         with buffers_replaced(port.module, columns), AnglesReplaced(columns):
             port.run(case, compare, wanted=[point for point in pairing.pairs if point in comparison.anchors[case]])
     return {point for point, largest in far.items() if largest <= MEANING}
+
+
+@contextmanager
+def reference_angles(comparison: Comparison, probes: Sequence[Probe], both: Both) -> Iterator[Callable[[Both], Both]]:
+    """While this lasts, the port has the reference's cosines and sines, if its own are those but for their rounding.
+
+    What a mistake does to the outputs is not hidden by the roundings then, nor is what explains it.
+
+    Args:
+        comparison: what was measured.
+        probes: its probes.
+        both: makes the two sides.
+
+    Yields:
+        What is to be done to all that makes the two sides.
+    """
+    rounded = any(probe.leak is not None or probe.lowered for probe in probes)
+    differs = any(probe.guilty or probe.differs for probe in probes) and not any(probe.imprecise for probe in probes)
+    columns: Tensor | None = None
+    computed = held = False
+    if rounded and differs:
+        reference, port = both(torch.float64)
+        longest = max(range(len(comparison.exact)), key=lambda case: _tokens(reference, case))
+        pairing = comparison.pairings[longest]
+        seen = []
+        for side, wanted in ((reference, pairing.compared), (port, pairing.pairs)):
+            with AnglesSeen() as angles:
+                side.run(longest, lambda point, value: None, wanted=list(wanted))
+            seen.append(angles.found)
+        columns = angle_columns(seen[0])
+        computed = columns is not None and _rounded_otherwise(seen[1], columns)
+        held = columns is not None and _rounded_otherwise(port.module.buffers(), columns)
+    with ExitStack() as stack:
+
+        def same(makes: Both) -> Both:
+            def sides(dtype: torch.dtype) -> tuple[Side, Side]:
+                reference, port = makes(dtype)
+                if columns is not None and held and dtype is torch.float64:
+                    stack.enter_context(buffers_replaced(port.module, columns))
+                return reference, port
+
+            return sides
+
+        if columns is not None and computed:
+            stack.enter_context(AnglesReplaced(columns))
+        yield same
+
+
+def _rounded_otherwise(tables: Iterable[Tensor], columns: Tensor) -> bool:
+    """Whether a table has these columns but for their rounding."""
+    made = (with_columns(one, columns) for one in tables)
+    return any(one is not None and one[1] > SAME for one in made)
+
+
+def _tokens(side: Side, case: int) -> int:
+    return max((one.shape[-1] for one in side.arguments[case].values() if one.ndim), default=0)
 
 
 def _add(found: dict[str, dict[Point, float]], measured: Callable[[int, bool], Mapping[Point, float]]) -> None:

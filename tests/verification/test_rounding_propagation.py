@@ -190,6 +190,38 @@ def test_tables_that_are_rounded_almost_alike_are_told_from_a_mistake_as_small()
     assert [probe.port for probe in compared(Slow, SlowByAUnitBeside).guilty] == ["second"]
 
 
+class BehindAngles(Placed):
+    """Behind a table that is rounded a norm, whose eps moves the output by about as much as the table's roundings."""
+
+    eps = 1e-5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16, self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).to(self.dtype)
+        angles = torch.outer(places, torch.exp(torch.arange(0, 16, 2).to(self.dtype) * (-9.21 / 16)))
+        table = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+        result: Tensor = self.out(self.norm(self.second(torch.tanh(self.first(x) + table))))
+        return result
+
+
+class BehindOtherAngles(BehindAngles):
+    dtype = torch.float64
+    eps = 1.1e-5
+
+
+def test_a_cause_is_found_beside_angles_that_are_rounded_otherwise() -> None:
+    torch.manual_seed(0)
+    cases = [Case(f"{rows}", {"x": torch.randn(rows, LENGTH, 16)}) for rows in (2, 3)]
+    report = verify(reference=BehindAngles(), into=BehindOtherAngles, inputs=cases, causes=True)
+    assert [probe.port for probe in report.guilty] == ["norm"]
+    assert [finding.name for finding in report.causes] == ["LayerNorm eps"], str(report)
+    assert report.causes[0].detail == "eps is 1.1e-05 where the reference has 1e-05"
+    assert report.causes[0].residual < 1e-12
+
+
 class Twice(Placed):
     """Its first matrix is used a second time, which the reference does otherwise and nothing compares."""
 
