@@ -21,6 +21,7 @@ from porting.tracing.running import Side
 from porting.trials.derived_inputs import LENGTHS
 from porting.trials.inputs import Case, Maker, named_inputs, positions_of, special_tokens, withheld
 from porting.trials.modalities import (
+    DECODER,
     IDS,
     SEGMENTS,
     SIGNALS,
@@ -30,7 +31,7 @@ from porting.trials.modalities import (
     takes_signals,
     text_fields,
 )
-from porting.trials.padding import MASK
+from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.accepted_inputs import Asked, ask, cases_with, that_run
 from porting.verification.reference import TYPES, silent_fields, usual_fields
 from porting.verification.references import LiveReference, floating, stored
@@ -133,18 +134,21 @@ def another(case: Case, batch: Batches, seed: int) -> Case:
 def padded_in_front(case: Case, rules: Sequence[Rule]) -> Case:
     """The batch with its padding in front of the rows: there what counts tokens and what counts places differ.
 
-    As it is where the port takes the lengths of rows, by the table's [inputs]: it cannot be told so.
+    So are a decoder's rows.  As it is where the port takes the lengths of rows, by the table's [inputs]: it cannot be
+    told so.
     """
-    mask = case.inputs.get(MASK)
-    if mask is None or mask.ndim != 2 or any(str(rule.sources[0].key) == LENGTHS for rule in rules):
+    if any(str(rule.sources[0].key).endswith(LENGTHS) for rule in rules):
         return case
-    shifts = (mask == 0).sum(1).tolist()
-    rolled = {
-        name: torch.stack([row.roll(shift) for row, shift in zip(value, shifts, strict=True)])
-        for name, value in case.inputs.items()
-        if value.shape == mask.shape
-    }
-    return Case(case.name, {**case.inputs, **rolled})
+    rolled: dict[str, Tensor] = {}
+    for masked in (MASK, DECODER_MASK):
+        mask = case.inputs.get(masked)
+        if mask is None or mask.ndim != 2:
+            continue
+        shifts = (mask == 0).sum(1).tolist()
+        for name, value in case.inputs.items():
+            if value.shape == mask.shape and name.startswith(DECODER) == masked.startswith(DECODER):
+                rolled[name] = torch.stack([row.roll(shift) for row, shift in zip(value, shifts, strict=True)])
+    return Case(case.name, {**case.inputs, **rolled}) if rolled else case
 
 
 def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from porting.embedded import embedded_checkpoint
 from porting.errors import VerifyError
 from porting.tables import find_table
 from porting.trials.inputs import make_cases
-from porting.verification.batches import make_batches
+from porting.verification.batches import make_batches, padded_in_front
 from porting.verification.reference import usual_fields
 
 CONFIG: dict[str, Any] = {  # Any: fields of several types
@@ -39,6 +39,18 @@ def test_a_decoder_is_given_rows_of_its_own() -> None:
     assert bool((mask.sum(dim=1) >= 1).all())
     assert mask.sum(dim=1).argmax() == theirs.sum(dim=1).argmin()
     assert full.inputs["decoder_input_ids"].shape == full.inputs["input_ids"].shape == (1, 30)  # the last position
+
+
+def test_a_decoder_s_rows_are_padded_in_front_as_the_encoder_s_are() -> None:
+    case = make_cases(CONFIG, seed=0)[0]
+    front = padded_in_front(case, ())
+    for mask, ids in (("attention_mask", "input_ids"), ("decoder_attention_mask", "decoder_input_ids")):
+        assert bool((front.inputs[mask].diff(dim=1) >= 0).all())
+        assert torch.equal(front.inputs[mask].sum(1), case.inputs[mask].sum(1))
+        for row, kept, before, seen in zip(
+            front.inputs[ids], front.inputs[mask], case.inputs[ids], case.inputs[mask], strict=True
+        ):
+            assert torch.equal(row[kept == 1], before[seen == 1])
 
 
 def test_the_start_is_the_padding_when_the_config_is_silent() -> None:
