@@ -210,7 +210,7 @@ class TimesNothing(Plain):
         return x + 0 * torch.tanh(self.pool(x[:, :1]))
 
 
-@into(SAID, "without its argument keep, which has a default, it is not the reference without attention_mask")
+@into(SEEN, "arguments at their defaults, without attention_mask")
 class DefaultOfItsOwn(Plain):
     def forward(self, ids: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         keep = torch.arange(ids.shape[1]).expand_as(ids) < 3 if keep is None else keep

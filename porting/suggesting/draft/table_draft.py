@@ -145,7 +145,8 @@ def draft(
     everywhere = module.named_modules(remove_duplicate=False)
     own |= {path for path, part in everywhere if next(part.parameters(), None) is None}
     ours = {path: one for path, one in found.trace.modules.items() if path in own and (path or not several)}
-    whole = not (found.lacking or rest)
+    biased = any(one.what == "bias" for one in found.divergences)  # one that the checkpoint has may be zero there
+    whole = not (found.lacking or rest or biased)
     compared = probes(ours, found.reference.modules, found.moves, loose=close, whole=whole, basis=found.basis)
     if first := first_difference(found, ours, compared):
         compared = ordered([*compared, *first], found.reference.modules)
