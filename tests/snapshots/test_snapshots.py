@@ -79,6 +79,9 @@ def noise(number: str) -> str:
     return number if number == "1e-12" else "tiny"
 
 
+SMALL, BOUND = 1e-5, 1e-12
+"""A number as small is noise, unless it is the library's own bound."""
+
 MEASURED = {"cost", "difference", "meaning", "noise", "residual", "rounding", "spreads"}
 """Fields of a report, with all that is in them, that are not the same in two runs or on two machines."""
 
@@ -91,6 +94,8 @@ def plain_json(value: Any, measured: bool = False) -> Any:  # Any: as JSON is
         return ["..."] if measured else [plain_json(inner) for inner in value]
     if isinstance(value, str):
         return plain(value).rstrip("\n")
+    if isinstance(value, float) and 0 < value < SMALL and value != BOUND:
+        return "tiny"  # a bound that follows from what was measured
     return "number" if measured and value is not None else value
 
 

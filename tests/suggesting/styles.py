@@ -189,8 +189,11 @@ FLAWS: Mapping[str, Right] = {
     "not causal": _WRONG,
     "causal off by one": _WRONG,
     "extra norm": (frozenset({_I, _N}), "norm"),  # not impossible where a norm behind it might take it away again
-    "unscaled attention": _one(_N),  # the query's weights could take the scale in
-    "attention scaled twice": _one(_N),  # as above
+    "unscaled attention": (
+        frozenset({_E, _T, _N}),
+        "",
+    ),  # the query's weights take the scale in, if they are by themselves
+    "attention scaled twice": (frozenset({_E, _T, _N}), ""),  # as above
     "typed scale": (frozenset({_A, _N}), ""),
     "residual dropped": _one(_I, "residual missing"),
     "norms on the other side": _WRONG,

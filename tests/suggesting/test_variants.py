@@ -93,13 +93,23 @@ def test_a_head_that_is_not_tied_is_a_copy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flaw", ["unscaled attention", "other gelu"])
+@pytest.mark.parametrize("flaw", ["causal off by one", "other gelu"])
 def test_a_flaw_is_never_called_proven(flaw: str) -> None:
     seed = next(seed for seed in range(1000) if drawn(seed, flawed=True).flaw == flaw)
     one = tried(drawn(seed, flawed=True))
     assert one.found is not None, one.said
     assert not one.found.proven
     assert one.found.verdict in FLAWS[flaw][0], str(one.found)
+
+
+@pytest.mark.slow
+def test_a_flaw_that_weights_take_in_is_proven_with_these() -> None:
+    seed = next(seed for seed in range(1000) if drawn(seed, flawed=True).flaw == "unscaled attention")
+    one = tried(drawn(seed, flawed=True))
+    assert one.found is not None, one.said
+    assert one.found.proven, str(one.found)
+    assert not one.false_proof
+    assert "scale = " in one.found.text
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
             Verdict.APPROXIMATE,
             "LayerNorm eps (eps is 1e-05 where the reference has 1e-12), at layers.{i}.norm1",
         ),
-        (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.0.down"),
+        (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.{i}.act"),
         (NormedAgain, Verdict.NOT_FOUND, "is none of the reference's activations"),
     ],
 )
