@@ -160,6 +160,26 @@ def test_of_two_names_for_one_field_one_may_be_another_size() -> None:
     assert better_sizes(named, built, FIELDS, shapes) == {"hidden_size": "intermediate_size"}
 
 
+class Layered(nn.Module):
+    """Builds a layer after the other; it counts them."""
+
+    most = 0
+
+    def __init__(self, width: int, n: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for number in range(n):
+            type(self).most = max(number, type(self).most)
+            self.layers.append(nn.Linear(width, width))
+
+
+def test_what_is_built_with_a_wrong_size_is_no_larger_than_could_be_meant() -> None:
+    config = {"hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 10**6, "vocab_size": 10**5}
+    shapes = [shape for _ in range(2) for shape in ((24, 24), (24,))]
+    assert solved_sizes(Layered, ["n"], config, shapes, asked={"width": "hidden_size"}) == {"n": "num_hidden_layers"}
+    assert Layered.most < 1000
+
+
 class Defaults(Encoder):
     """Each size has a default, of another checkpoint."""
 

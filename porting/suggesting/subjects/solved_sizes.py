@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from torch import nn
 
-from porting.build import Bounds
+from porting.build import Bounds, bounded
 from porting.errors import PortingError
 from porting.suggesting.subjects.building import (
     SIZES,
@@ -60,6 +60,10 @@ LAYERS = "layer_types"
 
 SHORT = 2
 """Names of so many letters mean different sizes in different projects."""
+
+LARGER, SPARE = 64, 1 << 22
+"""What is built with a wrong size, such as a number of layers, may be so many times as large as the reference, and have
+so many numbers besides."""
 
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
@@ -231,6 +235,8 @@ class _Sizes:
     ) -> None:
         self._into, self._config, self._taken = into, config, frozenset(taken)
         self._wanted: Shapes = Counter(map(_sizes, shapes))
+        tensors, numbers = self._wanted.total(), _total(self._wanted)
+        self._within = Bounds(parameters=LARGER * (tensors + 8), nbytes=8 * (LARGER * numbers + SPARE))
         shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
         self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
@@ -374,7 +380,8 @@ class _Sizes:
         """Of what is built; None where it cannot be."""
         try:
             told = {**named_fields(self._into), **fields}
-            built: BuiltModule = build_for(with_fields(self._into, told, config), config)
+            with bounded(self._within):
+                built: BuiltModule = build_for(with_fields(self._into, told, config), config)
         except PortingError:
             return None
         return Counter(_sizes(tensor.shape) for _, tensor in named_tensors(built.module) if tensor.ndim)
