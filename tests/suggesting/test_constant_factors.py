@@ -128,6 +128,7 @@ def test_a_factor_is_written_with_what_is_called_one_first() -> None:
         "residual_multiplier * (hidden_size / num_attention_heads) ** 0.5"
     )
     assert formula(1.2345, config) == ""
+    assert formula(3.0, {"hidden_size": 16, "num_hidden_layers": 3, "eos_token_id": 3}) == ""  # by chance
 
 
 @pytest.mark.parametrize("changes", [{"inner": ".double()"}, {}], ids=["in float64", "alike"])

@@ -47,8 +47,8 @@ def constant_factor(one: Tensor, other: Tensor) -> float | None:
 def formula(factor: float, config: Mapping[str, object]) -> str:
     """A factor as a table writes it: a field of the config, its root, their inverses, and products of two.
 
-    Fields that are called a factor come first, and the widths of the model and of a head; another number of the config
-    may have the value by chance.
+    Only fields that are called a factor count, and the widths of the model and of a head: any other number of a
+    config, such as its layers or a token's id, has the value by chance.
 
     Args:
         factor: the number.
@@ -67,8 +67,7 @@ def formula(factor: float, config: Mapping[str, object]) -> str:
     joint = {f"{one} * {other}": named[one] * widths[other] for one in named for other in widths}
     plain = {text: value for name in called for text, value in _powers(name, numbers[name], (1, -1))}
     pairs = {f"{one} * {other}": plain[one] * plain[other] for one in plain for other in plain}
-    others = {text: value for name in numbers for text, value in _powers(name, numbers[name], (1, -1, 0.5, -0.5))}
-    formulas = chain(named.items(), widths.items(), joint.items(), pairs.items(), others.items())
+    formulas = chain(named.items(), widths.items(), joint.items(), pairs.items())
     return next((text for text, value in formulas if abs(value / factor - 1) <= NEAR), "")
 
 
@@ -192,17 +191,20 @@ class FactorSearch(ScoreTableSearch):
         Where the head's matrix is the table of words, the norm in front of it takes the factor in.
         """
         trace = self.port.run(forced=self._forced)
-        for unit in [one for one in trace.units if one.kind is WeightUse.LINEAR and len(one.weights) == 1][-1:]:
-            tied = next(self._tied_to(unit), None)
-            returned = [one for one in self.found.reference.outputs if one.is_floating_point()][:1]
-            last = any(distance(one, unit.output) <= SAME for one in trace.outputs)
-            due = returned if last else [] if tied is None else [tied.output]
-            factor = next((constant_factor(unit.output, one) for one in due), None)
-            names = unit.names if tied is None else self._normed_alone(unit, trace)
-            moves = [one for one in self.found.moves if {*names} & {*one.writes}]
-            whole = {*names} & self.port.loadable <= {name for one in moves for name in one.writes}
-            if factor is not None and moves and whole and self._multiply(moves, factor):
-                self.found.trace = self.port.run(forced=self._forced)
+        heads = [one for one in trace.units if one.kind is WeightUse.LINEAR and len(one.weights) == 1]
+        if not heads:
+            return
+        unit = heads[-1]
+        tied = self._tied_to(unit)
+        returned = [one for one in self.found.reference.outputs if one.is_floating_point()][:1]
+        last = any(distance(one, unit.output) <= SAME for one in trace.outputs)
+        due = returned if last else [] if tied is None else [tied.output]
+        factor = next((constant_factor(unit.output, one) for one in due), None)
+        names = unit.names if tied is None else self._normed_alone(unit, trace)
+        moves = [one for one in self.found.moves if {*names} & {*one.writes}]
+        whole = {*names} & self.port.loadable <= {name for one in moves for name in one.writes}
+        if factor is not None and moves and whole and self._multiply(moves, factor):
+            self.found.trace = self.port.run(forced=self._forced)
 
     def _normed_alone(self, unit: Unit, trace: OperationTrace) -> tuple[str, ...]:
         """The tensors of the norm in front of a head, where nothing else is given what it gives."""
@@ -210,13 +212,13 @@ class FactorSearch(ScoreTableSearch):
         others = any(one is not unit and unit.behind & one.behind for one in trace.units)
         return norms[0].names if len(norms) == 1 and not others and not unit.biases else ()
 
-    def _tied_to(self, unit: Unit) -> Iterator[Unit]:
-        """The reference's head, where a matrix of the module has its values already, as a table of words."""
+    def _tied_to(self, unit: Unit) -> Unit | None:
+        """The reference's head, if a matrix of the module has its values already, as a table of words."""
         filled = {unit.weights[0], self.found.seconds.get(unit.weights[0], "")}
         reads = {name for move in self.found.moves if filled & {*move.writes} for name in move.reads}
         heads = [one for one in self.found.reference.units if one.kind is WeightUse.LINEAR and {*one.weights} & reads]
         lookups = [one for one in self.found.reference.units if one.kind is WeightUse.LOOKUP and {*one.names} & reads]
-        yield from heads if lookups else ()
+        return heads[0] if heads and lookups else None
 
     def _multiply(self, moves: Sequence[CandidateRule], factor: float) -> bool:
         """Let rules multiply by a factor, what they add included; whether the config has a formula for it."""

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from porting.suggesting.subjects.operation_trace import OperationTrace, WeightUse
-
-ROUNDED = 1e-5
-"""Two tables are one if they are no further from each other: one of them is rounded to float32, or its angles are."""
+from porting.tracing.angle_tables import ROUNDED
 
 
 @dataclass(frozen=True)

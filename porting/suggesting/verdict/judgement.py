@@ -17,7 +17,7 @@ from porting.suggesting.draft.table_writer import patterns
 from porting.suggesting.draft.unmapped import Unmapped
 from porting.suggesting.search.activation_matching import laid_out
 from porting.suggesting.search.embedding_candidates import ROW
-from porting.suggesting.search.feature_permutation import ROUNDED, FeatureOrder
+from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import distance, first_columns
 from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
@@ -30,6 +30,7 @@ from porting.suggesting.verdict.extra_checks import ExtraChecks, unshown
 from porting.suggesting.verdict.proof import Proof, probed
 from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown
 from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
+from porting.tracing.angle_tables import ROUNDED
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ROOT
 from porting.trials.modalities import IDS
