@@ -25,6 +25,7 @@ from porting.frames import users_line
 from porting.limits import Budget, limits, raised
 from porting.plan.recipe import Described
 from porting.target import TargetError, named_tensors
+from porting.tracing.devices import or_on_cpu
 from porting.tracing.torch_modes import FunctionMode
 from porting.user_state import restored_state
 
@@ -111,7 +112,8 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
         within: how large it may become.
 
     Returns:
-        The module: parameters and persistent buffers on the meta device, everything else with its values.
+        The module: parameters and persistent buffers on the meta device, everything else with its values.  One that its
+        builder moves to a GPU has all of its values, there.
 
     Raises:
         TargetError: ``make`` fails, gives no module, or goes beyond the bounds.
@@ -133,7 +135,8 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
             raise
         except Exception:  # noqa: BLE001  # as above, where it reads a parameter; errors of the last attempt are reported
             module = _call_builder(make, within)
-        _move_to_meta(module)
+        if not any(tensor.device.type not in {"cpu", "meta"} for _, tensor in named_tensors(module)):
+            _move_to_meta(module)
     return module
 
 
@@ -166,7 +169,7 @@ def _call_builder(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     """Call the builder; returns its module."""
     try:
         with torch.device("cpu"), bounded(within):
-            return make()
+            return or_on_cpu(make)
     except PortingError:
         raise
     except Exception as error:  # a user's code may raise anything; it is reported with its line

@@ -27,6 +27,7 @@ from porting.plan.config import arguments
 from porting.tables import chosen_for, find_table
 from porting.target import with_arguments
 from porting.tokenizer import TextTokenizer, read_tokenizer
+from porting.tracing.devices import on_cpu, or_on_cpu
 from porting.trials.inputs import for_port, positions_of
 from porting.trials.logits import LogitsReader, Wanted
 
@@ -260,15 +261,16 @@ class TextModel:
             LogitsError: the module gives no such tensor.
             VerifyError: the module fails.
         """
-        return self.reader.read(self.arguments(inputs), wanted)
+        with on_cpu():
+            return or_on_cpu(lambda: self.reader.read(self.arguments(inputs), wanted))
 
     def run(self, encoding: Encoding, *, output_hidden_states: bool = False) -> Any:  # whatever the module returns
         """Run the module on one text, a batch of 1; with its ``hidden_states`` [1 s e] on request."""
         given: dict[str, Any] = {**self.arguments(self.inputs(encoding))}
         if output_hidden_states:
             given["output_hidden_states"] = True
-        with torch.inference_mode():
-            return self.module(**given)
+        with torch.inference_mode(), on_cpu():
+            return or_on_cpu(lambda: self.module(**given))
 
     def _accept(self, text: str) -> None:
         if not text.strip():

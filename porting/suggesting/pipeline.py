@@ -54,6 +54,7 @@ from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, pro
 from porting.suggesting.verdict.reasons import evidence
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
 from porting.target import TargetError
+from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.measure import MEANING
 from porting.tracing.running import limit_threads
 from porting.tracing.trace import ARROW
@@ -85,6 +86,7 @@ RESERVE, CAUSES = 0.15, 16.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
 
 
+@repeated_on_cpu
 def suggest(
     source: str | os.PathLike[str] | Checkpoint,
     into: Builder,
@@ -154,7 +156,7 @@ def suggest(
 
     against = _against(checkpoint, architecture, asker)
     for one in against.warnings(checkpoint.tensors):
-        warnings.warn(one, PortingWarning, stacklevel=2)
+        warnings.warn(one, PortingWarning, stacklevel=3)  # past the decorator
     kind = against.name
     guessed: dict[str, str] = {}
     found: Suggestion | None = None
@@ -195,7 +197,7 @@ def suggest(
         message = Message(
             f"what is built has the reference's shapes with {read}: ", Option("config"), " says otherwise"
         )
-        warnings.warn(message, PortingWarning, stacklevel=2)
+        warnings.warn(message, PortingWarning, stacklevel=3)  # past the decorator
     return replace(found, decisions=tuple(asker.decisions), seconds=time.monotonic() - begun)
 
 

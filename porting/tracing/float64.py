@@ -82,8 +82,45 @@ def forced_float64(module: nn.Module) -> Iterator[LoweredOperations]:
         undo.callback(_RUNNING.names.clear)
         undo.callback(register_module_forward_pre_hook(enter).remove)
         undo.callback(register_module_forward_hook(leave, always_call=True).remove)
-        with eagerly(), mode, Decomposed():
+        with eagerly(), _limits_of_float32(), mode, Decomposed():
             yield mode.found
+
+
+@contextmanager
+def _limits_of_float32() -> Iterator[None]:
+    """Return a context in which ``torch.finfo(torch.float64)`` has the largest and the lowest number of float32.
+
+    Both hide a token, and code multiplies a float32 mask by the one or stores it in one: the lowest float64 would be
+    minus infinity there, and 0 times it no number.
+    """
+    global _limiting  # noqa: PLW0603  # models run side by side in several threads, and leave in any order
+    with _LIMITING:
+        _limiting += 1
+        torch.finfo = _limits  # type: ignore[misc, assignment]  # called like the class
+    try:
+        yield
+    finally:
+        with _LIMITING:
+            _limiting -= 1
+            if not _limiting:
+                torch.finfo = _FINFO  # type: ignore[misc]  # as above
+
+
+_FINFO = torch.finfo
+_LIMITING = threading.Lock()
+_limiting = 0
+
+
+class _Limits:
+    """What torch says of float64, but for its range."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(_FINFO(torch.float32 if name in {"min", "max"} else torch.float64), name)
+
+
+def _limits(dtype: torch.dtype | None = None) -> object:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return _Limits() if dtype == torch.float64 else _FINFO(dtype)
 
 
 class ForceFloat64(DispatchMode):
@@ -102,6 +139,9 @@ class ForceFloat64(DispatchMode):
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload) and func._can_decompose():
             with self:  # under inference_mode, composite operations arrive here
                 return func.decompose(*args, **kwargs)
+        mask = kwargs.get("attn_mask")
+        if func is _FUSED and isinstance(mask, Tensor) and mask.dtype not in {torch.bool, args[0].dtype}:
+            kwargs["attn_mask"] = mask.to(args[0].dtype)  # torch 2.13 reads a float32 mask as if it were float64
         less = kwargs.get("dtype")
         if less in LESS and any(self._changed(leaf, less) for leaf in tree_leaves(args)):
             kwargs["dtype"] = torch.float64
@@ -118,6 +158,8 @@ class ForceFloat64(DispatchMode):
             constant = address_of(value) in self._constants
             return not constant or not torch.equal(value.to(less).to(value.dtype).nan_to_num(), value.nan_to_num())
 
+
+_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 _MAKERS = frozenset({torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default})
 

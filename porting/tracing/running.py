@@ -19,6 +19,7 @@ from porting.frames import is_users, signature_of, users_line
 from porting.printable import safe
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
+from porting.tracing.devices import on_cpu
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
 from porting.tracing.torch_modes import KeptGraph, eagerly
@@ -30,9 +31,13 @@ SMALL = 1 << 23
 
 @contextmanager
 def undisturbed(seed: int) -> Iterator[None]:
-    """Return a context with default settings of torch and a seed; random state and threads are restored afterwards."""
+    """Return a context on the CPU with default settings of torch and a seed.
+
+    Random state and threads are restored afterwards.
+    """
     threads = torch.get_num_threads()
     with (
+        on_cpu(),
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(mode=False),
         torch.enable_grad(),

@@ -25,6 +25,15 @@ _PLACE = 3
 """Position of the argument ``padding_idx`` of ``embedding_dense_backward``."""
 
 
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A torch function with its arguments, by position and by name."""
+
+Redirection = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Call]
+
+_REDIRECTIONS: list[Redirection] = []
+"""What changes a call before a mode sees it."""
+
+
 class FunctionMode(TorchFunctionMode):
     """A mode in which :meth:`call` sees every call of a torch function, with its arguments in the signature's order."""
 
@@ -48,7 +57,9 @@ class FunctionMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # whatever torch's function gives
-        args, rest = in_order(func, args, kwargs) if kwargs else (args, {})
+        for redirect in _REDIRECTIONS:
+            func, args, kwargs = redirect(func, args, kwargs or {})
+        args, rest = in_order(func, args, kwargs or {})
         return func(*args, **rest) if self._resting else self.call(func, args, rest)
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
@@ -62,6 +73,17 @@ class FunctionMode(TorchFunctionMode):
             The result.
         """
         return func(*args, **kwargs)
+
+
+@contextmanager
+def redirecting(redirect: Redirection) -> Iterator[None]:
+    """Return a context in which each call of a torch function is made as ``redirect`` says, and modes see that call."""
+    _REDIRECTIONS.append(redirect)
+    try:
+        with FunctionMode():
+            yield
+    finally:
+        _REDIRECTIONS.remove(redirect)
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type its modes

@@ -22,6 +22,7 @@ from porting.reporting.outcome import Cost, Probe
 from porting.reporting.report import Report, spelled_call
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
+from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.running import Both, Clock, Side, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
@@ -67,6 +68,7 @@ from porting.verification.trial_setup import explore
 Prove = Callable[..., Report]
 
 
+@repeated_on_cpu
 def verify(
     source: Source = None,
     into: Into = None,

@@ -24,6 +24,7 @@ from porting.plan.config import effective
 from porting.printable import dtype_name
 from porting.recordings import EXACT, ISOLATED
 from porting.tables import find_table
+from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.provenance import ProvenanceRecorder
 from porting.tracing.running import Clock, Side, undisturbed, versions
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, like
@@ -40,6 +41,7 @@ from porting.verification.same_names import every_point, same_names
 from porting.verification.subject import stored_dtype
 
 
+@repeated_on_cpu
 def record(
     source: str | os.PathLike[str] | Checkpoint | nn.Module | Callable[..., object],
     path: str | os.PathLike[str],

@@ -28,7 +28,7 @@ from porting.plan.align import Step, align
 from porting.plan.check import check
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
-from porting.target import assign, named_tensors, plain_tensors, with_arguments
+from porting.target import assign, named_tensors, plain_tensors, unwrapped, with_arguments
 from porting.verification.reference_class import reference_class
 
 
@@ -67,11 +67,12 @@ def prepare(
         VerifyError: ``into`` cannot be copied, or nothing says what the reference is.
     """
     named = architecture if table.architectures else None
+    into = unwrapped(into) if isinstance(into, nn.Module) else into
     if loaded:
         if not isinstance(into, nn.Module):
             message = "a module that holds its weights was expected, and what builds one was given"
             raise VerifyError(Fault(code=Code.BAD_TARGET, message=message))
-        port, (_, kind) = _copied(into), maker(table, checkpoint, into, named, trust=trust)
+        port, (_, kind) = _copied(into).to("cpu"), maker(table, checkpoint, into, named, trust=trust)
         plan = check(table, checkpoint, port, dtype=_cast_of(checkpoint, port), fresh=fresh)
     else:
         with warnings.catch_warnings():

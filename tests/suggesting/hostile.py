@@ -89,11 +89,6 @@ def needs_a_file(config: Config) -> object:
     return Usual(config)
 
 
-@refused(r"building the module failed: \w+: .* \(at .*hostile\.py:\d+; leave it on the CPU, where it is run\)")
-def moves_to_cuda(config: Config) -> object:
-    return Usual(config).to("cuda:7")
-
-
 @refused(r"building the module failed: SystemExit: 3 \(at .*hostile\.py:\d+\)")
 def leaves_the_program(config: Config) -> object:
     sys.exit(3)
@@ -149,6 +144,11 @@ FAULTS["RaisesAtOnce"] = (RaisesAtOnce, r"failed: RuntimeError: not today, nor t
 def prints(config: Config) -> object:
     print("a builder that tells the world")  # noqa: T201  # the point
     return Usual(config)
+
+
+@fine
+def moves_to_cuda(config: Config) -> object:
+    return Usual(config).to("cuda:7")
 
 
 @fine
@@ -226,17 +226,13 @@ class MovesAway(Usual):
         return super().forward(ids, keep, segments).to("meta")
 
 
-@refused_module(
-    r"MovesToCuda.forward moves data to another device: .* \(at .*hostile\.py:\d+; keep it where its inputs"
-)
+@fine_module
 class MovesToCuda(Usual):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         return super().forward(ids.to("cuda:7"), keep, segments)
 
 
-@refused_module(
-    r"MakesOnCuda.forward moves data to another device: .* \(at .*hostile\.py:\d+; keep it where its inputs"
-)
+@fine_module
 class MakesOnCuda(Usual):
     """Behind much else, at which other ways of giving it a mask end earlier."""
 

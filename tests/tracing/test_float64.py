@@ -341,3 +341,50 @@ def test_the_least_number_of_float64_can_be_made_where_nothing_says_its_dtype() 
         assert torch.equal(module(x), x)
         assert torch.full((), 3.0).dtype == torch.float32
         assert torch.full((), math.inf).dtype == torch.float32
+
+
+class Masked(nn.Module):
+    """Hides tokens with a float32 mask, by the lowest number of the dtype that it computes in."""
+
+    def __init__(self, *, fused: bool, causal: bool) -> None:
+        super().__init__()
+        self.fused, self.causal = fused, causal
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        mask = (1.0 - keep[:, None, None].float()) * torch.finfo(x.dtype).min
+        q, k = (one(x).unflatten(-1, (2, 8)).transpose(1, 2) for one in (self.query, self.key))
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask, is_causal=self.causal)
+        scores = q @ k.mT / math.sqrt(8) + mask
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+        weighted: Tensor = scores.softmax(-1) @ k
+        return weighted
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_float32_mask_hides_in_float64_what_it_hides_in_float32(*, causal: bool) -> None:
+    torch.manual_seed(0)
+    x, keep = torch.randn(2, 24, 16), torch.arange(24) < torch.tensor([[24], [16]])
+    fused, spelled_out = Masked(fused=True, causal=causal), Masked(fused=False, causal=causal)
+    spelled_out.load_state_dict(fused.state_dict())
+    outputs = {}
+    with torch.no_grad():
+        expected = spelled_out(x, keep).double()
+        for module in (fused.double(), spelled_out.double()):
+            with forced_float64(module):
+                outputs[module.fused] = module(x.double(), keep)
+    assert outputs[True].dtype == torch.float64
+    torch.testing.assert_close(outputs[True], outputs[False], rtol=0, atol=1e-14)
+    torch.testing.assert_close(outputs[True], expected, rtol=0, atol=1e-5)
+
+
+def test_only_the_range_is_float32s_and_only_inside() -> None:
+    with forced_float64(nn.Linear(2, 2).double()), forced_float64(nn.Linear(2, 2).double()):
+        inside: Any = torch.finfo(torch.float64)
+        assert (inside.min, inside.max) == (torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
+        assert (inside.eps, inside.bits) == (2.0**-52, 64)
+        assert torch.finfo(torch.float16).max == 65504
+    assert torch.finfo(torch.float64).max > 1e300
+    assert isinstance(torch.finfo, type)

@@ -32,8 +32,8 @@ from porting.suggesting.subjects.config_fields import (
     numbers_by_stage,
     role_of,
 )
-from porting.suggesting.subjects.guarded_run import is_device_error
 from porting.target import TargetError, named_tensors, with_arguments
+from porting.tracing.devices import is_device_error
 
 Builder = nn.Module | Callable[..., nn.Module]
 

@@ -33,9 +33,10 @@ from porting.suggesting.subjects.argument_names import (
     without_optional_masks,
 )
 from porting.suggesting.subjects.config_fields import Role, fields_of
-from porting.suggesting.subjects.guarded_run import STAY, is_device_error
+from porting.suggesting.subjects.guarded_run import STAY
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
+from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.trials.derived_inputs import LENGTHS

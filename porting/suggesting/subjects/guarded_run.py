@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import re
 import sys
 import time
 import warnings
@@ -27,6 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import is_users, users_line
+from porting.tracing.devices import is_device_error
 from porting.tracing.running import undisturbed
 
 
@@ -59,24 +59,6 @@ def bounded(until: float) -> Iterator[None]:
 
 STAY = "keep it where its inputs and weights are: device=x.device"
 """What to do about it."""
-
-_ABOUT = re.compile(
-    r"CUDA|NVIDIA|HIP|XPU|(?<![a-z])(cuda|mps|xpu|npu|hpu|tpu)(?![a-z])|accelerator device"
-    r"|same device|on the expected device|different devices"
-)
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether torch complains of a device: one that it lacks here, or two that meet.
-
-    >>> is_device_error(AssertionError("Torch not compiled with CUDA enabled"))
-    True
-    >>> is_device_error(RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu!"))
-    True
-    >>> is_device_error(ValueError("a barracuda"))
-    False
-    """
-    return isinstance(error, AssertionError | RuntimeError | TypeError | ValueError) and bool(_ABOUT.search(str(error)))
 
 
 @contextmanager
