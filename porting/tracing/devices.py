@@ -59,7 +59,7 @@ def redirected(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     >>> redirected(torch.zeros, (2,), {"device": "cuda"})[2]
     {'device': device(type='cpu')}
     """
-    if function is torch.device:
+    if function is torch.device or getattr(function, "__name__", "") == "__get__":  # no call: a shape, say
         return function, args, dict(kwargs)
     if function in _MOVING:
         return Tensor.cpu, args[:1], {}
@@ -73,7 +73,10 @@ def redirected(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 def _on_cpu(value: Any) -> Any:  # whatever a torch function is given
     if isinstance(value, Tensor):
-        return value if value.device.type in {"cpu", "meta"} else value.cpu()
+        if not torch.accelerator.is_available():
+            return value
+        with torch._C.DisableTorchFunction():  # asking for a tensor's device is a call of a torch function
+            return value if value.device.type in {"cpu", "meta"} else value.cpu()
     if isinstance(value, torch.device):
         return value if value.type in {"cpu", "meta"} else _CPU
     if isinstance(value, str):
