@@ -458,3 +458,29 @@ def test_that_norm_is_proven_and_a_number_called_position_ids_is_no_input(tmp_pa
     source("GPTJForCausalLM", GPTJ, tmp_path)
     found = suggest(tmp_path, GptJ)
     assert found.verdict is Verdict.EXACT, str(found)
+
+
+class HeadOfTheLast(Llama):
+    """Its head, which is not tied, is given the last positions alone unless more are asked for."""
+
+    def forward(self, tokens: Tensor, keep: int = 1) -> Tensor:
+        length = tokens.shape[1]
+        cos, sin = self.get_buffer("cos")[:length, None], self.get_buffer("sin")[:length, None]
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin, seen)
+        out: Tensor = self.output(self.norm(x)[:, -keep:])
+        return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_given_the_last_position_alone(tmp_path: Path, *, tied: bool) -> None:
+    reference = source("LlamaForCausalLM", {**FIELDS, "intermediate_size": 144, "tie_word_embeddings": tied}, tmp_path)
+    build = rounded(kind=HeadOfTheLast, remember=False)
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.EXACT, str(found)
+    tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
+    assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens, "keep": 20}) < BOUND

@@ -285,9 +285,9 @@ class SearchState:
         if unit.kind is not WeightUse.LINEAR or len(unit.weights) != 1 or unit.weights[0] in self._filled:
             return False
         shapes, others = self.port.shapes, self.reference.shapes
-        for mate in theirs:
+        for mate in sorted(theirs, key=lambda one: not whole(one, unit)):  # a head may be given the last position alone
             used = mate.kind is unit.kind and mate.weights and set(mate.weights) <= self._used
-            if used and whole(mate, unit) and self._apart(unit, mate) <= SAME:
+            if used and self._apart(unit, mate) <= SAME:
                 first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
                 if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
                     self.found.seconds[unit.weights[0]] = first.writes[0]
