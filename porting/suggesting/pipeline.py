@@ -93,7 +93,7 @@ def suggest(
     *,
     architecture: str | None = None,
     inputs: Mapping[str, str] | None = None,
-    config: Mapping[str, str] | None = None,
+    config: Mapping[str, str | bool] | None = None,
     name: str = "suggested",
     seed: int = 0,
     trials: int = TRIALS,
@@ -117,7 +117,8 @@ def suggest(
         architecture: the reference's class, as transformers spells it; by default the one that ``config.json``
             names, where it has a place for every tensor of the checkpoint, else the one that has.
         inputs: [inputs], for a forward that cannot be understood: ``{"attention_mask": "m -> bool"}``.
-        config: which field a builder means by a name that is not understood: ``{"D": "hidden_size"}``.
+        config: which field a builder means by a name that is not understood, or whether something is there:
+            ``{"D": "hidden_size", "qkv_bias": True}``.
         name: the table's name.
         seed: of the twin's weights and of all inputs.
         trials: the search ends after so many candidates.

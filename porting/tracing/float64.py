@@ -269,7 +269,9 @@ def _is_watched_by_one() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() == 1)
 
 
-_MIXED = re.compile(r"expected scalar type|mixed dtype|same dtype|should be the same|dtype mismatch|to have the same|but got")
+_MIXED = re.compile(
+    r"expected scalar type|mixed dtype|same dtype|should be the same|dtype mismatch|to have the same|but got"
+)
 """Torch's errors about operands in float32 and float64."""
 
 

@@ -483,4 +483,7 @@ def test_a_head_that_is_given_the_last_position_alone(tmp_path: Path, *, tied: b
     assert found.verdict is Verdict.EXACT, str(found)
     tokens = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
     module = build(113, 48, 3, 6, 2, 64, 1e-5).double()
-    assert apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens, "keep": torch.tensor(20)}) < BOUND
+    assert (
+        apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens, "keep": torch.tensor(20)})
+        < BOUND
+    )

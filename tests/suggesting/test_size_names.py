@@ -20,7 +20,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import field_for
 from porting.suggesting.subjects.model_pair import completed_config
-from porting.suggesting.subjects.solved_sizes import better_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import TargetError
 
@@ -118,6 +118,86 @@ def test_letters_stand_for_the_first_letters_of_usual_names() -> None:
         "L": "num_hidden_layers", "H": "hidden_size", "A": "num_attention_heads", "V": "vocab_size",
         "f": "intermediate_size",
     }  # fmt: skip
+
+
+class OfPaperByDefault(OfPaper):
+    """The same with the sizes of bert-base in the place of those that it is not given."""
+
+    def __init__(
+        self,
+        max_len: int,
+        types: int,
+        f: int,
+        L: int = 12,  # noqa: N803  # as above
+        H: int = 768,  # noqa: N803
+        A: int = 12,  # noqa: N803
+        V: int = 30522,  # noqa: N803
+    ) -> None:
+        super().__init__(L, H, A, V, f, max_len, types)
+
+
+def test_a_letter_stands_for_the_number_of_heads_where_no_shape_tells() -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    given = {"max_len": "max_position_embeddings", "types": "type_vocab_size", "f": "intermediate_size"}
+    builder = with_fields(OfPaperByDefault, given, FIELDS)
+    first = build_for(builder, FIELDS)
+    told = {**first.asked, **better_sizes(builder, first, FIELDS, shapes)}
+    assert {name: told[name] for name in "LHAV"} == {
+        "L": "num_hidden_layers", "H": "hidden_size", "A": "num_attention_heads", "V": "vocab_size",
+    }  # fmt: skip
+
+
+class Switched(nn.Module):
+    """It is told whether it has biases, a pooler and a table that the reference has not."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.trunk = Encoder(*(config[name] for name in FIELDS_OF_THE_TRUNK))
+        if not config["qkv_bias"]:
+            for layer in self.trunk.layers:
+                for one in layer.mix[:3]:  # type: ignore[index]  # a layer's
+                    one.bias = None
+        self.pooler = nn.Linear(config["hidden_size"], config["hidden_size"]) if config["with_pooler"] else None
+        self.extra = nn.Embedding(7, 11) if config["use_extra_table"] else None
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
+        x = self.trunk(input_ids, attention_mask, token_type_ids)
+        return x if self.pooler is None else (x, self.pooler(x[:, 0]).tanh())
+
+
+FIELDS_OF_THE_TRUNK = (
+    "vocab_size", "hidden_size", "max_position_embeddings", "type_vocab_size", "num_attention_heads",
+    "intermediate_size", "num_hidden_layers",
+)  # fmt: skip
+
+
+def switched(config: Mapping[str, Any]) -> nn.Module:
+    return Switched(config)
+
+
+def test_shapes_tell_whether_something_is_there() -> None:
+    shapes = [tuple(one.shape) for one in reference().state_dict().values()]
+    off = dict.fromkeys(("qkv_bias", "with_pooler", "use_extra_table"), False)
+    found = better_switches(with_fields(switched, off, FIELDS), list(off), FIELDS, shapes)
+    assert found == {"qkv_bias": "true", "with_pooler": "true"}
+    with pytest.raises(UnknownSizesError, match="'qkv_bias'"):
+        build_for(switched, FIELDS)
+
+
+@pytest.mark.slow
+def test_what_is_there_stands_in_the_table_and_is_proven(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = reference()
+    draw_parameters(model, 0)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(PortingWarning, match="qkv_bias = true"):
+        found = suggest(tmp_path, switched)
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.table.constants == {"qkv_bias": True, "with_pooler": True, "use_extra_table": False}
+    assert (
+        suggest(tmp_path, switched, config={"qkv_bias": True, "with_pooler": True, "use_extra_table": False}).verdict
+        is Verdict.EXACT
+    )
 
 
 class Neck(nn.Module):

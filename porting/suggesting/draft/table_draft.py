@@ -25,6 +25,7 @@ from porting.suggesting.search.attention_layouts import Heads, sizes
 from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
+from porting.suggesting.subjects.building import SWITCHES
 from porting.suggesting.subjects.config_fields import (
     NESTED,
     SHARE,
@@ -164,6 +165,7 @@ def draft(
             head=tuple(head),
             prefix=twin.prefix,
             config=_config(subjects.built.asked),
+            constants={name: SWITCHES[one] for name, one in subjects.built.asked.items() if one in SWITCHES},
             require=_required(subjects),
             sizes=needed({**sizes_of(subjects.config).texts, **parts}, made),
             lines=made,
@@ -210,6 +212,8 @@ def _config(asked: Mapping[str, str]) -> dict[str, str]:
     """The checkpoint's fields, each with what the builder calls it; several names as ``dim/width``."""
     names: dict[str, list[str]] = {}
     for ours, theirs in asked.items():
+        if theirs in SWITCHES:
+            continue
         names.setdefault(NESTED.get(theirs, theirs), []).append(ours)
     return {theirs: "/".join(some) for theirs, some in names.items()}
 

@@ -34,6 +34,7 @@ class TableDraft:
         makes: name -> what it holds, of what the checkpoint does not have.
         fresh: name -> reason.
         inputs, probes: lines of these sections.
+        constants: arguments of the builder that no field gives, with their values.
         arguments: forward arguments that no input stands for, with their values.
         returned: more lines of [probes], for what the module returns, where that is several tensors.
         approximate: why the module is not quite the reference, and how far it may be off; nothing for most.
@@ -54,6 +55,7 @@ class TableDraft:
     makes: Mapping[str, str] = field(default_factory=dict)
     fresh: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[tuple[str, str]] = ()
+    constants: Mapping[str, object] = field(default_factory=dict)
     arguments: Mapping[str, object] = field(default_factory=dict)
     probes: Sequence[tuple[str, str]] = ()
     returned: Sequence[tuple[str, str]] = ()
@@ -80,6 +82,7 @@ def write(draft: TableDraft) -> str:
     parts.append(["[mapping]", *mapping])
     parts.append(_section("config", ((_key(theirs), quoted(ours)) for theirs, ours in draft.config.items())))
     parts.append(_section("defaults", ((name, _plain(value)) for name, value in draft.defaults.items())))
+    parts.append(_section("constants", ((name, _plain(value)) for name, value in draft.constants.items())))
     built_in = ((_key(name), f"[{', '.join(map(_plain, values))}]") for name, values in draft.require.items())
     parts.append(_section("require", built_in, "# written into the module, whatever a config says"))
     if draft.approximate is not None:

@@ -177,9 +177,14 @@ def _takes_stages(parameter: inspect.Parameter) -> bool | None:
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
     """The field's value; one that is spelled as arithmetic is computed, and one that holds fields has attributes."""
+    if field in SWITCHES:
+        return SWITCHES[field]
     value = config[field] if field in config else value_of(config, field)
     return Named(value) if type(value) is dict else value
 
+
+SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
+"""What may be given in the place of a field, for a name that asks for whether something is there."""
 
 _GIVEN = "_fields_by_name"
 
@@ -222,7 +227,10 @@ def with_fields(into: Builder, fields: Mapping[str, object], config: Mapping[str
     faults = []
     if isinstance(into, nn.Module):
         faults.append(Fault(code=Code.BAD_TARGET, message="a module that is built already takes no config"))
+    fields = {ours: str(theirs).lower() if isinstance(theirs, bool) else theirs for ours, theirs in fields.items()}
     for ours, theirs in fields.items():
+        if isinstance(theirs, str) and theirs in SWITCHES:
+            continue
         if not isinstance(theirs, str):
             message = f"{ours!r} is to be {theirs!r}, where the name of a field of config.json is expected"
             same = sorted(name for name, value in config.items() if value == theirs and type(value) is type(theirs))
@@ -290,7 +298,8 @@ def with_own_options(into: Builder, config: Mapping[str, object]) -> Builder | N
 def _given(into: Builder, config: Mapping[str, object]) -> dict[str, str]:
     """The fields that :func:`with_fields` gave a builder, of those that this config has."""
     given = named_fields(into).items()
-    return {ours: theirs for ours, theirs in given if theirs in config or value_of(config, theirs) is not None}
+    known = (*SWITCHES, *config)
+    return {ours: theirs for ours, theirs in given if theirs in known or value_of(config, theirs) is not None}
 
 
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:

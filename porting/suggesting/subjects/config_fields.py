@@ -161,6 +161,18 @@ def _split(word: str) -> tuple[str, ...]:
     return next(((one, two) for one, two in halves if one in _KNOWN and two in _KNOWN), (word,))
 
 
+def is_switch(name: str) -> bool:
+    """Whether a name asks for whether something is there, which is True or False.
+
+    >>> is_switch("qkv_bias"), is_switch("use_head"), is_switch("use_causal_mask"), is_switch("bias_size")
+    (True, True, False, False)
+    """
+    words = normal(name).split("_")
+    known = {key: set(text.split()) for key, text in SYNONYMS["switches"].items()}
+    some = words[0] in known["first"] or words[-1] in known["any"] or (words[0] in known["any"] and len(words) == 1)
+    return some and known["never"].isdisjoint(words)
+
+
 def is_section(name: str) -> bool:
     """Whether a config of the user's may hold further fields under this name.
 

@@ -29,7 +29,7 @@ from porting.suggesting.subjects.building import (
     with_fields,
     with_own_options,
 )
-from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number
+from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
     Shapes,
@@ -49,7 +49,7 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import better_sizes, own_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
@@ -404,18 +404,27 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
 def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
     """The module, and its builder, told what it means by names that say nothing where shapes tell."""
     shapes = [tuple(tensor.shape) for _, tensor in named_tensors(twin.reference)]
-    named = into
+    named, switches = into, list[str]()
     while True:  # what is read from a config is asked for one by one
         try:
             built = build_for(named, config)
             break
         except UnknownSizesError as error:
             told = named_fields(named)
+            off = dict.fromkeys((name for name in error.names if is_switch(name) and name not in told), "false")
+            if off:
+                switches += off
+                named = with_fields(named, {**told, **off}, config)
+                continue
             fields = solved_sizes(named, error.names, config, shapes, asked=error.asked, better=error.read)
             if fields is None or fields.keys() <= told.keys():
                 raise
             named = with_fields(named, {**told, **fields}, config)
     replaced = better_sizes(named, built, config, shapes)
+    if switches:
+        replaced |= better_switches(
+            with_fields(named, {**named_fields(named), **replaced}, config), switches, config, shapes
+        )
     if not replaced:
         return named, built
     named = with_fields(named, {**named_fields(named), **replaced}, config)

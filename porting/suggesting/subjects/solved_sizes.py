@@ -138,6 +138,27 @@ def better_sizes(
         field = field_for(name, config) if type(value) is float else None
         if field is not None and "//" in field and sizes.alike({**found, name: field}) > sizes.alike(found):
             found[name] = field
+    covered = {role_of(field) for field in {**asked, **found}.values()}
+    for name in built.kept.keys() - found.keys() - told.keys():  # no shape tells of heads: letters may
+        roles = [role for role in abbreviated(name) if role not in covered]
+        field = next(fields_of(roles[0], config), None) if len(roles) == 1 and _is_size(built.kept[name]) else None
+        if field is not None and sizes.alike({**found, name: field}) >= sizes.alike(found):
+            found[name] = field
+    return found
+
+
+def better_switches(
+    into: Builder, names: Sequence[str], config: Mapping[str, object], shapes: Iterable[Sequence[int]]
+) -> dict[str, str]:
+    """What names that ask for whether something is there are given, of those that are off: ``{"qkv_bias": "true"}``.
+
+    Something is there where more of the module's tensors have a shape of the reference's with it than without.
+    """
+    sizes = _Sizes(into, config, shapes)
+    found: dict[str, str] = {}
+    for name in names:
+        if sizes.alike({**found, name: "true"}) > sizes.alike(found):
+            found[name] = "true"
     return found
 
 
