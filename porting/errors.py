@@ -94,6 +94,7 @@ class Code(StrEnum):
     # Plans: a table held against a checkpoint and a module
     APPROXIMATE = "approximate"
     CONFIG_REFUSED = "config-refused"
+    COPIES_DIFFER = "copies-differ"
     DROP_DIFFERS = "drop-differs"
     DTYPE_CHANGE = "dtype-change"
     FRESH_NOT_ALLOWED = "fresh-not-allowed"

@@ -16,7 +16,7 @@ from porting.notation.faults import NotationError, TableError
 from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
-from porting.notation.sections import KEYS, Body, Entry, Sections
+from porting.notation.sections import KEYS, RULES, Body, Entry, Sections
 from porting.ops import CONSTANTS, Content, Formula, FormulaError, Sum
 from porting.ops.contents import WORDS
 
@@ -263,6 +263,8 @@ class Reader:
                     other = seen.setdefault(str(term.key), rule)
                     if side == "sources" and rule.formula is not None and other.formula is not None:
                         self._require_same_back(term, rule, other)
+                    elif side == "sources" and rule.again and rule.where == other.where:
+                        continue
                     elif other is not rule:
                         message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
                         self._note(code, rule.where, message, "take one of them away")
@@ -297,18 +299,20 @@ class Reader:
         return tuple(sorted(found, key=lambda rule: -len(rule.sources[0].name.front)))
 
     def pairs(self, section: str, *, optional: bool = False) -> tuple[Rule, ...]:
-        """The short rules of a section, ``"source" = "target"``."""
+        """The short rules of a section, ``"source" = "target"``; a list on the right gives a rule for each target."""
         found = []
         for entry in self.sections.of(section):
             source = self._read(entry.at, Term.parse, entry.key)
-            if not isinstance(entry.value, str):
+            several = isinstance(entry.value, list) and section in RULES
+            if not isinstance(entry.value, str) and not several:
                 self._wrong(entry, "the other side of the rule, a text")
                 continue
-            target = self._read(entry.value_at, Term.parse, entry.value)
-            if source is None or target is None:
+            targets = self._terms(entry, rows=False)
+            if source is None or targets is None:
                 continue
-            rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
-            found += [rule] if rule is not None else []
+            for number, target in enumerate(targets):
+                rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
+                found += [replace(rule, again=number > 0)] if rule is not None else []
         return tuple(found)
 
     def _long(self, body: Body) -> Rule | None:

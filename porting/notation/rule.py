@@ -138,6 +138,7 @@ class Rule:
         undone: a formula over the target for each of them, by which it is undone; empty when it cannot be.
         dtype: the dtype of the target, where the first source is quantised; empty for that of the first source.
         rest: it reads and writes what no other rule does, as a line of [rest].
+        again: its sources are read by the rule in front of it as well: the two come from one line with several targets.
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
         turned: its sides were exchanged, to see what it makes of the checkpoint; messages show it as the table has it.
         where: its place in the table, ``bert.toml:12:3``.
@@ -156,6 +157,7 @@ class Rule:
     dtype: str = ""
     rest: bool = False
     besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
+    again: bool = False
     turned: bool = False
     where: str = ""
 
