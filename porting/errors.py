@@ -61,6 +61,7 @@ class Code(StrEnum):
     NOT_READ = "not-read"
     NPZ_FILE = "npz-file"
     ONNX_FILE = "onnx-file"
+    ORBAX_FILE = "orbax-file"
     RECORD_INVALID = "record-invalid"
     REMOTE_CODE = "remote-code"
     SAFETENSORS_HEADER = "safetensors-header"

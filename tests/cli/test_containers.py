@@ -18,6 +18,7 @@ from tests.checkpoint.test_flax_msgpack import written as flax_file
 from tests.checkpoint.test_gguf import written as gguf_file
 from tests.checkpoint.test_hdf5_file import write as write_hdf5
 from tests.checkpoint.test_onnx_file import written as onnx_file
+from tests.checkpoint.test_orbax_file import write as write_orbax
 from tests.checkpoint.test_tensorflow_file import written as tensorflow_files
 from tests.cli.conftest import Run
 
@@ -50,6 +51,7 @@ SAVERS: dict[str, Callable[[Tensors, Path], object]] = {
         (folder / name).write_bytes(raw) for name, raw in tensorflow_files(tensors).items()
     ],
     "hdf5": lambda tensors, folder: write_hdf5(folder / "tf_model.h5", tensors),
+    "orbax": lambda tensors, folder: write_orbax(folder, tensors),
     "npz, compressed": _arrays(np.savez_compressed),
     "npz, big-endian columns": _arrays(np.savez, ">"),
 }
