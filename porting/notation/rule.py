@@ -201,7 +201,7 @@ class Rule:
     @property
     def fixed_sizes(self) -> dict[str, int]:
         """The sizes that its formula gives indices."""
-        return {} if self.formula is None else dict.fromkeys(self.formula.pair_indices, 2)
+        return {} if self.formula is None else self.formula.unpacked_sizes
 
     def indices_of(self, term: Term) -> tuple[str, ...]:
         """The indices that a term has in a formula: those of its axes, and those of its name that are not outer."""
