@@ -348,7 +348,7 @@ def content_of(make: Make, config: Mapping[str, object]) -> Content:
     if isinstance(make.value, Name):
         raise TypeError(f"{make.value} is another tensor, and no content")
     try:
-        return Content(number=float(make.value.evaluate(config)))
+        return Content(word=make.word, number=float(make.value.evaluate(config)))
     except NotationError as error:
         raise NotationError(error.code, f"'{make.term}' = {make.value.text!r}: {error}", hint=error.hint) from error
 

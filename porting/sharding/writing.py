@@ -179,7 +179,8 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
         return torch.equal(*whole)
     content = recipe.content or Content()
     parts = _local_boxes(recipe, tensor)
-    return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
+    made = ((values, content.box(box.starts, box.sizes, recipe.shape)) for box, values in parts)
+    return all(content.held_by(values, expected, rounded=True) for values, expected in made)
 
 
 def moved_dtypes(module: nn.Module, plan: Plan) -> dict[str, torch.dtype]:
