@@ -121,8 +121,10 @@ def test_names_endings_and_main_files_are_each_of_one_container() -> None:
 def test_what_is_written_is_named_by_its_name() -> None:
     assert {writer_of(option(container))[0] for container in WRITTEN} == {*WRITTEN}
     assert writer_of("dcp/model") == (named("dcp"), "model")
-    for wrong in ("bin", "npz/model", "index", "safetensors", "npz/"):
-        with pytest.raises(CheckpointError, match="expected dcp, or dcp/model for what is saved under 'model', or npz"):
+    for wrong in ("gguf", "npz/model", "index", "safetensors", "npz/"):
+        with pytest.raises(
+            CheckpointError, match="expected bin, or dcp, or dcp/model for what is saved under 'model', or npz"
+        ):
             writer_of(wrong)
 
 
