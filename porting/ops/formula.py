@@ -57,7 +57,7 @@ UNPACKED = ("unpack_low", "unpack_high")
 WIDEST = 32
 """Bits of a number that is taken apart: float64 holds it exactly."""
 
-KNOWN = (*ELEMENTWISE, "sum", "nf4", "fp4", *UNPACKED, "blocks", *RESIZED)
+KNOWN = (*ELEMENTWISE, "sum", "repeat", "nf4", "fp4", *UNPACKED, "blocks", *RESIZED)
 
 
 class FormulaError(ArithmeticSyntaxError):
@@ -262,6 +262,8 @@ def _require_arguments(node: ast.Call, name: str) -> None:
         good, usage = plain and not indices and not node.keywords, f"{name}(x)"
     elif name == "sum":
         good, usage = plain and bool(indices) and not node.keywords, "sum(x, i), with the indices that are summed"
+    elif name == "repeat":
+        good, usage = plain and bool(indices) and not node.keywords, "repeat(x, m), with the indices that are added"
     elif name == "fp4":
         good, usage = plain and len(indices) == 1 and not node.keywords, "fp4(x, n), n being the index of the pair"
     elif name in UNPACKED:
@@ -317,7 +319,7 @@ def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
     named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     pairs = [_resized(one) for one in node.keywords]
     taken = named if function == "sum" else [] if function in UNPACKED else [old for old, _ in pairs]
-    given = named if function == "fp4" else [new or old for old, new in pairs]
+    given = named if function in {"fp4", "repeat"} else [new or old for old, new in pairs]
     for place, index in enumerate(taken):
         if index not in inner or index in taken[:place]:
             trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
@@ -351,12 +353,16 @@ def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> T
     return ordered
 
 
-def _unpacked(
-    function: str, node: ast.Call, tensor: Tensor, indices: tuple[str, ...]
+def _with_more(
+    function: str, node: ast.Call, tensor: Tensor, indices: tuple[str, ...], sizes: Mapping[str, int]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What the functions of packed numbers make of a tensor."""
+    """What the functions that repeat a value or unpack numbers make of it: they give indices, and take none."""
     import torch  # noqa: PLC0415  # tables are read without it
 
+    if function == "repeat":
+        more = [ast.unparse(one) for one in node.args[1:]]
+        whole = tensor.reshape(*tensor.shape, *(1 for _ in more))
+        return whole.expand(*tensor.shape, *(sizes[index] for index in more)), (*indices, *more)
     bits = tensor.to(torch.int64)
     if function == "nf4":
         return torch.tensor(NF4, dtype=torch.float64)[bits & 15], indices
@@ -382,8 +388,8 @@ def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call
         return getattr(torch, function)(tensor), indices
     if function == "sum":
         return tensor.sum([indices.index(index) for index in named]), tuple(one for one in indices if one not in named)
-    if function in {"nf4", "fp4", *UNPACKED}:
-        return _unpacked(function, node, tensor, indices)
+    if function in {"repeat", "nf4", "fp4", *UNPACKED}:
+        return _with_more(function, node, tensor, indices, sizes)
     if function == "blocks":
         length = _number(node)
         for old, new in map(_resized, node.keywords):

@@ -225,6 +225,23 @@ def test_gptq_is_unpacked() -> None:
     same(made.forward(sources), {"w": expected.T.half()})
 
 
+def test_heads_are_repeated() -> None:
+    """What is stored once for a group of heads becomes that of each; no way back is guessed."""
+    table = """
+    [sizes]
+    g = 2
+    m = 3
+    [[rule]]
+    source = "k_proj.weight [(g d) e]"
+    target = "key.weight [(g m d) e]"
+    formula = "repeat(x, m)"
+    """
+    made = made_of(table, {"k_proj.weight": (4, 5)}, {"key.weight": (12, 5)})
+    tensors = drawn(made.sources)
+    expected = tensors["k_proj.weight"].view(2, 1, 2, 5).expand(2, 3, 2, 5).reshape(12, 5)
+    same(made.forward(tensors), {"key.weight": expected})
+
+
 def test_awq_is_unpacked() -> None:
     """As AutoAWQ packs it: the columns 0, 2, 4, 6, 1, 3, 5, 7 of each 8."""
     numbers, scales = torch.randint(0, 16, (6, 16)), torch.rand(6, 16)
@@ -393,6 +410,8 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
         ('formula = "fp4(w * t, n)"', "has the index 'n', and 'y [o i]' has not"),
         ('formula = "fp4(w * t, i)"', "w * t has the index 'i' already"),
         ('formula = "exp(w, t)"', "exp is written exp(x)"),
+        ('formula = "repeat(w * t)"', "repeat is written repeat(x, m), with the indices that are added"),
+        ('formula = "repeat(w * t, i)"', "w * t has the index 'i' already"),
         ('formula = "unpack_low(w * t, n=8)"', "unpack_low is written unpack_low(x, 4, n=8)"),
         ('formula = "unpack_high(w * t, 8, n=8)"', "how many there are, of at most 32 bits"),
         ('formula = "unpack_low(w * t, 4, n=8)"', "has the index 'n', and 'y [o i]' has not"),
