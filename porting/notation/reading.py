@@ -270,7 +270,8 @@ class Reader:
                         continue
                     elif other is not rule:
                         message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
-                        self._note(code, rule.where, message, "take one of them away")
+                        both = ", or give one line a list of both targets" if side == "sources" else ""
+                        self._note(code, rule.where, message, f"take one of them away{both}")
         return tuple(found)
 
     def _require_same_back(self, term: Term, rule: Rule, other: Rule) -> None:
