@@ -61,6 +61,7 @@ class Code(StrEnum):
     NOT_READ = "not-read"
     NPZ_FILE = "npz-file"
     ONNX_FILE = "onnx-file"
+    ORBAX_FILE = "orbax-file"
     RECORD_INVALID = "record-invalid"
     REMOTE_CODE = "remote-code"
     SAFETENSORS_HEADER = "safetensors-header"
@@ -94,6 +95,7 @@ class Code(StrEnum):
     # Plans: a table held against a checkpoint and a module
     APPROXIMATE = "approximate"
     CONFIG_REFUSED = "config-refused"
+    COPIES_DIFFER = "copies-differ"
     DROP_DIFFERS = "drop-differs"
     DTYPE_CHANGE = "dtype-change"
     FRESH_NOT_ALLOWED = "fresh-not-allowed"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
-from porting.errors import Code, Fault, Message, Option
+from porting.errors import Code, Fault, Message, Option, alike
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
 from porting.loading import PortingWarning, cast, provenance, require_floating, same_bits
@@ -24,6 +24,7 @@ from porting.ops import Content
 from porting.ops.contents import WORDS
 from porting.origin import Origin, follow, infer_origin, table_for
 from porting.plan.align import Step
+from porting.plan.leftovers import copies_differ
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
 from porting.sharding import is_sharded, moved_dtypes, require_made, write_shards
@@ -303,16 +304,17 @@ def _tensors(
     """The tensors to write, in the followed checkpoint's order; the names that are copied; those that are left out."""
     plan, checkpoint = origin.plan, origin.checkpoint
     found: dict[str, Tensor] = {}
+    made_of: dict[str, Step] = {}
+    faults: list[Fault] = []
     for step in plan.steps:
-        read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
-        if read is not None and _untouched(step, plan, values, read):
-            as_read = step.layout is not None  # a formula's sources may be of several dtypes
-            dtype = values[step.targets[0]].dtype
-            found.update({name: read(name) if as_read else cast(read(name), dtype) for name in step.sources})
-        elif step.layout is not None and not step.rule.back:
-            raise PlanError(irreversible(step.rule))
-        else:
-            found.update(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), read))
+        for name, tensor in _sources(step, origin, values).items():
+            other = made_of.setdefault(name, step)
+            if other is step or step.rule.fold:
+                found[name] = tensor
+            elif not same_bits(tensor.cpu(), found[name].cpu()):
+                faults.append(copies_differ(name, other.targets, step.targets))
+    if faults:
+        raise PlanError(alike(faults))
     if checkpoint is None or origin.changed:
         return found, (), origin.left_out
     copied = []
@@ -326,6 +328,23 @@ def _tensors(
             found[left.name] = checkpoint.read(left.name)
             copied.append(left.name)
     return {name: found[name] for name in checkpoint.tensors}, tuple(copied), ()
+
+
+def _sources(step: Step, origin: Origin, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a step reads, made of the module's values.
+
+    Raises:
+        PlanError: it has no way back, and the values were changed.
+    """
+    plan, checkpoint = origin.plan, origin.checkpoint
+    read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
+    if read is not None and _untouched(step, plan, values, read):
+        as_read = step.layout is not None  # a formula's sources may be of several dtypes
+        dtype = values[step.targets[0]].dtype
+        return {name: read(name) if as_read else cast(read(name), dtype) for name in step.sources}
+    if step.layout is not None and not step.rule.back:
+        raise PlanError(irreversible(step.rule))
+    return dict(backward(step, plan.sources, values.__getitem__, plan.arithmetic(step), read))
 
 
 def _untouched(step: Step, plan: Plan, values: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> bool:

@@ -227,7 +227,7 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
     values: dict[str, Tensor] = {}
     for step in plan.steps:
         with moving(sum(checkpoint.tensors[name].nbytes for name in step.sources)):
-            read = {name: checkpoint.read(name, own=own) for name in step.sources}
+            read = {name: checkpoint.read(name, own=own or step.rule.again) for name in step.sources}
             if plan.dtype is not None:
                 read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
             values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))

@@ -20,12 +20,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
+from porting.checkpoint.container import (
+    Container,
+    FileKind,
+    Found,
+    Outline,
+    Place,
+    Promises,
+    UnrecognisedError,
+    WriteOptions,
+    open_all,
+)
+from porting.checkpoint.dcp_archive import state_dict_shard
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.inner_path import InnerPathNeededError, Tree
-from porting.checkpoint.layout import ChecksummedRange, Contents, ElementType, Extent
+from porting.checkpoint.layout import ChecksummedRange, Contents, Described, ElementType, Extent
 from porting.checkpoint.state_dict import read_tensors, require_flat, require_stored
 from porting.checkpoint.state_pickle import StateMachine, TensorSpec, describe
 from porting.checkpoint.zip_file import (
@@ -366,7 +377,7 @@ class Bin(Container):
     endings = (".bin", ".pt", ".pth", ".ckpt")
     main = "pytorch_model.bin"
     also = ("diffusion_pytorch_model.bin",)
-    promises = Promises(writes=False, checksums=True, transformers=True)
+    promises = Promises(writes=True, checksums=True, transformers=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
         """Whether the file begins with the pickle of an archive, or with the magic number of the older format."""
@@ -383,3 +394,8 @@ class Bin(Container):
         sources = open_all(place, [main])
         contents = read_bin(sources[main], name=main, locate=locate, part=part)
         return Found(contents=(contents,), sources=sources, notes=contents.notes)
+
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
+        """Lay out one file, as ``torch.save`` writes a state dict; tied names share a storage."""
+        self.require_writable(tensors, where=f"{options.where}/{self.main}")
+        return Outline(shards=(state_dict_shard(self.main, tensors, options.tied),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -360,7 +359,7 @@ class Checkpoint:
         return same and first_file.same_range(first_extent.start, first_extent.stop, second_file, second_extent.start)
 
     def _verify_checksum(self, source: ByteSource, record: ChecksummedRange | None) -> None:
-        """Read a record once, and compare its CRC-32 with the archive's."""
+        """Read a record once, and compare its checksum with the archive's."""
         if record is None or record.crc is None:
             return
         key = source.where, record.name, record.start
@@ -368,7 +367,7 @@ class Checkpoint:
             return
         crc = 0
         for start in range(record.start, record.stop, CHECKSUM_PIECE):
-            crc = zlib.crc32(source.pread(start, min(CHECKSUM_PIECE, record.stop - start)), crc)
+            crc = record.checksum(source.pread(start, min(CHECKSUM_PIECE, record.stop - start)), crc)
         if crc != record.crc:
             message = f"the checksum of the record {quote(record.name)} does not match its bytes"
             raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")

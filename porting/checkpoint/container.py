@@ -377,6 +377,7 @@ def _below(contents: Contents, begin: str) -> Contents:
         file=replace(contents.file, names=tuple(names.values())),
         tensors={short: replace(contents.tensors[name], name=short) for name, short in names.items()},
         extents={short: contents.extents[name] for name, short in names.items() if name in contents.extents},
+        chunks={short: contents.chunks[name] for name, short in names.items() if name in contents.chunks},
     )
 
 

@@ -2,20 +2,23 @@
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  Settings (the vocabulary among them) are walked over and
 not kept.  Sizes stand with the fastest axis first, the other way round than here.  Elements of the floating-point and
-integer types lie in the file as torch has them; quantised types are blocks of several numbers each, and are refused by
-name.
+integer types lie in the file as torch has them.  Quantised types are blocks of several numbers each, which the package
+gguf (``pip install porting[gguf]``) unpacks to float32 as they are read, a few rows at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import partial
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.errors import checkpoint_error
+from porting.checkpoint.files import ByteSource, Decoded, LocalFile
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
 from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
-from porting.errors import Code
+from porting.errors import Code, Fault
 from porting.limits import charge, reading
 
 MAGIC = b"GGUF"
@@ -28,12 +31,20 @@ DTYPES: Mapping[int, ElementType] = {
 }  # fmt: skip
 """The types that torch has, by number."""
 
-QUANTISED: Mapping[int, str] = {
-    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
-    14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+BLOCKS: Mapping[int, tuple[str, int, int]] = {
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }  # fmt: skip
-"""The names of types that are not read, by number."""
+"""Quantised types by number: the name, the numbers of a block, and its bytes (``GGML_QUANT_SIZES`` of gguf)."""
+
+NEVER_STORED: Mapping[int, str] = {9: "Q8_1", 15: "Q8_K"}
+"""Types of results on the way, which gguf does not unpack."""
+
+INSTALL = "pip install 'porting[gguf]'"
 
 SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a setting, by the number of its type."""
@@ -42,6 +53,9 @@ UINT32, STRING, ARRAY = 4, 8, 9
 
 LEAST_SETTING, LEAST_TENSOR = 13, 25
 """The smallest number of bytes of a setting, and of a tensor's description."""
+
+FLOAT32 = 4
+"""Bytes of a number that was unpacked."""
 
 MOST_AXES = 8
 """Dimensions; ggml has four."""
@@ -94,16 +108,74 @@ def _read(source: ByteSource, name: str) -> Contents:
     described = [header.tensor() for _ in range(count)]
     begin = -(-header.position // alignment) * alignment
     tensors = TensorList(source, Code.GGUF_FILE, name=name, format=Gguf.name)
+    quantised: dict[str, None] = {}
     for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
         element = DTYPES.get(kind)
-        if element is None:
-            quantisation = f"the quantised type {QUANTISED[kind]}" if kind in QUANTISED else f"the unknown type {kind}"
-            tensors.refuse(tensor, f"it has {quantisation}, which is not read", TAKE_FLOATS)
-        elif offset % alignment:
+        if offset % alignment:
             tensors.refuse(tensor, f"its place, {offset}, is no multiple of {alignment}", FETCH_AGAIN)
-        else:
+        elif element is not None:
             tensors.add(tensor, shape, element, start=begin + offset)
-    return tensors.contents()
+        elif kind in BLOCKS:
+            _add_blocks(tensors, tensor, shape, kind, begin + offset)
+            quantised.setdefault(BLOCKS[kind][0])
+        else:
+            which = f"the type {NEVER_STORED[kind]}" if kind in NEVER_STORED else f"the unknown type {kind}"
+            tensors.refuse(tensor, f"it has {which}, which is not read", TAKE_FLOATS)
+    message = f"quantised tensors ({', '.join(sorted(quantised))}) are read as float32"
+    hint = "they are not packed again on the way back"
+    notes = (Fault(code=Code.GGUF_FILE, where=source.where, message=message, hint=hint),) if quantised else ()
+    return tensors.contents(notes=notes)
+
+
+def _add_blocks(tensors: TensorList, name: str, shape: tuple[int, ...], kind: int, start: int) -> None:
+    """Add a tensor that is stored in blocks, or note why it cannot be read."""
+    title, numbers, size = BLOCKS[kind]
+    if not shape or shape[-1] % numbers:
+        row = shape[-1] if shape else 1
+        reason = f"its rows of {row} are no whole number of blocks of {numbers}, as the type {title} has them"
+        tensors.refuse(name, reason, FETCH_AGAIN)
+        return
+    stored = math.prod(shape) // numbers * size
+    if start + stored > tensors.size:
+        reason = f"its {stored} bytes from byte {start} on do not lie in the file's {tensors.size}"
+        tensors.refuse(name, reason, FETCH_AGAIN)
+        return
+    decode = partial(_Unpacked, start=start, kind=kind, count=math.prod(shape))
+    tensors.claim(name, start, start + stored)
+    tensors.add(name, shape, ElementType.FLOAT32, start=0, decode=decode)
+
+
+class _Unpacked(Decoded):
+    """The elements of a quantised tensor, in float32.
+
+    Args:
+        file: the file.
+        start: the first byte of its blocks.
+        kind: the number of its type.
+        count: how many numbers it has.
+    """
+
+    def __init__(self, file: LocalFile, *, start: int, kind: int, count: int) -> None:
+        super().__init__(file, FLOAT32 * count)
+        self._start, self._kind = start, kind
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes of elements."""
+        try:
+            import gguf  # noqa: PLC0415  # an extra
+            import numpy as np  # noqa: PLC0415  # gguf has it
+        except ImportError as error:
+            message = "unpacking quantised tensors needs the package gguf, which is not installed"
+            raise checkpoint_error(Code.GGUF_FILE, self.where, message, INSTALL) from error
+        _, numbers, size = BLOCKS[self._kind]
+        width = FLOAT32 * numbers
+        first, last = offset // width, -(-(offset + count) // width)
+        raw = self._file.pread(self._start + first * size, (last - first) * size)
+        with np.errstate(all="ignore"):  # whatever a damaged file holds
+            blocks = np.frombuffer(raw, dtype=np.uint8).reshape(last - first, size)
+            values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(self._kind))
+        unpacked = values.astype("<f4", copy=False).tobytes()
+        return bytes(unpacked[offset - first * width :][:count])
 
 
 class _Header(HeaderReader):

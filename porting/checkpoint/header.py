@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
-from porting.checkpoint.layout import Contents, ElementType, Extent, TensorInfo, WeightFile, shape_fault, shown_sizes
+from porting.checkpoint.layout import (
+    ChecksummedRange,
+    Chunk,
+    Contents,
+    ElementType,
+    Extent,
+    TensorInfo,
+    WeightFile,
+    shape_fault,
+    shown_sizes,
+)
 from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
 from porting.errors import Code, Fault
 from porting.limits import charge
@@ -123,8 +134,8 @@ def message_fields(message: HeaderReader) -> Iterator[tuple[int, int, HeaderRead
         message: its bytes.
 
     Yields:
-        The number of each field; its value if that is a number of a variable length, else 0; and a reader of the bytes
-        of a text, a list or a message, else None.
+        The number of each field; its value if that is a number of a variable length or of 4 bytes, else 0; and a reader
+        of the bytes of a text, a list or a message, else None.
 
     Raises:
         CheckpointError: it is none.
@@ -140,8 +151,10 @@ def message_fields(message: HeaderReader) -> Iterator[tuple[int, int, HeaderRead
             yield number, signed(message.varint()), None
         elif kind == BYTES:
             yield number, 0, message.within(message.varint())
-        elif kind in {FIXED32, FIXED64}:
-            message.skip(4 if kind == FIXED32 else 8)
+        elif kind == FIXED32:
+            yield number, message.number("<I"), None
+        elif kind == FIXED64:
+            message.skip(8)
             yield number, 0, None
         else:
             raise message.error(f"a field of the unknown type {kind} before byte {message.position}")
@@ -167,6 +180,13 @@ class TensorList:
         self._source, self._code, self._name, self._format = source, code, name, format
         self._tensors: dict[str, TensorInfo] = {}
         self._extents: dict[str, Extent] = {}
+        self._chunks: dict[str, tuple[Chunk, ...]] = {}
+        self._claimed: list[tuple[int, int, str]] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._source.size
 
     def refuse(self, tensor: str, reason: str, hint: str = "") -> None:
         """Note that a tensor cannot be read."""
@@ -181,6 +201,7 @@ class TensorList:
         start: int,
         stored: int | None = None,
         decode: Callable[[LocalFile], Readable] | None = None,
+        record: ChecksummedRange | None = None,
     ) -> None:
         """Add a tensor, or note why it cannot be read.
 
@@ -190,7 +211,7 @@ class TensorList:
             element: the type of its elements.
             start: where in the file they begin, or in what ``decode`` opens.
             stored: how many bytes the file has for it; None where the header does not say.
-            decode: as of :class:`~porting.checkpoint.layout.Extent`.
+            decode, record: as of :class:`~porting.checkpoint.layout.Extent`.
         """
         reason = "" if tensor not in self._tensors else "it is there twice"
         if not reason and any(size < 0 for size in shape):
@@ -205,26 +226,49 @@ class TensorList:
             self.refuse(tensor, reason, FETCH_AGAIN)
             return
         self._tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=self._name)
-        self._extents[tensor] = Extent(start=start, stop=start + nbytes, decode=decode)
+        self._extents[tensor] = Extent(start=start, stop=start + nbytes, decode=decode, record=record)
+        if decode is None:
+            self.claim(tensor, start, start + nbytes)
 
-    def contents(self, *, notes: tuple[Fault, ...] = ()) -> Contents:
+    def add_in_parts(self, tensor: str, shape: tuple[int, ...], element: ElementType, parts: Sequence[Chunk]) -> None:
+        """Add a tensor that is stored in several boxes, each of which was :meth:`claimed <claim>` of its file.
+
+        Args:
+            tensor, shape, element: as of :meth:`add`.
+            parts: the boxes, which cover it.
+        """
+        nbytes = math.prod(shape) * element.itemsize
+        self._tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=self._name)
+        self._chunks[tensor] = tuple(parts)
+
+    def claim(self, tensor: str, start: int, stop: int) -> None:
+        """Note that bytes of the file are those of a tensor: no other may have them."""
+        self._claimed.append((start, stop, tensor))
+
+    def contents(
+        self,
+        *,
+        notes: tuple[Fault, ...] = (),
+        locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] | None = None,
+    ) -> Contents:
         """The tensors and their places.
 
         Args:
             notes: what should be known and changes no value.
+            locate: as of :class:`~porting.checkpoint.layout.Contents`, for tensors in parts.
 
         Raises:
             CheckpointError: with every fault, also of tensors that share bytes.
         """
         end, last = 0, ""
-        plain = [(extent, name) for name, extent in self._extents.items() if extent.decode is None]
-        for extent, tensor in sorted(plain, key=lambda entry: entry[0].start):
-            if extent.stop > extent.start and extent.start < end:
+        for start, stop, tensor in sorted(self._claimed, key=lambda entry: entry[0]):
+            if stop > start and start < end:
                 self.refuse(tensor, f"its bytes are also those of {quote(last)}", FETCH_AGAIN)
-            if extent.stop > end:
-                end, last = extent.stop, tensor
+            if stop > end:
+                end, last = stop, tensor
         check_names(self._tensors, self.faults)
         self.faults.raise_if_any()
         size, names = self._source.size, tuple(self._tensors)
         file = WeightFile(name=self._name, size=size, format=self._format, metadata={}, names=names)
-        return Contents(file=file, tensors=self._tensors, extents=self._extents, notes=notes)
+        found = Contents(file=file, tensors=self._tensors, extents=self._extents, chunks=self._chunks, notes=notes)
+        return found if locate is None else replace(found, locate=locate)

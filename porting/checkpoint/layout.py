@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -191,14 +192,16 @@ class ChecksummedRange:
     Attributes:
         start: the first byte, counted from the beginning of the file.
         stop: one past the last byte.
-        crc: the CRC-32 of its bytes, as the archive's table of contents says; None when it says nothing.
+        crc: the checksum of its bytes, as the archive's table of contents says; None when it says nothing.
         name: the record's name, for messages.
+        checksum: computes it, of some bytes and the checksum of those in front of them.
     """
 
     start: int
     stop: int
     crc: int | None
     name: str
+    checksum: Callable[[bytes, int], int] = zlib.crc32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ from porting.checkpoint.index import INDEX, MAX_INDEX, WRITE_AGAIN, ShardIndex, 
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.npz import Npz
 from porting.checkpoint.onnx_file import Onnx
+from porting.checkpoint.orbax_file import Orbax
 from porting.checkpoint.safetensors_file import Safetensors
 from porting.checkpoint.tensorflow_file import TensorFlow
 from porting.errors import Code, Fault, Message, Option
@@ -104,6 +105,7 @@ CONTAINERS: tuple[Container, ...] = (
     Onnx(),
     TensorFlow(),
     Hdf5(),
+    Orbax(),
 )
 
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)

@@ -3,19 +3,24 @@
 ``tf.train.Saver`` and ``tf.train.Checkpoint`` write ``NAME.index`` and ``NAME.data-00000-of-00001``.  The index is a
 table of LevelDB (https://github.com/google/leveldb/blob/main/doc/table_format.md) whose keys are the tensors' names and
 whose values are messages of protocol buffers (BundleEntryProto, tensorflow/core/protobuf/tensor_bundle.proto).  The
-elements lie in the files as torch has them.  The checksums (CRC-32C) are not compared.
+elements lie in the files as torch has them.  A variable that was partitioned has an entry without elements and one for
+each slice, whose key is the name and the slice in an order-preserving encoding (tensorflow/core/lib/strings/
+ordered_code.cc).  Blocks of the index and elements have checksums, CRC-32C, which are stored masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
+from porting.checkpoint.crc32c import crc32c
+from porting.checkpoint.dcp_metadata import TangledError, overlapping
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList, message_fields, signed
-from porting.checkpoint.layout import Contents, ElementType
+from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, shape_fault
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
 from porting.errors import Code
@@ -25,7 +30,7 @@ MAGIC = 0xDB4775248B80FB57
 FOOTER, TRAILER = 48, 5
 """Bytes of the end of a table, and of what follows each of its blocks: the compression and a checksum."""
 
-DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = 1, 2, 3, 4, 5, 6, 7
 """Fields of BundleEntryProto."""
 
 SHARDS, ENDIANNESS = 1, 2
@@ -33,6 +38,12 @@ SHARDS, ENDIANNESS = 1, 2
 
 SLICE = b"\0"
 """How the keys of slices begin, which belong to a variable with a key of its own."""
+
+FULL = -1
+"""The length of a slice along an axis of which it has all."""
+
+MASK = 0xA282EAD8
+"""What is added to a checksum that was rotated by 15 bits."""
 
 MOST_SHARDS = 99_999
 """The largest number that the names of five digits hold."""
@@ -63,7 +74,7 @@ class TensorFlow(Container):
     together = True
     stem = True
     separator = "/"
-    promises = Promises(writes=False)
+    promises = Promises(writes=False, checksums=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
         """Whether the file ends as a table does."""
@@ -83,33 +94,43 @@ class TensorFlow(Container):
         """Open an index and the files that it stands for."""
         index = open_all(place, [main])[main]
         with reading(index.where):
-            entries = _Index(index).entries()
-        names = _data_files(main, entries)
+            table = _Index(index)
+            entries = table.entries()
+        names = _data_files(main, [*entries, *table.slices.values()])
         sources = {main: index, **open_all(place, names.values())}
         lists = {name: TensorList(sources[name], Code.TENSORFLOW_FILE, name=name, format=self.name) for name in sources}
         others = []
+        crcs: dict[Chunk, int | None] = {}
         for entry in entries:
-            element, tensors = DTYPES.get(entry.dtype), lists[names[entry.shard]]
+            element, tensors = DTYPES.get(entry.dtype), lists[names.get(entry.shard, main)]
             if entry.dtype in NO_NUMBERS:
                 others.append(entry.name)
-            elif entry.slices:
-                hint = "save the variable again without partitions"
-                tensors.refuse(entry.name, "it is stored in slices, which are not read", hint)
             elif element is None:
                 tensors.refuse(entry.name, f"its type, number {entry.dtype}, is none that torch has")
+            elif entry.slices:
+                _add_slices(lists, names, entry, element, table.slices, crcs)
             else:
-                tensors.add(entry.name, entry.shape, element, start=entry.offset, stored=entry.size)
+                stop = entry.offset + entry.size
+                record = _range(entry.offset, stop, entry.crc, entry.name)
+                tensors.add(entry.name, entry.shape, element, start=entry.offset, stored=entry.size, record=record)
         faults = [fault for tensors in lists.values() for fault in tensors.faults.faults()]
         if faults:
             raise CheckpointError(faults)
-        contents = tuple(tensors.contents() for tensors in lists.values())
+
+        def located(_: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
+            record = _range(chunk.start, chunk.stop, crcs[chunk], info.name)
+            return Extent(start=chunk.start, stop=chunk.stop, record=record)
+
+        contents = tuple(tensors.contents(locate=located) for tensors in lists.values())
         return self.below(Found(contents=contents, sources=sources, notes=not_read(others, index.where)), part, place)
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:
         """The files with the elements."""
         index = place.open(main)
         with reading(index.where):
-            return tuple(_data_files(main, _Index(index).entries()).values())
+            table = _Index(index)
+            entries = table.entries()
+            return tuple(_data_files(main, [*entries, *table.slices.values()]).values())
 
 
 @dataclass(kw_only=True)
@@ -122,7 +143,9 @@ class _Entry:
         shape: its sizes.
         shard: the number of the file that it lies in.
         offset, size: its first byte there, and how many bytes it has.
-        slices: whether the entry stands for parts that have entries of their own.
+        crc: the checksum of these bytes; None without one.
+        slices: the parts that the entry stands for, which have entries of their own: where each begins along each
+            axis, and how long it is there.
         shards: how many files there are.
     """
 
@@ -132,15 +155,110 @@ class _Entry:
     shard: int = 0
     offset: int = 0
     size: int = 0
-    slices: bool = False
+    crc: int | None = None
+    slices: list[list[tuple[int, int]]] = field(default_factory=list)
     shards: int = 0
 
 
 def _data_files(main: str, entries: list[_Entry]) -> dict[int, str]:
     """The names of the files with elements, by their numbers."""
     stem = main.removesuffix(TensorFlow.endings[0])
-    numbers = sorted({entry.shard for entry in entries})
+    numbers = sorted({entry.shard for entry in entries if not entry.slices})
     return {number: f"{stem}.data-{number:05d}-of-{entries[0].shards:05d}" for number in numbers if entries}
+
+
+def _range(start: int, stop: int, crc: int | None, name: str) -> ChecksummedRange:
+    return ChecksummedRange(start=start, stop=stop, crc=crc, name=name, checksum=crc32c)
+
+
+def _add_slices(
+    lists: Mapping[str, TensorList],
+    names: Mapping[int, str],
+    entry: _Entry,
+    element: ElementType,
+    slices: Mapping[bytes, _Entry],
+    crcs: dict[Chunk, int | None],
+) -> None:
+    """Add a variable that is stored in slices, or note why it cannot be read.
+
+    Args:
+        lists: the tensors of each file.
+        names: the names of the files with elements.
+        entry: the variable.
+        element: the type of its elements.
+        slices: the entries of all slices, by their keys.
+        crcs: the checksum of each chunk is put here.
+    """
+    chunks: list[Chunk] = []
+    reason = shape_fault(entry.shape, element)
+    for place in entry.slices:
+        full = [(start, entry.shape[axis] if length == FULL else length) for axis, (start, length) in enumerate(place)]
+        part = slices.get(_slice_key(entry.name, place))
+        starts, sizes = tuple(start for start, _ in full), tuple(length for _, length in full)
+        if part is None:
+            reason = reason or f"its slice at {list(starts)} is missing"
+            continue
+        inside = all(
+            start >= 0 and 0 < length <= size - start
+            for start, length, size in zip(starts, sizes, entry.shape, strict=True)
+        )
+        file, nbytes = names[part.shard], math.prod(sizes) * element.itemsize
+        if not inside or part.shape != sizes or part.dtype != entry.dtype:
+            reason = reason or f"its slice at {list(starts)} has the shape {list(part.shape)}, expected {list(sizes)}"
+        elif part.size != nbytes:
+            reason = reason or f"its slice at {list(starts)} has {part.size} bytes, and {list(sizes)} needs {nbytes}"
+        elif part.offset + nbytes > lists[file].size:
+            reason = reason or f"its slice at {list(starts)} does not lie in the {lists[file].size} bytes of {file}"
+        else:
+            lists[file].claim(entry.name, part.offset, part.offset + nbytes)
+            chunk = Chunk(starts=starts, sizes=sizes, file=file, start=part.offset, stop=part.offset + nbytes)
+            chunks.append(chunk)
+            crcs[chunk] = part.crc
+    home = lists[chunks[0].file if chunks else next(iter(lists))]
+    if not reason:
+        reason = _uncovered(entry.shape, chunks)
+    if reason:
+        home.refuse(entry.name, reason, FETCH_AGAIN)
+    else:
+        home.add_in_parts(entry.name, entry.shape, element, chunks)
+
+
+def _uncovered(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> str:
+    """The reason why slices do not make up a tensor; empty if they do."""
+    covered, wanted = sum(math.prod(chunk.sizes) for chunk in chunks), math.prod(shape)
+    try:
+        twice = overlapping([(chunk.starts, chunk.sizes) for chunk in chunks])
+    except TangledError:
+        return f"its {len(chunks)} slices are in no order"
+    if twice is not None:
+        return f"its slices at {list(chunks[twice[0]].starts)} and {list(chunks[twice[1]].starts)} share elements"
+    return "" if covered == wanted else f"its slices hold {covered} of {wanted} elements"
+
+
+def _slice_key(name: str, place: Sequence[tuple[int, int]]) -> bytes:
+    """The key of a slice."""
+    escaped = name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
+    numbers = b"".join(_ordered(number) for extent in place for number in extent)
+    return SLICE + escaped + b"\0\1" + _counted(len(place)) + numbers
+
+
+def _counted(number: int) -> bytes:
+    """A number from 0 on: how many bytes it has, and the bytes."""
+    raw = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    return bytes([len(raw)]) + raw
+
+
+def _ordered(number: int) -> bytes:
+    """A number with a sign, such that texts are in the order of the numbers: ones in front say how long it is."""
+    length = (number if number >= 0 else ~number).bit_length() // 7 + 1
+    header = (1 << length) - 1 << 7 * length
+    return ((number ^ header) & (1 << 8 * length) - 1).to_bytes(length, "big")
+
+
+def _unmasked(crc: int) -> int:
+    """A checksum as it was before it was stored."""
+    rotated = (crc - MASK) & 0xFFFFFFFF
+    return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
 
 
 class _Index:
@@ -148,9 +266,13 @@ class _Index:
 
     Args:
         source: the file.
+
+    Attributes:
+        slices: the entries of the slices of partitioned variables, by their keys, once the others were read.
     """
 
     def __init__(self, source: ByteSource) -> None:
+        self.slices: dict[bytes, _Entry] = {}
         self._source = source
         self._whole = HeaderReader(source, Code.TENSORFLOW_FILE)
 
@@ -178,7 +300,9 @@ class _Index:
                 last = key
                 if not key:
                     shards = self._shards(value)
-                elif not key.startswith(SLICE):  # the variable itself says that it is stored in slices
+                elif key.startswith(SLICE):  # the variable itself says that it is stored in slices
+                    self.slices[key] = self._entry(key, value, shards)
+                else:
                     found.append(self._entry(key, value, shards))
         if not shards:
             raise self._whole.error("the entry with the number of files is missing")
@@ -188,10 +312,13 @@ class _Index:
         """The entries of a block: their keys, and readers of their values."""
         if start + size + TRAILER > self._source.size:
             raise self._whole.error(f"a block of {size} bytes at byte {start} is not in the file")
-        trailer = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + size, stop=start + size + 1)
-        compression = trailer.take(1)[0]
+        trailer = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + size, stop=start + size + TRAILER)
+        compression, stored = trailer.take(1)[0], trailer.number("<I")
         if compression:
             raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
+        charge("metadata", size, where=self._source.where)
+        if crc32c(self._source.pread(start, size + 1)) != _unmasked(stored):
+            raise self._whole.error(f"the checksum of the {size} bytes from byte {start} on does not match them")
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
@@ -220,7 +347,7 @@ class _Index:
 
     def _entry(self, key: bytes, value: HeaderReader, shards: int) -> _Entry:
         try:
-            entry = _Entry(name=key.decode("utf-8"), shards=shards)
+            entry = _Entry(name="" if key.startswith(SLICE) else key.decode("utf-8"), shards=shards)
         except UnicodeDecodeError as error:
             raise self._whole.error("a name that is not UTF-8") from error
         for number, content, inside in message_fields(value):
@@ -234,8 +361,12 @@ class _Index:
                 entry.offset = content
             elif number == SIZE:
                 entry.size = content
-            elif number == SLICES:
-                entry.slices = True
+            elif number == CRC and inside is None:
+                entry.crc = _unmasked(content)
+            elif number == SLICES and inside is not None:
+                entry.slices.append(_slice(inside))
+        if any(len(place) != len(entry.shape) for place in entry.slices):
+            raise self._whole.error(f"a slice of {entry.name!r} has another number of axes than that")
         if not 0 <= entry.shard < shards or entry.offset < 0 or entry.size < 0:
             raise self._whole.error(f"a tensor of file {entry.shard} of {shards}, at byte {entry.offset}")
         return entry
@@ -243,6 +374,16 @@ class _Index:
 
 def _handle(reader: HeaderReader) -> tuple[int, int]:
     return reader.varint(), reader.varint()
+
+
+def _slice(message: HeaderReader) -> list[tuple[int, int]]:
+    """Where a TensorSliceProto begins along each axis, and how long it is there."""
+    found = []
+    for number, _, inside in message_fields(message):
+        if number == 1 and inside is not None:  # extent
+            extent = {field: value for field, value, _ in message_fields(inside)}
+            found.append((extent.get(1, 0), extent.get(2, FULL)))
+    return found
 
 
 def _shape(message: HeaderReader) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-ENDINGS = r"\.(?:bin|ckpt|gguf|h5|hdf5|html|index|json|msgpack|npz|onnx|png|pt|pth|py|safetensors|toml)"
+ENDINGS = r"\.(?:bin|ckpt|gguf|h5|hdf5|html|index|json|msgpack|npz|ocdbt|onnx|png|pt|pth|py|safetensors|toml)"
 """Kinds of files: which kind it is helps, and says nothing about whose it is."""
 
 START = r"(?:~|\.{1,2})?/"

@@ -28,6 +28,7 @@ from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import MADE, LeftOut, PlanError
 from porting.plan.recipe import Recipe, as_it_is
+from porting.sharding import require_same
 
 Side = Literal["left", "right"]
 
@@ -186,16 +187,18 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
     if faults:
         raise PlanError(faults)
     spelled = table.prefix if all(not name.startswith(table.prefix) for name in shapes) else ""
-    found: list[Recipe] = []
+    found: dict[str, Recipe] = {}
+    repeated: list[tuple[Recipe, Recipe]] = []
     for step in alignment.steps:
         dtype = checkpoint.tensors[step.targets[0]].dtype
         for name in step.sources:
             copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
             fill = step.rule.fill if step.rule.fill is not None else _filling(step.rule)
-            found.append(
-                Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
-            )
-    return found, left_out
+            recipe = Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
+            repeated += [(found[name], recipe)] if name in found else []
+            found.setdefault(name, recipe)
+    require_same(repeated, checkpoint)
+    return list(found.values()), left_out
 
 
 def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:

@@ -26,7 +26,7 @@ from porting.limits import spending
 from porting.loading import Into, require_floating
 from porting.notation.table import Table
 from porting.plan.plan import LeftOut
-from porting.sharding import require_equal, unequal
+from porting.sharding import require_equal, require_same, unequal
 from porting.target import TargetError
 
 MEMORY = 64 << 20
@@ -254,6 +254,7 @@ def carry_out(
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             require_equal(unequal(draft.recipes.same, draft.checkpoint)[0], draft.checkpoint.tensors)
+            require_same(draft.recipes.repeated, draft.checkpoint)
         made, files = write_files(
             draft, place, group, threads=threads, memory=memory // threads, sha256=sha256, meter=meter
         )

@@ -25,6 +25,7 @@ class Recipes:
         tied: names of the output that are not stored, because they are other names of a tensor that is.
         absent: names of the output that the input has nothing for, and that the table allows to be absent.
         same: pairs of tensors of the input that have to be equal, for the output holds one of them only.
+        repeated: pairs of recipes of one tensor, which have to give the same: the input holds it several times.
         warnings: what is allowed and should be known.
     """
 
@@ -33,6 +34,7 @@ class Recipes:
     tied: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     same: tuple[LeftOut, ...] = ()
+    repeated: tuple[tuple[Recipe, Recipe], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -75,9 +77,12 @@ def back_from_port(
     """
     found: dict[str, Recipe] = {}
     faults: dict[str, Fault] = {}
+    repeated: list[tuple[Recipe, Recipe]] = []
     for step in plan.steps:
         for recipe in backward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), dtype, kept=like):
-            if recipe.name in found:  # a fold's further source that serves several targets: zero in each
+            if recipe.name in found:
+                if recipe.copies:  # none in a fold's further source that serves several targets: zero in each
+                    repeated.append((found[recipe.name], recipe))
                 continue
             found[recipe.name] = recipe
             if step.layout is not None and recipe.applied is None:
@@ -98,6 +103,7 @@ def back_from_port(
         tensors=tuple(found[name] for name in plan.sources if name in found),
         left_out=tuple(not_written),
         same=(*same, *made),
+        repeated=tuple(repeated),
         warnings=tuple(dict.fromkeys(_moved_values_warning(step, like) for step in plan.steps if step.rule.fold)),
     )
 

@@ -34,6 +34,7 @@ from porting.export_files import (
 )
 from porting.limits import reading
 from porting.loading import Into, maker
+from porting.notation.name import Name
 from porting.notation.table import Table
 from porting.opening import Folder, Member
 from porting.origin import PlannedCheckpoint, require_named, respelled
@@ -163,6 +164,8 @@ def draft_back(
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
     config = source_config(chosen, config)
+    if _recorded(port, like, chosen) is None and config.get("tie_word_embeddings") is True:
+        chosen = _without_tied_heads(chosen)
     with reading(where):
         port.allow_time()
         found, same = as_places(chosen, port.tensors)
@@ -178,6 +181,20 @@ def draft_back(
         lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)
         recipes = replace(recipes, left_out=(*recipes.left_out, *lost))
         return _draft(port, like, chosen, recipes, options, where)
+
+
+def _without_tied_heads(table: Table) -> Table:
+    """The table without rules of [optional] for what [make] makes equal to another parameter.
+
+    A checkpoint whose config says that the head is the embedding has no head, whether or not the port has one.
+    """
+    copied = {str(make.term.name) for make in table.makes if isinstance(make.value, Name)}
+    rules = (
+        rule
+        for rule in table.rules
+        if not (rule.optional and not rule.rest and all(str(term.name) in copied for term in rule.targets))
+    )
+    return replace(table, rules=tuple(rules))
 
 
 def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = None) -> Mapping[str, Described] | None:

@@ -71,8 +71,9 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
     shapes |= _made_shapes(table, shapes, known)
     aligned = align_table(table, tensors, shapes, known)
     dtypes = {name: made_dtype(step, tensors) for step in aligned.steps for name in step.targets}
-    counts = {name: torch.int64 for name, make in made_by(table, shapes).items() if make.value == Content("arange")}
-    dtypes = counts | dtypes
+    kinds = {Content("arange"): torch.int64, Content("causal"): torch.bool}
+    made = {name: make.value for name, make in made_by(table, shapes).items() if isinstance(make.value, Content)}
+    dtypes = {name: kinds[value] for name, value in made.items() if value in kinds} | dtypes
     return {
         name: Slot(name=name, shape=shape, dtype=dtypes.get(name, ANY_DTYPE), parameter=True, built=False, same_as=name)
         for name, shape in shapes.items()

@@ -16,9 +16,9 @@ from porting.notation.faults import NotationError, TableError
 from porting.notation.field import read_field
 from porting.notation.name import Name
 from porting.notation.rule import Rule, Term, make_rule
-from porting.notation.sections import KEYS, Body, Entry, Sections
+from porting.notation.sections import KEYS, RULES, Body, Entry, Sections
 from porting.ops import CONSTANTS, Content, Formula, FormulaError, Sum
-from porting.ops.contents import WORDS
+from porting.ops.contents import ROTARY, WORDS
 
 Read = TypeVar("Read")
 Given = ParamSpec("Given")
@@ -225,15 +225,15 @@ class Reader:
             elif name is not None:
                 yield name, entry.value, entry.at()
 
-    def makes(self) -> Iterator[tuple[Term, Content | Expression | Name, str]]:
-        """Term, content and place of each line of [make]; the name of another tensor for one that equals it."""
+    def makes(self) -> Iterator[tuple[Term, Content | Expression | Name, str, str]]:
+        """Term, content, place and word of each line of [make]; the name of another tensor for one that equals it."""
         for entry in self.sections.of("make"):
             term = self._read(entry.at, Term.parse, entry.key)
             text = entry.value if isinstance(entry.value, str) else ""
             value: Content | Expression | Name | None = Content.parse(text)
             if value is None:
                 other = text.startswith(EQUALS)
-                value = self._equals(entry, text.removeprefix(EQUALS)) if other else self._made(entry)
+                value = self._equals(entry, text.removeprefix(EQUALS)) if other else self._made(entry, text)
             if term is None or value is None:
                 continue
             if isinstance(value, Name) and (alone := sorted(set(value.indices) - set(term.name.indices))):
@@ -242,10 +242,13 @@ class Reader:
             if term.output or term.name.rest is not None:
                 self._note(Code.BAD_NAME, entry.at(), f"'{term}' says no single tensor, which [make] needs")
             else:
-                yield term, value, entry.at()
+                yield term, value, entry.at(), ROTARY if text.startswith(f"{ROTARY} ") else ""
 
-    def _made(self, entry: Entry) -> Expression | None:
-        known = f"expected {', '.join(map(repr, WORDS))}, 'equals NAME', a number, or arithmetic over the config"
+    def _made(self, entry: Entry, text: str) -> Expression | None:
+        words = ", ".join(map(repr, WORDS))
+        known = f"expected {words}, 'rotary THETA', 'equals NAME', a number, or arithmetic over the config"
+        if text.startswith(f"{ROTARY} "):
+            return self._read(entry.value_at, Expression.parse, text.removeprefix(f"{ROTARY} "))
         if isinstance(entry.value, str) and entry.value.isalpha() and nearest(entry.value, WORDS):
             message = f"{entry.key!r} = {entry.value!r}, {known}"
             self._note(Code.WRONG_TYPE, entry.value_at(), message, nearest(entry.value, WORDS))
@@ -263,9 +266,12 @@ class Reader:
                     other = seen.setdefault(str(term.key), rule)
                     if side == "sources" and rule.formula is not None and other.formula is not None:
                         self._require_same_back(term, rule, other)
+                    elif side == "sources" and rule.again and rule.where == other.where:
+                        continue
                     elif other is not rule:
                         message = f"'{term.key}' is {verb} by this rule and by that at {other.where}"
-                        self._note(code, rule.where, message, "take one of them away")
+                        both = ", or give one line a list of both targets" if side == "sources" else ""
+                        self._note(code, rule.where, message, f"take one of them away{both}")
         return tuple(found)
 
     def _require_same_back(self, term: Term, rule: Rule, other: Rule) -> None:
@@ -297,18 +303,20 @@ class Reader:
         return tuple(sorted(found, key=lambda rule: -len(rule.sources[0].name.front)))
 
     def pairs(self, section: str, *, optional: bool = False) -> tuple[Rule, ...]:
-        """The short rules of a section, ``"source" = "target"``."""
+        """The short rules of a section, ``"source" = "target"``; a list on the right gives a rule for each target."""
         found = []
         for entry in self.sections.of(section):
             source = self._read(entry.at, Term.parse, entry.key)
-            if not isinstance(entry.value, str):
+            several = isinstance(entry.value, list) and section in RULES
+            if not isinstance(entry.value, str) and not several:
                 self._wrong(entry, "the other side of the rule, a text")
                 continue
-            target = self._read(entry.value_at, Term.parse, entry.value)
-            if source is None or target is None:
+            targets = self._terms(entry, rows=False)
+            if source is None or targets is None:
                 continue
-            rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
-            found += [rule] if rule is not None else []
+            for number, target in enumerate(targets):
+                rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
+                found += [replace(rule, again=number > 0)] if rule is not None else []
         return tuple(found)
 
     def _long(self, body: Body) -> Rule | None:

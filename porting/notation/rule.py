@@ -138,6 +138,7 @@ class Rule:
         undone: a formula over the target for each of them, by which it is undone; empty when it cannot be.
         dtype: the dtype of the target, where the first source is quantised; empty for that of the first source.
         rest: it reads and writes what no other rule does, as a line of [rest].
+        again: its sources are read by the rule in front of it as well: the two come from one line with several targets.
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
         turned: its sides were exchanged, to see what it makes of the checkpoint; messages show it as the table has it.
         where: its place in the table, ``bert.toml:12:3``.
@@ -156,6 +157,7 @@ class Rule:
     dtype: str = ""
     rest: bool = False
     besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
+    again: bool = False
     turned: bool = False
     where: str = ""
 
@@ -199,7 +201,7 @@ class Rule:
     @property
     def fixed_sizes(self) -> dict[str, int]:
         """The sizes that its formula gives indices."""
-        return {} if self.formula is None else dict.fromkeys(self.formula.pair_indices, 2)
+        return {} if self.formula is None else self.formula.unpacked_sizes
 
     def indices_of(self, term: Term) -> tuple[str, ...]:
         """The indices that a term has in a formula: those of its axes, and those of its name that are not outer."""

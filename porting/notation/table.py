@@ -81,11 +81,13 @@ class Make:
         term: their names and, if the table states it, their shape.
         value: what they hold: a word, a number over the config, or the name of the target tensor that they equal.
         where: the place in the table.
+        word: what an expression gives the number of, ``"rotary"``; empty where it is the number itself.
     """
 
     term: Term
     value: Content | Expression | Name
     where: str = ""
+    word: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +228,9 @@ def _make(sections: Sections) -> Table:
         ),
         ties=tuple(Tie(name=name, with_=other, where=where) for name, other, where in reader.ties()),
         fresh=tuple(Fresh(name=name, reason=reason, where=where) for name, reason, where in reader.fresh()),
-        makes=tuple(Make(term=term, value=value, where=where) for term, value, where in reader.makes()),
+        makes=tuple(
+            Make(term=term, value=value, where=where, word=word) for term, value, where, word in reader.makes()
+        ),
         inputs=reader.pairs("inputs"),
         arguments=reader.arguments(),
         probes=reader.pairs("probes"),

@@ -20,8 +20,12 @@ if TYPE_CHECKING:  # tables are read without torch, which takes a second to impo
 NUMBERS = {"zeros": 0.0, "ones": 1.0}
 """The words that stand for one number throughout."""
 
-WORDS = ("arange", "eye", *NUMBERS)
-"""Everything that has a word: ``arange`` counts from 0 along the last axis, ``eye`` is the unit matrix."""
+ROTARY = "rotary"
+"""The inverse frequencies of rotary positions along the last axis, ``1 / theta ** (2 i / d)``; theta is a number."""
+
+WORDS = ("arange", "eye", "causal", *NUMBERS)
+"""Everything that has a word: ``arange`` counts from 0 along the last axis, ``eye`` is the unit matrix, and ``causal``
+over the last two axes 1 where the last index is not larger than the one in front of it, else 0."""
 
 ROUNDED = ("float32", "bfloat16", "float16")
 """A number keeps the rounding of a dtype in which the module once was."""
@@ -32,8 +36,8 @@ class Content:
     """What every element of a tensor is.
 
     Attributes:
-        word: ``"arange"``, ``"eye"``, or empty for one number throughout.
-        number: that number.
+        word: ``"arange"``, ``"eye"``, ``"causal"``, ``"rotary"``, or empty for one number throughout.
+        number: that number, or the theta of ``"rotary"``.
 
     >>> import torch
     >>> Content.parse("arange").whole((2, 3), torch.int64).tolist()
@@ -50,22 +54,24 @@ class Content:
             return cls(number=NUMBERS[text])
         if text in WORDS:
             return cls(word=text)
+        rotary = text.startswith(f"{ROTARY} ")
         try:
-            return cls(number=float(text))
+            return cls(word=ROTARY if rotary else "", number=float(text.removeprefix(f"{ROTARY} ")))
         except ValueError:
             return None
 
     def __str__(self) -> str:
+        if self.word == ROTARY:
+            return f"{ROTARY} {self.number!r}"
         return self.word or next((word for word, one in NUMBERS.items() if one == self.number), repr(self.number))
 
     def fault(self, shape: Sequence[int], dtype: torch.dtype) -> str:
         """Why a tensor of this shape and dtype cannot hold it; empty when it can."""
         import torch  # noqa: PLC0415  # tables are read without it
 
-        if self.word == "eye" and len(shape) != 2:
-            return f"the unit matrix has two axes, and this tensor {len(shape)}"
-        if self.word == "arange" and not shape:
-            return "it counts along its last axis, and this tensor has none"
+        wrong = self._shape_fault(shape, dtype)
+        if wrong:
+            return wrong
         largest = max(shape[-1] - 1, 0) if self.word == "arange" else 1.0 if self.word else self.number
         if dtype == torch.bool:
             return "" if largest in (0.0, 1.0) else f"a tensor of booleans cannot hold {largest:g}"
@@ -75,6 +81,18 @@ class Content:
                 return f"{dtype_name(dtype)} cannot hold {largest:g}"
         elif not math.isfinite(largest) or abs(largest) > torch.finfo(dtype).max:
             return f"{dtype_name(dtype)} cannot hold {largest:g}"
+        return ""
+
+    def _shape_fault(self, shape: Sequence[int], dtype: torch.dtype) -> str:
+        """Why no tensor of this shape, or this kind of dtype, holds what its word says; empty when one does."""
+        if self.word == "eye" and len(shape) != 2:
+            return f"the unit matrix has two axes, and this tensor {len(shape)}"
+        if self.word in {"arange", ROTARY} and not shape:
+            return "it counts along its last axis, and this tensor has none"
+        if self.word == "causal" and len(shape) < 2:
+            return f"a causal mask has two axes at least, and this tensor {len(shape)}"
+        if self.word == ROTARY and (self.number <= 0 or not dtype.is_floating_point):
+            return f"frequencies of theta = {self.number:g} cannot be {dtype_name(dtype)}"
         return ""
 
     def row(self, shape: Sequence[int], start: int, stop: int) -> Tensor:
@@ -90,23 +108,38 @@ class Content:
         last = max(shape[-1], 1)
         places = torch.arange(start, stop)
         across = places.remainder(last)
-        return across if self.word == "arange" else (places.div(last, rounding_mode="floor") == across).long()
+        if self.word == ROTARY:
+            return self._frequencies(shape[-1])[across]
+        if self.word == "arange":
+            return across
+        down = places.div(last, rounding_mode="floor").remainder(max(shape[-2], 1))
+        return (down == across if self.word == "eye" else down >= across).long()
 
-    def box(self, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """The elements of a box, one start and one size an axis, as a tensor of these sizes."""
+    def _frequencies(self, count: int) -> Tensor:
+        """The inverse frequencies, computed in float32 as models do."""
+        import torch  # noqa: PLC0415  # tables are read without it
+
+        steps = torch.arange(0, 2 * count, 2).float() / max(2 * count, 1)
+        return (1.0 / self.number**steps).double()
+
+    def box(self, starts: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The elements of a box of a tensor of this shape, a start and a size an axis, as a tensor of these sizes."""
         import torch  # noqa: PLC0415  # tables are read without it
 
         if not self.word:
             return torch.full(tuple(sizes), self.number, dtype=torch.float64)
+        if self.word == ROTARY:
+            found = self._frequencies(shape[-1])[starts[-1] : starts[-1] + sizes[-1]]
+            return found.expand(tuple(sizes))
         across = torch.arange(starts[-1], starts[-1] + sizes[-1])
         if self.word == "arange":
             return across.expand(tuple(sizes))
-        down = torch.arange(starts[0], starts[0] + sizes[0])
-        return (down[:, None] == across).long()
+        down = torch.arange(starts[-2], starts[-2] + sizes[-2])[:, None]
+        return (down == across if self.word == "eye" else down >= across).long().expand(tuple(sizes))
 
     def whole(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A whole tensor of this shape and dtype."""
-        return self.box([0] * len(shape), shape).to(dtype).contiguous()
+        return self.box([0] * len(shape), shape, shape).to(dtype).contiguous()
 
     def held_by(self, value: Tensor, expected: Tensor | None = None, *, rounded: bool = False) -> bool:
         """Whether a tensor holds it, bit for bit.
@@ -119,8 +152,8 @@ class Content:
         import torch  # noqa: PLC0415  # tables are read without it
 
         value = value.detach().cpu().contiguous()
-        expected = self.box([0] * value.ndim, value.shape) if expected is None else expected
-        names = ROUNDED if rounded and not self.word and value.is_floating_point() else ()
+        expected = self.box([0] * value.ndim, value.shape, value.shape) if expected is None else expected
+        names = ROUNDED if rounded and self.word in {"", ROTARY} and value.is_floating_point() else ()
         dtypes = (value.dtype, *(getattr(torch, name) for name in names))
         bits = value.view(-1).view(torch.uint8)
         candidates = (expected.to(dtype).to(value.dtype).contiguous() for dtype in dtypes)

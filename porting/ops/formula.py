@@ -2,8 +2,8 @@
 
 A formula computes the elements of a target from operands, each a term of the rule with its indices.  Operands are
 broadcast by index, not by place: ``w`` over ``o i`` times ``g`` over ``o`` multiplies row by row.  ``sum(x, i)`` takes
-an index away, ``fp4(x, n)`` and ``bicubic(x, h=H)`` give one.  What indices come out is known before any tensor is
-read, so that a formula is checked like any other rule.
+an index away, ``fp4(x, n)``, ``unpack_low(x, 4, n=8)`` and ``bicubic(x, h=H)`` give one.  What indices come out is
+known before any tensor is read, so that a formula is checked like any other rule.
 
 The text is parsed by Python's parser and evaluated here; only what is listed is accepted.  Values are float64.
 """
@@ -44,7 +44,20 @@ RESIZED = {
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the 4-bit numbers of the OCP Microscaling Formats Specification 1.0 (E2M1), by their bits."""
 
-KNOWN = (*ELEMENTWISE, "sum", "fp4", "blocks", *RESIZED)
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The values of 4-bit NormalFloat (Dettmers et al., QLoRA, 2023, appendix E), by their numbers."""
+
+UNPACKED = ("unpack_low", "unpack_high")
+"""Functions that take whole numbers apart: the lowest bits first, or the highest."""
+
+WIDEST = 32
+"""Bits of a number that is taken apart: float64 holds it exactly."""
+
+KNOWN = (*ELEMENTWISE, "sum", "repeat", "nf4", "fp4", *UNPACKED, "blocks", *RESIZED)
 
 
 class FormulaError(ArithmeticSyntaxError):
@@ -128,19 +141,22 @@ class Formula(Operation):
         def call(node: ast.Call, inner: _Held) -> _Held:
             indices = _call_indices(node, inner.indices)
             # unpacking holds bits and what they are looked up as; resizing brings what it is given into another order
-            beside = {"fp4": 5}.get(ast.unparse(node.func), int(ast.unparse(node.func) in RESIZED)) * count(
-                inner.indices
-            )
+            name = ast.unparse(node.func)
+            beside = {"fp4": 5, "nf4": 1}.get(name, int(name in RESIZED)) * count(inner.indices)
+            beside += count(inner.indices) + 2 * count(indices) if name in UNPACKED else 0
             return _Held(max(inner.most, inner.kept + beside + 2 * count(indices)), count(indices), indices)
 
         found = walk(self.body, leaf, combine, call)
         return found.most + found.kept  # it is brought into the order of the result
 
     @property
-    def pair_indices(self) -> frozenset[str]:
-        """The indices of pairs of 4-bit numbers, whose size is 2."""
-        calls = (node for node in ast.walk(self.body) if isinstance(node, ast.Call))
-        return frozenset(ast.unparse(one.args[1]) for one in calls if ast.unparse(one.func) == "fp4")
+    def unpacked_sizes(self) -> dict[str, int]:
+        """The sizes of the indices of numbers that are unpacked: 2 of a pair of 4-bit numbers."""
+        calls = [node for node in ast.walk(self.body) if isinstance(node, ast.Call)]
+        found = {ast.unparse(one.args[1]): 2 for one in calls if ast.unparse(one.func) == "fp4"}
+        for call in calls:
+            found |= dict(_parts(call)) if ast.unparse(call.func) in UNPACKED else {}
+        return found
 
     def work(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
         """The elements of all values that come about while it is computed.
@@ -156,7 +172,7 @@ class Formula(Operation):
         """The reason why blocks do not reach over the index that they are given for; empty where they do."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "blocks":
-                length = _block_length(node)
+                length = _number(node)
                 for old, new in map(_resized, node.keywords):
                     if sizes[old] * length < sizes[new]:
                         reach = f"{sizes[old]} blocks of {length} end before the {sizes[new]} elements of {new!r}"
@@ -226,7 +242,7 @@ class _Held:
 def _require_known(body: ast.expr, text: str) -> None:
     for node in ast.walk(body):
         match node:
-            case ast.keyword(value=ast.Name()):
+            case ast.keyword(value=ast.Name() | ast.Constant(value=int())):
                 pass
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)
@@ -240,14 +256,23 @@ def _require_arguments(node: ast.Call, name: str) -> None:
     """Raise FormulaError when a function is not called as it has to be."""
     indices = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     plain = len(node.args) >= 1 and len(indices) == len(node.args) - 1
-    if name in ELEMENTWISE:
+    if name not in UNPACKED and not all(isinstance(one.value, ast.Name) for one in node.keywords):
+        plain = False
+    if name in (*ELEMENTWISE, "nf4"):
         good, usage = plain and not indices and not node.keywords, f"{name}(x)"
     elif name == "sum":
         good, usage = plain and bool(indices) and not node.keywords, "sum(x, i), with the indices that are summed"
+    elif name == "repeat":
+        good, usage = plain and bool(indices) and not node.keywords, "repeat(x, m), with the indices that are added"
     elif name == "fp4":
         good, usage = plain and len(indices) == 1 and not node.keywords, "fp4(x, n), n being the index of the pair"
+    elif name in UNPACKED:
+        bits, sizes = _number(node), [size for _, size in _parts(node)]
+        good = bits > 0 and bool(sizes) and min(sizes) > 0 and bits * math.prod(sizes) <= WIDEST
+        usage = f"{name}(x, 4, n=8), with the bits of each number and how many there are, of at most {WIDEST} bits"
     elif name == "blocks":
-        good, usage = _block_length(node) > 0 and bool(node.keywords), "blocks(s, 128, a=o, b=i)"
+        named = all(isinstance(one.value, ast.Name) for one in node.keywords)
+        good, usage = _number(node) > 0 and bool(node.keywords) and named, "blocks(s, 128, a=o, b=i)"
     else:
         count = RESIZED[name][2]
         pairs = ", ".join(f"{index}={index.upper()}" for index in "hw"[-count:])
@@ -256,12 +281,23 @@ def _require_arguments(node: ast.Call, name: str) -> None:
         raise FormulaError(f"{name} is written {usage}", node)
 
 
-def _block_length(node: ast.Call) -> int:
-    """The elements of a block, of ``blocks(s, 128, a=o)``; 0 where it is not written so."""
+def _number(node: ast.Call) -> int:
+    """The number of ``blocks(s, 128, a=o)`` or ``unpack_low(x, 4, n=8)``; 0 where it is not written so."""
     match node.args:
         case [_, ast.Constant(value=int() as length)]:
             return length
     return 0
+
+
+def _parts(node: ast.Call) -> list[tuple[str, int]]:
+    """The indices that unpacking gives, the slowest first, with their sizes; 0 where one is not written so."""
+    return [
+        (
+            str(one.arg),
+            one.value.value if isinstance(one.value, ast.Constant) and isinstance(one.value.value, int) else 0,
+        )
+        for one in node.keywords
+    ]
 
 
 def _resized(keyword: ast.keyword) -> tuple[str, str]:
@@ -282,8 +318,8 @@ def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
     function, first = ast.unparse(node.func), ast.unparse(node.args[0])
     named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     pairs = [_resized(one) for one in node.keywords]
-    taken = named if function == "sum" else [old for old, _ in pairs]
-    given = named if function == "fp4" else [new for _, new in pairs]
+    taken = named if function == "sum" else [] if function in UNPACKED else [old for old, _ in pairs]
+    given = named if function in {"fp4", "repeat"} else [new or old for old, new in pairs]
     for place, index in enumerate(taken):
         if index not in inner or index in taken[:place]:
             trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
@@ -317,6 +353,30 @@ def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> T
     return ordered
 
 
+def _with_more(
+    function: str, node: ast.Call, tensor: Tensor, indices: tuple[str, ...], sizes: Mapping[str, int]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """What the functions that repeat a value or unpack numbers make of it: they give indices, and take none."""
+    import torch  # noqa: PLC0415  # tables are read without it
+
+    if function == "repeat":
+        more = [ast.unparse(one) for one in node.args[1:]]
+        whole = tensor.reshape(*tensor.shape, *(1 for _ in more))
+        return whole.expand(*tensor.shape, *(sizes[index] for index in more)), (*indices, *more)
+    bits = tensor.to(torch.int64)
+    if function == "nf4":
+        return torch.tensor(NF4, dtype=torch.float64)[bits & 15], indices
+    if function == "fp4":
+        table = torch.tensor(FP4, dtype=torch.float64)
+        return torch.stack([table[bits & 15], table[(bits >> 4) & 15]], -1), (*indices, ast.unparse(node.args[1]))
+    width, parts = _number(node), _parts(node)
+    places = torch.arange(math.prod(size for _, size in parts)) * width
+    places = places if function == "unpack_low" else places.flip(0)
+    numbers = bits.unsqueeze(-1) >> places & (1 << width) - 1
+    shape = (*tensor.shape, *(size for _, size in parts))
+    return numbers.to(torch.float64).reshape(shape), (*indices, *(index for index, _ in parts))
+
+
 def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call, inner: _Value) -> _Value:
     import torch  # noqa: PLC0415  # tables are read without it
 
@@ -328,12 +388,10 @@ def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call
         return getattr(torch, function)(tensor), indices
     if function == "sum":
         return tensor.sum([indices.index(index) for index in named]), tuple(one for one in indices if one not in named)
-    if function == "fp4":
-        table = torch.tensor(FP4, dtype=torch.float64)
-        bits = tensor.to(torch.int64)
-        return torch.stack([table[bits & 15], table[(bits >> 4) & 15]], -1), (*indices, named[0])
+    if function in {"repeat", "nf4", "fp4", *UNPACKED}:
+        return _with_more(function, node, tensor, indices, sizes)
     if function == "blocks":
-        length = _block_length(node)
+        length = _number(node)
         for old, new in map(_resized, node.keywords):
             first = offsets.get(new, 0)
             numbers = torch.arange(first, first + sizes[new]) // length

@@ -245,7 +245,7 @@ def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:
     terms = [rule.indices_of(term) for term in rule.sources]
     target = rule.indices_of(rule.targets[0])
     every = dict.fromkeys(index for term in (*terms, target) for index in term)
-    sizes = {index: 2 if index in rule.formula.pair_indices else 3 + place % 3 for place, index in enumerate(every)}
+    sizes = {index: 3 + place % 3 for place, index in enumerate(every)} | rule.fixed_sizes
     values = {
         name: (torch.rand([sizes[index] for index in term], generator=generator, dtype=torch.float64) + 0.5, term)
         for name, term in zip(rule.operands, terms, strict=True)

@@ -171,6 +171,19 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
     return Fault(code=Code.DROP_DIFFERS, where=left.name, message=message, hint=hint)
 
 
+def copies_differ(source: str, one: Sequence[str], other: Sequence[str]) -> Fault:
+    """The fault of a source tensor that comes back from several targets which do not give the same.
+
+    Args:
+        source: the tensor.
+        one, other: the targets that it comes back from.
+    """
+    first, second = (" and ".join(map(repr, names)) for names in (one, other))
+    message = f"it would be made of {first}, and of {second} as well, and their values differ"
+    hint = "the checkpoint has one tensor for them: set them equal, or give the checkpoint a tensor for each"
+    return Fault(code=Code.COPIES_DIFFER, where=source, message=message, hint=hint)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unfilled:
     """The target tensors that no step writes.
@@ -335,7 +348,7 @@ def content_of(make: Make, config: Mapping[str, object]) -> Content:
     if isinstance(make.value, Name):
         raise TypeError(f"{make.value} is another tensor, and no content")
     try:
-        return Content(number=float(make.value.evaluate(config)))
+        return Content(word=make.word, number=float(make.value.evaluate(config)))
     except NotationError as error:
         raise NotationError(error.code, f"'{make.term}' = {make.value.text!r}: {error}", hint=error.hint) from error
 

@@ -40,7 +40,8 @@ class Matcher:
             for spelled in (pattern, pattern.without(prefix)):
                 if spelled is not None:
                     self._add(key, spelled)
-        self._lengths = sorted({len(beginning) for beginning in self._by_beginning})
+        # of one key the longest beginning comes first: "model.{*rest}" reads "model.a", and not with the prefix inside
+        self._lengths = sorted({len(beginning) for beginning in self._by_beginning}, reverse=True)
 
     def _add(self, key: Key, pattern: Name) -> None:
         skeletons = _skeletons(pattern)

@@ -58,7 +58,8 @@ class Sorted:
 def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: str) -> Sorted:
     """Sort the names of one side; a name that several rules spell is a fault and stays with the first.
 
-    Several formulas may read the same source: its elements are not moved by any of them.
+    Several formulas may read the same source: its elements are not moved by any of them.  So may the rules of one line
+    with several targets.
     """
     terms = [rule.sources if side == "source" else rule.targets for rule in rules]
     patterns = [((number, place), term.key) for number, one in enumerate(terms) for place, term in enumerate(one)]
@@ -73,7 +74,10 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
             found.unmatched.append(name)
             continue
         claiming = [rules[match.key[0]] for match in matches]
-        together = all(rule.formula is not None and _seen(rule, side) == "source" for rule in claiming)
+        together = _seen(claiming[0], side) == "source" and (
+            all(rule.formula is not None for rule in claiming)
+            or (all(rule.again for rule in claiming[1:]) and len({rule.where for rule in claiming}) == 1)
+        )
         if len(matches) > 1 and not together:
             found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.key for m in matches)], side))
         for match in matches if together else matches[:1]:

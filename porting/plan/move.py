@@ -56,7 +56,7 @@ class Window:
         """Its elements, in one row, of a tensor of this shape that holds ``content``."""
         if self.is_row:
             return content.row(shape, self.starts[0], self.starts[0] + self.sizes[0])
-        return content.box(self.starts, self.sizes).reshape(-1)
+        return content.box(self.starts, self.sizes, self.shape).reshape(-1)
 
     def clip(self, copy: Copy) -> Iterator[Copy]:
         """What a move brings into it."""

@@ -1,6 +1,6 @@
 """Sharded modules: each process reads and writes only the bytes of its own shards."""
 
-from porting.sharding.filling import Filled, fill, is_sharded, require_equal, unequal
+from porting.sharding.filling import Filled, fill, is_sharded, require_equal, require_same, unequal
 from porting.sharding.processes import Processes
 from porting.sharding.writing import moved_dtypes, require_made, write_shards
 
@@ -12,6 +12,7 @@ __all__ = [
     "moved_dtypes",
     "require_equal",
     "require_made",
+    "require_same",
     "unequal",
     "write_shards",
 ]

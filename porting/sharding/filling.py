@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, alike
 from porting.ops import Content
-from porting.plan.leftovers import differs
+from porting.plan.leftovers import copies_differ, differs
 from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe, forward_recipes
@@ -147,6 +147,41 @@ def unequal(
     reader = MoveReader(checkpoint, sparing=True)
     apart = (left for left in pairs if not any({left.name, left.equals} <= names for names in checkpoint.shared))
     return [left for left in apart if left.equals and not _equal(left, reader, rank, count)], reader.nbytes
+
+
+def require_same(pairs: Iterable[tuple[Recipe, Recipe]], checkpoint: Checkpoint) -> None:
+    """Require that tensors which a checkpoint in the port's layout holds several times are the same, bit for bit.
+
+    Args:
+        pairs: two recipes of each such tensor.
+        checkpoint: the checkpoint that they read.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        PlanError: some are others; names the tensors of both.
+    """
+    reader = MoveReader(checkpoint, sparing=True)
+    faults = [
+        copies_differ(one.name, one.sources, other.sources) for one, other in pairs if not _alike(one, other, reader)
+    ]
+    if faults:
+        raise PlanError(alike(faults))
+
+
+def _alike(one: Recipe, other: Recipe, reader: MoveReader) -> bool:
+    """Whether two recipes of a tensor give the same, as far as what they read goes."""
+    if one.dtype != other.dtype:
+        return False
+    step = max(PIECE // one.dtype.itemsize, 1)
+    rows = [(start, min(start + step, one.numel)) for start in range(0, one.numel, step)]
+    if one.applied is not None:
+        rows = list(one.applied.parts(PIECE))
+    pair = [replace(recipe, base="", fill=recipe.fill or 0.0) for recipe in (one, other)]
+
+    def raw(recipe: Recipe, start: int, stop: int) -> Tensor:
+        return compute(recipe, Window.of_row(start, stop), reader.read).view(torch.uint8)
+
+    return all(torch.equal(*(raw(recipe, start, stop) for recipe in pair)) for start, stop in rows)
 
 
 def require_equal(found: Iterable[LeftOut], tensors: Mapping[str, Described]) -> None:

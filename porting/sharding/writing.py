@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -88,8 +88,11 @@ def write_shards(
             changed = _changed_steps(module, plan, checkpoint)
         changed = set().union(*processes.gather(changed))
         with processes.step():
-            _require_kept(step for number, step in enumerate(plan.steps) if number in changed)
-        steps = [step for number, step in enumerate(plan.steps) if number in changed or step.rule.exact]
+            _require_kept(plan, changed)
+        alone = frozenset(range(len(plan.steps))) - _repeated(plan)
+        steps = [
+            step for number, step in enumerate(plan.steps) if number in changed or (step.rule.exact and number in alone)
+        ]
         copies = {left.equals: left.name for left in left_out if left.equals}
         with processes.step(), Places(placed, temporary) as places:
             kept = all(plan.sources[name].dtype == dtype for name, dtype in moved_dtypes(module, plan).items())
@@ -127,11 +130,22 @@ def _require_values(module: nn.Module, plan: Plan) -> None:
         raise TargetError(faults)
 
 
-def _require_kept(changed: Iterable[Step]) -> None:
-    """Raises: TargetError for formulas whose values were changed, for what undoes them takes whole tensors."""
+def _repeated(plan: Plan) -> frozenset[int]:
+    """The steps that read what others read as well, so that the way back compares the module's tensors."""
+    numbers: dict[str, list[int]] = {}
+    for number, step in enumerate(plan.steps):
+        for name in () if step.rule.fold else step.sources:
+            numbers.setdefault(name, []).append(number)
+    return frozenset(number for same in numbers.values() if len(same) > 1 for number in same)
+
+
+def _require_kept(plan: Plan, changed: Collection[int]) -> None:
+    """Raises: TargetError for values that were changed where the way back takes whole tensors."""
     faults = []
-    for step in changed:
-        if step.layout is not None:
+    repeated = _repeated(plan)
+    for number in sorted(changed):
+        step = plan.steps[number]
+        if step.layout is not None or number in repeated:
             message = f"{step.targets[0]!r} was changed, and undoing '{step.rule}' takes whole tensors"
             hint = "gather the module into a whole one, and export that"
             faults.append(Fault(code=Code.BAD_TARGET, where=step.rule.where, message=message, hint=hint))
@@ -165,7 +179,8 @@ def _has_made_content(recipe: Recipe, tensors: Mapping[str, Tensor]) -> bool:
         return torch.equal(*whole)
     content = recipe.content or Content()
     parts = _local_boxes(recipe, tensor)
-    return all(content.held_by(values, content.box(box.starts, box.sizes), rounded=True) for box, values in parts)
+    made = ((values, content.box(box.starts, box.sizes, recipe.shape)) for box, values in parts)
+    return all(content.held_by(values, expected, rounded=True) for values, expected in made)
 
 
 def moved_dtypes(module: nn.Module, plan: Plan) -> dict[str, torch.dtype]:
@@ -250,12 +265,13 @@ def _copy_unreplaced(
 
 
 def _changed_steps(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> set[int]:
-    """The steps that cannot be undone exactly, and whose values here have changed since they were loaded."""
+    """The steps that cannot be undone here by themselves, and whose values here have changed since they were loaded."""
     tensors = dict(named_tensors(module))
     reader = MoveReader(checkpoint, sparing=True)
+    repeated = _repeated(plan)
     changed = set()
     for number, step in enumerate(plan.steps):
-        if step.rule.exact:
+        if step.rule.exact and number not in repeated:
             continue
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step)):
             for box, values in _local_boxes(recipe, tensors[recipe.name]):

@@ -23,8 +23,13 @@ import pytest
 import torch
 
 from porting.checkpoint import open_checkpoint
+from porting.checkpoint.container import DTYPES
+from porting.checkpoint.dcp_archive import state_dict_shard
+from porting.converting import convert
 from porting.errors import PortingError
+from porting.notation.table import parse_table
 from tests.checkpoint.test_bin_file import changed, entries, pickle_of, saved, with_pickle, zipped
+from tests.converting.drawing import values, write
 
 COUNT = 4000
 """Changed archives in the suite; ``make fuzz`` runs more, guided by coverage."""
@@ -392,3 +397,29 @@ def test_archives_without_description_are_read(tmp_path: Path) -> None:
     """As other programs write them: no flag, sizes in front of the bytes."""
     buffer = io.BytesIO(zipped(entries(saved(ONE))))
     assert compare(buffer.getvalue(), tmp_path / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_torch_loads_what_is_written(tmp_path: Path, mapped: bool) -> None:
+    """Every dtype, names beyond ASCII, tied names; nothing is trusted: ``weights_only``."""
+    tensors = {f"a.{dtype}": values((5, 3), dtype, 1) for dtype in sorted((one.dtype for one in DTYPES), key=str)}
+    tensors |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5), "größe": torch.ones(2)}
+    table = '[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n'
+    source = write(tmp_path / "source", tensors)
+    convert(source, tmp_path / "out", parse_table(table), derive=True, to="bin")
+    found = torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True, mmap=mapped)
+    assert {name: (one.dtype, bits(one)) for name, one in found.items()} == {
+        name: (one.dtype, bits(one)) for name, one in tensors.items()
+    }
+    assert open_checkpoint(tmp_path / "out").warnings == ()
+
+
+def test_tied_names_share_a_storage(tmp_path: Path) -> None:
+    described = {"a": torch.empty(2, 3), "b": torch.empty(4)}
+    shard = state_dict_shard("x.bin", described, {"again": "a", "other": "missing"})
+    raw = bytearray(shard.size)
+    for at, piece in shard.frame:
+        raw[at : at + len(piece)] = piece
+    found = torch.load(io.BytesIO(bytes(raw)), weights_only=True)
+    assert list(found) == ["a", "b", "again"]
+    assert found["a"].data_ptr() == found["again"].data_ptr()

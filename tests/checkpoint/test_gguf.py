@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import base64
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize, quantize
 
 from porting.checkpoint import open_checkpoint
-from porting.checkpoint.gguf import ALIGNMENT, DTYPES
+from porting.checkpoint.gguf import ALIGNMENT, BLOCKS, DTYPES
+from porting.converting import convert
 from porting.errors import PortingError
+from porting.notation.table import parse_table
 from tests.checkpoint.hostile import refused
 from tests.converting.drawing import elements, values
 
@@ -92,6 +99,48 @@ def test_what_the_gguf_package_wrote(tmp_path: Path) -> None:
     assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: BLOCKS[kind][0])
+def test_each_quantised_type_is_unpacked_as_the_gguf_package_does(tmp_path: Path, kind: int) -> None:
+    title, numbers, size = BLOCKS[kind]
+    assert GGML_QUANT_SIZES[GGMLQuantizationType[title]] == (numbers, size)
+    count = 6
+    raw = np.random.default_rng(kind).integers(0, 60, (count, size), dtype=np.uint8)  # small, so that no scale is a NaN
+    expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType(kind))).reshape(3, 2 * numbers)
+    assert expected.isfinite().all()
+    (tmp_path / "model.gguf").write_bytes(gguf(described("w", (3, 2 * numbers), kind, 0), 1, raw.tobytes()))
+    checkpoint = open_checkpoint(tmp_path)
+    assert torch.equal(checkpoint.read("w"), expected)
+    assert checkpoint.warnings[0].message == f"quantised tensors ({title}) are read as float32"
+    part = memoryview(bytearray(44))
+    checkpoint.pieces("w")[0].file.read_into(part, 4 * numbers - 20)
+    assert bytes(part) == expected.numpy().tobytes()[4 * numbers - 20 :][:44]
+
+
+def test_what_llama_cpp_calls_q8_0_is_close_to_what_it_was_made_of(tmp_path: Path) -> None:
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    packed = quantize(weight.numpy(), GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blk.0.attn_q.weight", packed, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"blk.{i}.attn_q.weight [o e]" = "q.{i} [e o]"\n')
+    convert(tmp_path / "model.gguf", tmp_path / "out", table, derive=True, dtype=torch.float16)
+    found = open_checkpoint(tmp_path / "out").read("q.0")
+    assert found.dtype == torch.float16
+    assert (found.float().T - weight).abs().max() < 0.02
+
+
+def test_without_gguf_names_are_read_and_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf(described("w", (32,), 8, 0), 1, bytes(34)))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert open_checkpoint(tmp_path).tensors["w"].shape == (32,)
+    refused(tmp_path, "needs the package gguf, which is not installed (pip install 'porting[gguf]')")
+
+
 ONE = described("a", (4,), 0, 0)
 BEHIND = described("b", (4,), 0, 32)
 ALIGNED = text(ALIGNMENT) + struct.pack("<II", 4, 32)
@@ -113,7 +162,12 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("a place of no alignment", lambda: gguf(described("a", (4,), 0, 4), 1, bytes(99)), "4, is no multiple of 32"),
     ("two tensors in one place", lambda: gguf(ONE + described("b", (4,), 0, 0), 2, bytes(16)), "are also those of 'a'"),
     ("a name twice", lambda: gguf(ONE + BEHIND.replace(b"b", b"a"), 2, bytes(48)), "it is there twice"),
-    ("a quantised tensor", lambda: gguf(described("a", (32,), 12, 0), 1, bytes(99)), "the quantised type Q4_K, which"),
+    ("a part of a block", lambda: gguf(described("a", (32,), 12, 0), 1, bytes(99)), "rows of 32 are no whole number"),
+    ("a block of no axes", lambda: gguf(described("a", (), 12, 0), 1, bytes(99)), "rows of 1 are no whole number of"),
+    ("blocks behind the end", lambda: gguf(described("a", (2, 32), 8, 0), 1, bytes(9)), "its 68 bytes from byte 96 on"),
+    ("blocks in one place", lambda: gguf(described("a", (32,), 8, 0) + described("b", (4,), 0, 32), 2, bytes(99)),
+     "are also those of 'a'"),
+    ("a type that is never stored", lambda: gguf(described("a", (32,), 9, 0), 1, bytes(99)), "the type Q8_1, which"),
     ("an unknown type", lambda: gguf(described("a", (32,), 999, 0), 1, bytes(99)), "the unknown type 999, which"),
     ("no alignment", lambda: gguf(ONE, 1, b"", settings=text(ALIGNMENT) + bytes([4, 0, 0, 0, 0, 0, 0, 0]), number=1),
      "general.alignment is no multiple of 8"),

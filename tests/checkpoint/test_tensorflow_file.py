@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from porting.checkpoint import open_checkpoint
-from porting.checkpoint.tensorflow_file import DTYPES, MAGIC
+from porting.checkpoint import CheckpointError, open_checkpoint
+from porting.checkpoint.crc32c import crc32c
+from porting.checkpoint.tensorflow_file import DTYPES, MAGIC, MASK
+from porting.converting import convert
+from porting.notation.table import parse_table
 from tests.checkpoint.hostile import HostileFile, refused, tensors_of, torn
 from tests.checkpoint.test_onnx_file import field, varint
 from tests.converting.drawing import bits, elements, values
@@ -27,13 +30,24 @@ def block(entries: Mapping[bytes, bytes]) -> bytes:
     content = b"".join(
         varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in entries.items()
     )
-    return content + struct.pack("<II", 0, 1) + bytes(5)
+    return sealed(content + struct.pack("<II", 0, 1))
+
+
+def masked(raw: bytes) -> int:
+    """The checksum of some bytes as it is stored."""
+    value = crc32c(raw)
+    return ((value >> 15 | value << 17) + MASK) & 0xFFFFFFFF
+
+
+def sealed(raw: bytes, compression: int = 0) -> bytes:
+    """A block with what follows it."""
+    raw += bytes([compression])
+    return raw + masked(raw).to_bytes(4, "little")
 
 
 def table(entries: Mapping[bytes, bytes], *, compression: int = 0) -> bytes:
     """A table of one block."""
-    data = block(entries)
-    data = data[:-5] + bytes([compression]) + data[-4:]
+    data = sealed(block(entries)[:-5], compression)
     handle = varint(0) + varint(len(data) - 5)
     index = block({b"~": handle})
     ends = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
@@ -50,7 +64,9 @@ def written(tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
     entries, data = {b"": HEADER}, b""
     for name in sorted(tensors, key=str.encode):
         raw = elements(tensors[name])
-        entries[name.encode()] = described(tuple(tensors[name].shape), TYPES[tensors[name].dtype], len(data), len(raw))
+        crc = varint(6 << 3 | 5) + masked(raw).to_bytes(4, "little")
+        kind = TYPES[tensors[name].dtype]
+        entries[name.encode()] = described(tuple(tensors[name].shape), kind, len(data), len(raw), crc)
         data += raw
     return {"model.ckpt.index": table(entries), DATA: data}
 
@@ -64,44 +80,113 @@ def test_each_type_is_read_to_the_bit(tmp_path: Path) -> None:
 
 
 INDEX = (
-    "c-n>3Ur19?9Ki8&x9fJ+bep@Ihz2c;nj)L2%Ss~(L-4I0N(`Et-ZGkh+9ox@jJgEULoZ8u$cOAgNiPX|33{+v_F%o}ETc(ABbdIZ"
-    "EJ#A?_ao?~^P>yf*!g|V;Cy$vjG4GpVc-&z?O}iTJhwSzr-"
-    "2*1a=_PqdedMmz1S1umOqOg+3N_b_?kwf3bz`K`_=yLfgUyLkAxCxG+5`qq(=MI2$!53v=Lsi$K|aHWILND6z<+HnzzDSwf45TxL"
-    "deC4)bG%(q<Pg6Ykd~0B>fu%>e2}AcJ7M(`5nBAOe~Jz-"
-    "U!g1JEb}DFoW+;ROHz5y&C9b!uW3zyT3R8UgIv2&Dlui9i~GeR}09fP*4XK+v*qEdk(=u!9U>akaWup*kS=Qj`DAc9w<z{qyRD^|"
-    "d0{R9QQGm&%_)@a@RC7gYWng65lrJ5>Ip3Bd5KYB!ZXjbLJWut4Q6Am}<f>8JARW&n@$nOZ7;20@4Y^Ij^y#sQqHdOJtuPa(+qp0"
-    "y~%F>?qO=N|5cUl68FS^&hirY5P>X#^!zYgQ_C0l`A>T?ds~-vQuqd0!=!I)mV4IPzG0k2DDLYgX9Qd7?2-"
-    "<xe5#>iu|>%AZ59rO$6r`IE%}Ue_dkQTfvd%JnvfLY%CCV1DlTm_pn{dI^B`aCTWCPLV<I>dKGf3ULa}hEIW-"
-    "`$mO0MG8T#X)3P}r^q1~*FJ2qBB$Cn7*D{|<YYMaB<+Ev)f<z{WQ%o&BB3aZ7%akLdTD!PjLEjRdNt0?uz1hz<$>Pi^;QPgro>p8"
-    "%$O0sIG)6c@l(RLnau}JnPePdYu3MO7lH%t*R6cpYG?nw&iuT7d(TkYr{61cQ@8"
+    "c-muNVB=tvV&Y(A5ENrb%}vrz&d(`kU}R)!XlZEWU=-pIV&Y%{VpfGK>>2^4ISNu?{7ho4s8UNffKs8^DqO65;^p~8DG&n=I5#vyl{o`3v%("
+    "h+jU{ZRhhk>6@Ue*>aK@0I!4Hz3c`&JvpH;l=fD>HW2`s%wRAUC4=`XocoeV7eN%~1?9DG6``<XOYO!d6NJ~1&1W~LN#a6$wXSTqDo@3;S5#"
+    "V943T2!K+nwOlPl3JvnlUSKr6mOuPom!Nangg|f8RQiO5e);=>&rs#2y=)UVv~0P$`|%;G#B9z#j3vqD4!s<Jye8446FVnj6ek~Zc9N5jIb%"
+    "V0#eZDV5SFDV2n*c3lmVmjR}(jfeK8pDcAy1ptNY=CZGaSYzm%$6eOK=oy8y{mV_BDhGy6_O<@LV3OdhM1~k<in}Q=C1!pB#TY(BJuqpTgQj"
+    "qPo6XY{XtYO0fRPg@0=|o{%VFOZdL7(ZaFs`s+1uAF`P*N1e6*eFR1;PO{g>i)qNCC_Gw_kt?u!jR1P{HTkj#t9C!U3e9;{l(gFs^U_DR@!K"
+    "ds!G)IIsg19Nz9Wmw`hGmK~Au8kZFZ7n1-B5VKlwfmtjZtOBeotOnqG2UN)^#LRJm5o8`%sWT8W1C_FHI78XoT&x^zi~>#|4imFbK}jW07n="
+    "|RIFDVCHoftxX%Pb(UvY9`PGS*IiUBAH%wg;|N_iQ8;3p#k0~3f5Vjv(1q8UNNflmuJFfcNgFzn=ji`mX%pR<pH<1`0913?h}yP;d9)crO9="
+    "Md=Y"
 )
-"""What TensorFlow 2.21.0 wrote for 45 variables, deflated, in base 85."""
+ELEMENTS = (
+    "c-o!Sces{w9LMnw4V9?KUfJ2%D>@B3WUr9D$zI`>Bw5+nNs=Vl3ArU?XJ;ilJ0VHp^<4eeb^LLAuJbzY^S!R`^PF>j_cO{4DH~+&ZT3HNZ*!"
+    "-jgKu@dC>TV^6w)ziNgLXAthQS>&(GcHLC@Ob(2oHOWDvtD?vARsJG$a-S#ftl#odV&cPCZcol<dkYQ^1Y9jiSTYG+?%w|4ebc57!}Ww&<rR"
+    "d#D<UuCy;_EmNVR@|*!r}|#M_1(X|Yg)U0Gi#60DQQTPPW7K(eZRZD=R<S%Z%J#GWZ6#D-(Twf$7}Szo}2UjZ}t6sZCHi2tW7&MVl&!PM;Er"
+    "IE8W<Wed$gQ4(Di&rzfXz7QHCwO&|KwkN#ZFl?>n-uHyy<ax=Gbd+mBKm>~>h7{eLCNJjAxkMJ0y8N*YIrDPoAd4UPM%&WZ4MBd^Z-eVFU@-"
+    "dT{!smR+*G%O*e&8pjF`eI-!Axc`n>n@X-#M9&`Ds8y8qt^qXhKt(u^`P^h=plEOIooAi_)6KSezwTlBHOhWmuNwSe_MV!-}lL%B;ewtj6lJ"
+    "WewJ3E!Jio)@41~u|6BHAsewVo3JUHu{m3?CGFXYt?57=9qB}8y08t~vK`yA13R)4UD=sk*p+VV#_sIFp6tcm?8Cn7$Nn5ZcMjwr4yFf(a43"
+    "gyI7e_KM{zXAa4g4hJST7>C()CWIfYX>jng@UGdYX1IfrxU#d)011r(iAkPDUcR&tS&K1wcD(pSkPO8P0eR7rm&mnpei$rVbjRC1M)0ZOh`a"
+    "*dK}m0YLfdL=g~xlzeLB{wO#S;;L*ZdG!dlG~Nsp=6MfJCzJpa+i`JO72!NRLMO`hAFvM$#5n2DH);UekCK7JfLKhk_VMMq~u{Gk0^Om$zw_"
+    "$S29}36H3M?c~Z$!N}g6SR>?C;N+r)K8K>kqCF7MmujB<KFDjX!<Rv99D|to9t4dx|^16~YluT6erjoamyshLNCGRSEPs#gACMo$q$%jflQu"
+    "48qPn1kn@~M(3N<LHaxsorGe5vFsC0{G~M#)qq-zxb|$@fZrQ1YXapOpNpWSWv+luTFhtCHW8{H|n%l0THpRPv{iSxWv=GF!>tO6Dl}NAZT|"
+    "lfO#}N;03Bf|AT{rl2GZ%oLQQp_zh`G%{0AlE!8VO0s~Nf|4{bQ&5toW(rEu%uGQ^7Bo{(lICU#O0tldf|4w3rl2G(%oLQQrI~_~v@%mrl10"
+    "oElw?se1tn>1rl2H?nJFkqo4S7iTOR(3"
+)
+"""What TensorFlow 2.21.0 wrote for 26 variables, two of them partitioned: the two files, deflated, in base 85."""
 
 
-def test_what_tensorflow_wrote(tmp_path: Path) -> None:
-    (tmp_path / "bert_model.ckpt.index").write_bytes(zlib.decompress(base64.b85decode(INDEX)))
-    data = bytes(range(256)) * 8
-    (tmp_path / "bert_model.ckpt.data-00000-of-00001").write_bytes(data[:1952])
-    checkpoint = open_checkpoint(tmp_path / "bert_model.ckpt")  # as TensorFlow calls it
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """What TensorFlow wrote, as it calls it."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "bert_model.ckpt.index").write_bytes(zlib.decompress(base64.b85decode(INDEX)))
+    elements_file = tmp_path / "saved" / "bert_model.ckpt.data-00000-of-00001"
+    elements_file.write_bytes(zlib.decompress(base64.b85decode(ELEMENTS)))
+    return tmp_path / "saved" / "bert_model.ckpt"
+
+
+def test_what_tensorflow_wrote(saved: Path) -> None:
+    checkpoint = open_checkpoint(saved)
     shapes = {name: (tensor.shape, str(tensor.element)) for name, tensor in checkpoint.tensors.items()}
     assert shapes == {
-        **{f"bert/encoder/layer_{number}/kernel": ((3, 4), "float32") for number in range(40)},
+        **{f"bert/encoder/layer_{number}/kernel": ((3, 4), "float32") for number in range(20)},
         "b/bf": ((2,), "bfloat16"),
         "b/ids": ((2,), "int64"),
+        "emb/words": ((200, 3), "float32"),
+        "emb/cols": ((4, 10), "float32"),
         "scalar": ((), "float32"),
         "empty": ((0, 3), "float32"),
     }
-    assert elements(checkpoint.read("b/bf")) == data[:4]  # the first in the order of the names
-    assert elements(checkpoint.read("b/ids")) == data[4:20]
-    assert elements(checkpoint.read("bert/encoder/layer_0/kernel")) == data[20:68]
-    inside = open_checkpoint(f"{tmp_path / 'bert_model.ckpt.index'}#bert/encoder")
-    assert elements(inside.read("layer_0/kernel")) == data[20:68]
-    assert len(inside.tensors) == 40
-    assert tensors_of(tmp_path) == {name: bits(checkpoint.read(name)) for name in checkpoint.tensors}
+    assert checkpoint.read("b/bf").tolist() == [1.5, -2.0]
+    assert checkpoint.read("b/ids").tolist() == [3, -4]
+    assert checkpoint.read("scalar").item() == 2.5
+    inside = open_checkpoint(f"{saved}.index#bert/encoder")
+    assert torch.equal(inside.read("layer_7/kernel"), torch.arange(7.0, 19.0).view(3, 4))
+    assert len(inside.tensors) == 20
+    assert tensors_of(saved.parent) == {name: bits(checkpoint.read(name)) for name in checkpoint.tensors}
+
+
+def test_partitioned_variables_are_read_as_one(saved: Path, tmp_path: Path) -> None:
+    """Three slices along the first axis, two along the second."""
+    words, columns = torch.arange(600.0).view(200, 3), torch.arange(40.0).view(4, 10)
+    inside = open_checkpoint(f"{saved}#emb")
+    assert torch.equal(inside.read("words"), words)
+    assert torch.equal(inside.read("cols"), columns)
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"words [v e]" = "words.weight [e v]"\n"cols" = "cols"\n')
+    convert(inside, tmp_path / "out", table, derive=True)
+    found = open_checkpoint(tmp_path / "out")
+    assert torch.equal(found.read("words.weight"), words.T)
+    assert torch.equal(found.read("cols"), columns)
+
+
+@pytest.mark.parametrize("name", ["emb/words", "scalar"])
+def test_elements_with_another_checksum_are_damaged(saved: Path, name: str) -> None:
+    file = Path(f"{saved}.data-00000-of-00001")
+    found = open_checkpoint(saved)
+    at = found.pieces(name)[-1].extent.start
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=f"the checksum of the record '{name}' does not match its bytes"):
+        open_checkpoint(saved).read(name)
+
+
+def test_an_index_with_another_checksum_is_damaged(saved: Path) -> None:
+    file = Path(f"{saved}.index")
+    raw = file.read_bytes()
+    assert b"layer_1" in raw
+    file.write_bytes(raw.replace(b"b/bf", b"b/bg"))
+    with pytest.raises(CheckpointError, match="the checksum of the 1081 bytes from byte 0 on does not match them"):
+        open_checkpoint(saved)
 
 
 def one(*more: bytes, kind: int = 1, size: int = 16, offset: int = 0, shape: tuple[int, ...] = (4,)) -> bytes:
     return table({b"": HEADER, b"a": described(shape, kind, offset, size, *more)})
+
+
+def sliced(
+    *slices: tuple[int, int], sizes: tuple[int, ...] = (), places: tuple[int, ...] = (0, 8), left: Sequence[int] = ()
+) -> bytes:
+    """A tensor of 4 elements in two slices: where each begins and how long it is; ``left`` have no entry."""
+    parts = [field(7, field(1, field(1, start) + field(2, length))) for start, length in slices]
+    entries = {b"": HEADER}
+    for number, (start, length) in enumerate(slices):
+        size = sizes[number] if sizes else length
+        key = b"\0a\0\1\1\1" + bytes([0x80 ^ start, 0x80 ^ length])
+        if number not in left:
+            entries[key] = described((size,), 1, places[number], 4 * size)
+    return table({**entries, b"a": described((4,), 1, 0, 0, *parts)})
 
 
 HOSTILE: list[HostileFile] = [
@@ -123,10 +208,14 @@ HOSTILE: list[HostileFile] = [
     ("a place below 0", lambda: one(offset=-4), "at byte -4"),
     ("a size of 2^62", lambda: one(shape=(2**62,)), "overflows 64 bits"),
     ("a size below 0", lambda: one(shape=(-1,)), "has a negative size"),
-    ("slices", lambda: one(field(7, b"")), "it is stored in slices, which are not read"),
-    ("slices with their own entries", lambda: table({
-        b"": HEADER, b"\0\xffa": described((2,), 1, 0, 8), b"a": described((4,), 1, 0, 0, field(7, b"")),
-     }), "tensor 'a': it is stored in slices, which are not read"),
+    ("a slice of no axes", lambda: one(field(7, b"")), "a slice of 'a' has another number of axes than that"),
+    ("a slice that is missing", lambda: sliced((0, 2), (2, 2), left=[1]), "its slice at [2] is missing"),
+    ("slices with a hole", lambda: sliced((0, 2), (3, 1)), "its slices hold 3 of 4 elements"),
+    ("slices that overlap", lambda: sliced((0, 2), (1, 2)), "its slices at [0] and [1] share elements"),
+    ("a slice beyond the tensor", lambda: sliced((0, 2), (2, 7)), "its slice at [2] has the shape [7], expected [7]"),
+    ("a slice of another shape", lambda: sliced((0, 2), (2, 2), sizes=(2, 1)), "has the shape [1], expected [2]"),
+    ("slices in one place", lambda: sliced((0, 2), (2, 2), places=(0, 4)), "are also those of 'a'"),
+    ("a slice behind the end", lambda: sliced((0, 2), (2, 2), places=(0, 12)), "does not lie in the 16 bytes of"),
     ("an unknown type", lambda: one(kind=99), "its type, number 99, is none that torch has"),
     ("two tensors in one place", lambda: table({b"": HEADER, b"a": described((4,), 1, 0, 16),
                                                 b"b": described((4,), 1, 0, 16)}), "are also those of 'a'"),
@@ -150,7 +239,7 @@ def test_text_is_no_tensor_and_is_said(tmp_path: Path) -> None:
 
 
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:
-    (tmp_path / "bert_model.ckpt.data-00000-of-00001").write_bytes(bytes(1952))
+    (tmp_path / "bert_model.ckpt.data-00000-of-00001").write_bytes(bytes(3544))
     torn(zlib.decompress(base64.b85decode(INDEX)), tmp_path / "bert_model.ckpt.index")
 
 

@@ -18,6 +18,7 @@ from tests.checkpoint.test_flax_msgpack import written as flax_file
 from tests.checkpoint.test_gguf import written as gguf_file
 from tests.checkpoint.test_hdf5_file import write as write_hdf5
 from tests.checkpoint.test_onnx_file import written as onnx_file
+from tests.checkpoint.test_orbax_file import write as write_orbax
 from tests.checkpoint.test_tensorflow_file import written as tensorflow_files
 from tests.cli.conftest import Run
 
@@ -50,6 +51,7 @@ SAVERS: dict[str, Callable[[Tensors, Path], object]] = {
         (folder / name).write_bytes(raw) for name, raw in tensorflow_files(tensors).items()
     ],
     "hdf5": lambda tensors, folder: write_hdf5(folder / "tf_model.h5", tensors),
+    "orbax": lambda tensors, folder: write_orbax(folder, tensors),
     "npz, compressed": _arrays(np.savez_compressed),
     "npz, big-endian columns": _arrays(np.savez, ">"),
 }
@@ -115,13 +117,13 @@ def test_it_is_written_by_convert_and_by_export(run: Run, checkpoint: Path, to: 
 
 
 @pytest.mark.parametrize("command", ["convert", "export"])
-@pytest.mark.parametrize("to", ["npy", "npz/model", "bin", "safetensors"])
+@pytest.mark.parametrize("to", ["npy", "npz/model", "gguf", "safetensors"])
 def test_another_container_is_refused_before_anything_is_read(
     run: Run, command: str, to: str, checkpoint: Path
 ) -> None:
     done = run(command, checkpoint, "out", "--to", to)
     assert done.exit_code == 2
-    assert f"--to {to}: expected dcp, or dcp/model for what is saved under 'model', or npz" in " ".join(
+    assert f"--to {to}: expected bin, or dcp, or dcp/model for what is saved under 'model', or npz" in " ".join(
         done.stderr.split()
     )
     assert not Path("out").exists()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from porting.checkpoint import CheckpointError
+from porting.comparing import diff, digest
 from porting.converting import convert
 from porting.converting.casts import Losses
 from porting.exporting import export
@@ -253,3 +254,104 @@ def test_a_sum_that_is_taken_apart_says_which_values_move(followed: bool, tmp_pa
     kept[1] = 0
     assert torch.equal(found["types"], kept if followed else torch.zeros(3, 4))
     assert ("keeps other rows" in warning) is not followed
+
+
+SHARED = """
+[mapping]
+name = "shared"
+model_types = ["shared"]
+prefix = "model."
+[tensors]
+"model.words [v e]" = ["encoder.words [v e]", "decoder.words [v e]", "head [e v]"]
+"model.{i}.norm" = ["a.{i}.norm", "b.{i}.norm"]
+[rest]
+"model.{*rest}" = "{*rest}"
+"""
+OF_A_FORMULA = """
+[mapping]
+name = "formulas"
+[[rule]]
+source = "words [v e]"
+target = "first [v e]"
+formula = "2 * x"
+back = { x = "y / 2" }
+[[rule]]
+source = "words [v e]"
+target = "second [e v]"
+formula = "2 * x"
+back = { x = "y / 2" }
+"""
+
+
+class Shared(nn.Module):
+    def __init__(self, *, words: Shape = (5, 3)) -> None:
+        super().__init__()
+        for name in ("encoder", "decoder"):
+            self.register_module(name, nn.ParameterDict({"words": torch.zeros(words)}))
+        for name in ("a", "b"):
+            self.register_module(name, nn.ModuleList(nn.ParameterDict({"norm": torch.zeros(4)}) for _ in range(2)))
+        self.head = nn.Parameter(torch.zeros(*words[::-1]))
+        self.other = nn.Parameter(torch.zeros(2))
+
+
+def shared_source(folder: Path) -> Path:
+    shapes: dict[str, Shape] = {"model.words": (5, 3), "model.0.norm": (4,), "model.1.norm": (4,), "model.other": (2,)}
+    folder.mkdir()
+    torch.manual_seed(4)
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "shared"}')
+    return folder
+
+
+def test_one_source_fills_several_targets_and_comes_back(tmp_path: Path) -> None:
+    source, table = shared_source(tmp_path / "source"), parse_table(SHARED)
+    convert(source, tmp_path / "port", table, derive=True)
+    given, found = read(source), read(tmp_path / "port")
+    assert sorted(found) == sorted(Shared().state_dict())
+    for name in ("encoder.words", "decoder.words"):
+        assert torch.equal(found[name], given["model.words"])
+    assert torch.equal(found["head"], given["model.words"].T)
+    assert all(torch.equal(found[f"{side}.1.norm"], given["model.1.norm"]) for side in "ab")
+    (tmp_path / "port" / "provenance.json").unlink()
+    convert(tmp_path / "port", tmp_path / "again", table, reverse=True)
+    same(read(tmp_path / "again"), given)
+    one, other = digest(source, table=table, side="left"), digest(tmp_path / "port", table=table, side="right")
+    assert one.text == other.text
+    assert diff(source, tmp_path / "port", table=table).equal
+    module = load(source, Shared(), table)
+    same(dict(module.state_dict()), found)
+    with torch.no_grad():
+        module.get_parameter("encoder.words")[0, 0] += 1  # the values of one are not those of the other
+    assert torch.equal(module.get_parameter("decoder.words"), given["model.words"])
+
+
+def test_targets_of_one_source_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+    source, table = shared_source(tmp_path / "source"), parse_table(SHARED)
+    module = load(source, Shared(), table)
+    same(read(Path(export(module, table, tmp_path / "same").path)), read(source))
+    with torch.no_grad():
+        module.get_parameter("head")[0, 0] += 1
+        module.get_parameter("b.1.norm")[0] += 1
+    save_file({name: one.contiguous() for name, one in module.state_dict().items()}, tmp_path / "port.safetensors")
+    words = "model.words: it would be made of 'encoder.words', and of 'head' as well, and their values differ"
+    norm = "model.1.norm: it would be made of 'a.1.norm', and of 'b.1.norm' as well, and their values differ"
+    for refused in (
+        lambda: export(module, table, tmp_path / "exported"),
+        lambda: convert(tmp_path / "port.safetensors", tmp_path / "back", table, reverse=True),
+        lambda: digest(tmp_path / "port.safetensors", table=table, side="right"),
+    ):
+        with pytest.raises(PlanError) as raised:
+            refused()
+        assert words in str(raised.value)
+        assert norm in str(raised.value)
+
+
+def test_formulas_that_share_a_source_come_back_only_if_they_agree(tmp_path: Path) -> None:
+    table = parse_table(OF_A_FORMULA)
+    first = torch.randn(4, 3)
+    save_file({"first": first, "second": first.T.contiguous()}, tmp_path / "port.safetensors")
+    convert(tmp_path / "port.safetensors", tmp_path / "back", table, reverse=True)
+    same(read(tmp_path / "back"), {"words": first / 2})
+    save_file({"first": first, "second": (first.T + 1).contiguous()}, tmp_path / "other.safetensors")
+    with pytest.raises(PlanError, match="words: it would be made of 'first', and of 'second' as well"):
+        convert(tmp_path / "other.safetensors", tmp_path / "refused", table, reverse=True)

@@ -147,7 +147,7 @@ def test_any_flipped_bit_is_found_and_said_where(source: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("to", ["safetensors", "dcp/", "dcp/a/b", "dcp/a.b", "DCP", ""])
 def test_other_formats_are_refused(source: Path, tmp_path: Path, to: str) -> None:
-    with pytest.raises(TargetError, match="expected dcp, or dcp/model for what is saved under 'model'"):
+    with pytest.raises(TargetError, match="expected bin, or dcp, or dcp/model for what is saved under 'model'"):
         convert(source, tmp_path / "out", TABLE, to=to)
     assert os.listdir(tmp_path) == ["source"]
 

@@ -230,7 +230,7 @@ FAULTS = [
     ('[tensors]\n"a ->" = "b"', "t.toml:2:4: nothing follows '->' [bad-name]"),
     (
         '[tensors]\n"a [x y]" = "b [x y]"\n"a [y x]" = "c [y x]"',
-        "t.toml:3:1: 'a' is read by this rule and by that at t.toml:2:1 (take one of them away) [read-twice]",
+        "t.toml:3:1: 'a' is read by this rule and by that at t.toml:2:1 (take one of them away, or give one line",
     ),
     (
         '[tensors]\n"a" = "c"\n[optional]\n"b" = "c"',

@@ -174,6 +174,93 @@ def test_mxfp4_is_unpacked_as_transformers_does() -> None:
     assert torch.equal(found, module.convert_moe_packed_tensors(blocks, scales))
 
 
+GPTQ = """
+[sizes]
+g = 3
+[[rule]]
+source = { q = "qweight [(g k) (p m)]", z = "qzeros [g p]", s = "scales [g (p m)]" }
+target = "w [(p m) (g k n)]"
+formula = "s * (unpack_low(q, 4, n=8) - unpack_low(z, 4, m=8) - 1)"
+dtype = "float16"
+"""
+AWQ = """
+[sizes]
+a = 4
+b = 2
+[[rule]]
+source = { q = "qweight [i c]", s = "scales [i (c a b)]" }
+target = "w [(c a b) i]"
+formula = "s * unpack_low(q, 4, b=2, a=4)"
+dtype = "float32"
+"""
+NF4 = """
+[sizes]
+o = 4
+b = 32
+[[rule]]
+source = { x = "w.weight [(o g b) 1]", s = "w.weight.absmax [(o g)]" }
+target = "w [o (g b n)]"
+formula = "nf4(unpack_high(x, 4, n=2)) * s"
+dtype = "float32"
+"""
+
+
+def packed(numbers: Tensor, width: int = 4) -> Tensor:
+    """The last axis packed into one number of 32 bits, the lowest bits first."""
+    total = sum((numbers[..., place].long() << width * place for place in range(numbers.shape[-1])), torch.tensor(0))
+    return total.to(torch.int32)  # the highest bit is its sign
+
+
+def test_gptq_is_unpacked() -> None:
+    """As AutoGPTQ packs it: along the inputs, lowest first; zeros less one, along the outputs."""
+    groups, rows, outputs = 3, 16, 24
+    numbers = torch.randint(0, 16, (groups * rows, outputs))
+    zeros, scales = torch.randint(0, 16, (groups, outputs)), torch.rand(groups, outputs).half()
+    qweight = packed(numbers.view(-1, 8, outputs).transpose(1, 2))
+    qzeros = packed(zeros.view(groups, -1, 8))
+    assert bool((qweight < 0).any())
+    sources = {"qweight": qweight, "qzeros": qzeros, "scales": scales}
+    made = made_of(GPTQ, {name: tuple(one.shape) for name, one in sources.items()}, {"w": (outputs, groups * rows)})
+    expected = (numbers - zeros.repeat_interleave(rows, 0) - 1) * scales.double().repeat_interleave(rows, 0)
+    same(made.forward(sources), {"w": expected.T.half()})
+
+
+def test_heads_are_repeated() -> None:
+    """What is stored once for a group of heads becomes that of each; no way back is guessed."""
+    table = """
+    [sizes]
+    g = 2
+    m = 3
+    [[rule]]
+    source = "k_proj.weight [(g d) e]"
+    target = "key.weight [(g m d) e]"
+    formula = "repeat(x, m)"
+    """
+    made = made_of(table, {"k_proj.weight": (4, 5)}, {"key.weight": (12, 5)})
+    tensors = drawn(made.sources)
+    expected = tensors["k_proj.weight"].view(2, 1, 2, 5).expand(2, 3, 2, 5).reshape(12, 5)
+    same(made.forward(tensors), {"key.weight": expected})
+
+
+def test_awq_is_unpacked() -> None:
+    """As AutoAWQ packs it: the columns 0, 2, 4, 6, 1, 3, 5, 7 of each 8."""
+    numbers, scales = torch.randint(0, 16, (6, 16)), torch.rand(6, 16)
+    qweight = packed(numbers.view(6, 2, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]])
+    made = made_of(AWQ, {"qweight": (6, 2), "scales": (6, 16)}, {"w": (16, 6)})
+    same(made.forward({"qweight": qweight, "scales": scales}), {"w": (numbers * scales.double()).T.float()})
+
+
+def test_4_bit_normal_floats_are_unpacked() -> None:
+    """As bitsandbytes packs them: the first of two numbers is the high half; what it makes of -1, 0 and 1 is known."""
+    weight = torch.tensor([15, 7, 0, 8]).repeat(64).view(4, 64)
+    raw = (weight[:, ::2] * 16 + weight[:, 1::2]).to(torch.uint8).view(-1, 1)
+    scales = torch.rand(4) + 0.5
+    made = made_of(NF4, {"w.weight": (128, 1), "w.weight.absmax": (4,)}, {"w": (4, 64)})
+    found = made.forward({"w.weight": raw, "w.weight.absmax": scales})["w"]
+    values = torch.tensor([1.0, 0.0, -1.0, 0.07958029955625534]).repeat(16)
+    same({"w": found}, {"w": (values.double() * scales.double()[:, None]).float()})
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "bicubic_antialias"])
 def test_a_table_of_positions_is_interpolated_as_torch_does(mode: str) -> None:
     table = f"""
@@ -323,6 +410,13 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
         ('formula = "fp4(w * t, n)"', "has the index 'n', and 'y [o i]' has not"),
         ('formula = "fp4(w * t, i)"', "w * t has the index 'i' already"),
         ('formula = "exp(w, t)"', "exp is written exp(x)"),
+        ('formula = "repeat(w * t)"', "repeat is written repeat(x, m), with the indices that are added"),
+        ('formula = "repeat(w * t, i)"', "w * t has the index 'i' already"),
+        ('formula = "unpack_low(w * t, n=8)"', "unpack_low is written unpack_low(x, 4, n=8)"),
+        ('formula = "unpack_high(w * t, 8, n=8)"', "how many there are, of at most 32 bits"),
+        ('formula = "unpack_low(w * t, 4, n=8)"', "has the index 'n', and 'y [o i]' has not"),
+        ('formula = "unpack_low(w * t, 4, i=8)"', "w * t has the index 'i' already"),
+        ('formula = "w * blocks(t, 4, o=3)"', "blocks is written blocks(s, 128, a=o, b=i)"),
         ('formula = "bicubic(w * t, o=i)"', "bicubic is written bicubic(x, h=H, w=W)"),
         ('formula = "w * t"\nscale = 2', "a rule with a formula has no 'scale': write it in the formula"),
         ('formula = "w * t"\nback = { w = "y" }', "'back' does not say 't': it gives every source or none"),

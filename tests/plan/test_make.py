@@ -29,6 +29,7 @@ f = "hidden"
 o = 3
 s = 2
 t = 5
+u = 5
 [tensors]
 "w.{i}.weight" = "l.{i}.lin.weight"
 [optional]
@@ -38,6 +39,8 @@ t = 5
 "l.{i}.gate [1]" = "ones"
 "l.{i}.ids [1 t]" = "arange"
 "l.{i}.mix [e f]" = "eye"
+"l.{i}.mask [1 t u]" = "causal"
+"l.{i}.freqs [o]" = "rotary 2500 * hidden"
 "l.{i}.scale [s]" = "hidden ** -0.5 / 3"
 "l.{i}.again" = "equals l.{i}.lin.weight"
 """
@@ -47,6 +50,7 @@ CONFIG = {"model_type": "toy", "hidden": 4}
 
 class Layer(nn.Module):
     ids: Tensor
+    mask: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +59,9 @@ class Layer(nn.Module):
         self.mix = nn.Parameter(torch.randn(4, 4))
         self.scale = nn.Parameter(torch.randn(2))
         self.again = nn.Parameter(torch.randn(3, 4))
+        self.freqs = nn.Parameter(torch.randn(3))
         self.register_buffer("ids", torch.zeros(1, 5, dtype=torch.int64))
+        self.register_buffer("mask", torch.zeros(1, 5, 5, dtype=torch.bool))
 
 
 class Toy(nn.Module):
@@ -72,6 +78,8 @@ def expected(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[f"l.{i}.gate"] = torch.ones(1)
         found[f"l.{i}.ids"] = torch.arange(5)[None]
         found[f"l.{i}.mix"] = torch.eye(4)
+        found[f"l.{i}.mask"] = torch.ones(1, 5, 5, dtype=torch.bool).tril()
+        found[f"l.{i}.freqs"] = 1.0 / 10000.0 ** (torch.arange(0, 6, 2).float() / 6)
         found[f"l.{i}.scale"] = torch.full((2,), 4**-0.5 / 3)
         found[f"l.{i}.again"] = tensors[f"w.{i}.weight"]
     return found
@@ -115,7 +123,7 @@ def test_each_value_is_loaded_with_or_without_values_in_the_module(
         same(dict(module.state_dict()), expected(tensors))
         record = porting.provenance(module)
         assert record is not None
-        assert record.plan.summary == "2 of 2 tensors fill 2 of 14 places, 12 made"
+        assert record.plan.summary == "2 of 2 tensors fill 2 of 18 places, 16 made"
         assert record.plan.contents["l.1.gate"] == "ones"
         assert record.plan.contents["l.1.again"] == "l.1.lin.weight"
 
@@ -211,14 +219,14 @@ def test_a_port_with_other_values_is_not_taken_for_the_same(source: Path, table:
     [
         (
             '"l.{i}.gate" = "zeroes"',
-            "'l.{i}.gate' = 'zeroes', expected 'arange', 'eye', 'zeros', 'ones', 'equals NAME', a number",
+            "'l.{i}.gate' = 'zeroes', expected 'arange', 'eye', 'causal', 'zeros', 'ones', 'rotary THETA', ",
         ),
         ('"l.{i}.gate" = "zeroes"', "did you mean 'zeros'?"),
         ('"l.{i}.gate" = true', "'l.{i}.gate' is True, expected a finite number"),
         ('"l.{*rest}" = "zeros"', "'l.{*rest}' says no single tensor, which [make] needs"),
         ('"l.{i}.gate [" = "zeros"', "a bracket is not closed"),
         ('"l.gate" = "equals l.{i}.gate"', "index 'i' stands in what 'l.gate' equals and not in its own name"),
-        ('"l.{i}.gate" = "equals l.{i"', "19:26: '{' cannot stand in a name"),
+        ('"l.{i}.gate" = "equals l.{i"', "20:26: '{' cannot stand in a name"),
     ],
 )
 def test_a_line_that_cannot_be_read(line: str, said: str) -> None:
@@ -292,3 +300,32 @@ def test_what_equals_another_tensor_of_make_is_refused_without_a_module_too(line
     table = porting.parse_table(f'[tensors]\n"a" = "b"\n[make]\n{lines}\n')
     with pytest.raises(PlanError, match=r"is to equal '[xy]', which no rule writes"):
         porting.convert(source, tmp_path / "out", table, derive=True)
+
+
+HEAD = """\
+[mapping]
+name = "head"
+[tensors]
+"embed" = "tok"
+[optional]
+"lm_head" = "head"
+[make]
+"head" = "equals tok"
+"""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_only_one_side_has_comes_back_as_the_config_says(tmp_path: Path, tied: bool) -> None:
+    """Without a record of the checkpoint: that of a tied model has no head, that of another one has its own."""
+    words = torch.randn(5, 3)
+    tensors = {"embed": words} if tied else {"embed": words, "lm_head": torch.randn(5, 3)}
+    (tmp_path / "source").mkdir()
+    save_file(tensors, tmp_path / "source" / "model.safetensors")
+    (tmp_path / "source" / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    table = porting.parse_table(HEAD)
+    porting.convert(tmp_path / "source", tmp_path / "port", table, derive=True)
+    port = load_file(tmp_path / "port" / "model.safetensors")
+    same(port, {"tok": words, "head": tensors.get("lm_head", words)})
+    (tmp_path / "port" / "provenance.json").unlink()
+    porting.convert(tmp_path / "port", tmp_path / "back", table, reverse=True)
+    same(load_file(tmp_path / "back" / "model.safetensors"), tensors)

@@ -73,3 +73,9 @@ def test_a_pattern_of_too_many_spellings_is_found_by_its_beginning() -> None:
     made = matcher([wide])
     assert [match.bindings for match in made.read("many.a.e.c")] == [{"p0": 0, "p1": 4, "p2": 2}]
     assert list(made._candidates("few.a.e.c")) == []
+
+
+def test_a_rest_is_read_behind_the_prefix_where_the_name_has_it() -> None:
+    found = matcher(["trunk.{*rest}"], "trunk.")
+    assert [match.bindings for match in found.read("trunk.a.weight")] == [{"rest": "a.weight"}]
+    assert [match.bindings for match in found.read("a.weight")] == [{"rest": "a.weight"}]

@@ -38,6 +38,8 @@ FORMULAS = """
 name = "formulas"
 [sizes]
 r = 3
+[tensors]
+"shared [v e]" = ["first [v e]", "second [e v]"]
 [[rule]]
 source = { w = "w [o i]", a = "a [r i]", b = "b [o r]" }
 target = "merged [o i]"
@@ -63,7 +65,7 @@ back = { x = "log(-y)" }
 
 def computed() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    shapes = {"w": (10, 7), "a": (3, 7), "b": (10, 3), "s": (3, 2), "A_log": (5,)}
+    shapes = {"w": (10, 7), "a": (3, 7), "b": (10, 3), "s": (3, 2), "A_log": (5,), "shared": (6, 8)}
     found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     found["q"] = torch.randn(9, 8, generator=generator).to(torch.float8_e4m3fn)
     for name, shape in {"blocks": (2, 6, 3, 4), "scales": (2, 6, 3)}.items():
@@ -126,6 +128,7 @@ def test_formulas_give_each_process_its_part_and_are_written_as_they_were(folder
             "'merged' was changed, and undoing 'w [o i] + a [r i] + b [o r] = merged [o i]'"
             in result["formulas"]["told"]
         )
+        assert "'second' was changed, and undoing 'shared [v e] = second [e v]'" in result["formulas"]["told"]
     assert not (folder / f"formulas-{count}-changed").exists()
 
 

@@ -240,7 +240,7 @@ def wide(folder: Path, rank: int, count: int) -> Result:
 WIDE = {"turned": (514, 260), "fused": (771, 300), "plain": (1030, 128)}
 
 
-COMPUTED = {"merged": (10, 7), "scaled": (9, 8), "unpacked": (2, 24, 6), "A": (5,)}
+COMPUTED = {"merged": (10, 7), "scaled": (9, 8), "unpacked": (2, 24, 6), "A": (5,), "first": (6, 8), "second": (8, 6)}
 
 
 def formulas(folder: Path, rank: int, count: int) -> Result:
@@ -262,6 +262,7 @@ def formulas(folder: Path, rank: int, count: int) -> Result:
         porting.export(module, table, folder / f"formulas-{count}-{axis}")
     with torch.no_grad():
         held(module["merged"]).add_(1)
+        held(module["second"]).add_(1)
     try:
         porting.export(module, table, folder / f"formulas-{count}-changed")
     except porting.PortingError as error:

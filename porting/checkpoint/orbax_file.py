@@ -1,0 +1,255 @@
+"""Checkpoints of Orbax: a directory with ``_METADATA`` and the arrays in the formats of TensorStore.
+
+``_METADATA`` is JSON that lists the tree: the keys that lead to each value, joined by dots, are the tensor's name.  The
+arrays are in zarr or zarr3, each in a folder of its own or all of them in one OCDBT database; their chunks are
+compressed.  Both are read by tensorstore (``pip install porting[orbax]``), which opens the files by itself.  Neither
+JAX nor Orbax is needed.  https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from porting.checkpoint.container import Container, Found, Place, Promises, open_all
+from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
+from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.header import FETCH_AGAIN, TensorList
+from porting.checkpoint.layout import Contents, ElementType
+from porting.checkpoint.state_dict import not_read
+from porting.checkpoint.strict_json import JsonError, parse
+from porting.errors import Code, Fault
+from porting.limits import charge, grant, reading
+
+if TYPE_CHECKING:
+    from porting.checkpoint.strict_json import Json
+
+INSTALL = "pip install 'porting[orbax]'"
+MANIFEST = "manifest.ocdbt"
+LARGEST = 256 * 1024 * 1024
+"""Bytes of ``_METADATA``."""
+
+CACHE = 256 * 1024 * 1024
+"""Bytes of chunks that tensorstore keeps: a chunk is read in several pieces."""
+
+DTYPES: Mapping[str, ElementType] = {element.title: element for element in ElementType}
+"""The types by numpy's names, which are torch's."""
+
+NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple"}
+"""Types of values that have no array: texts, and containers without entries."""
+
+STEP = 32
+"""Values that an array or a file is charged as."""
+
+
+class Orbax(Container):
+    """A checkpoint of Orbax."""
+
+    name = "orbax"
+    title = "the metadata of an Orbax checkpoint"
+    endings = (".ocdbt",)
+    main = "_METADATA"
+    surroundings = "what stands around its tensors"
+    together = True
+    separator = "."
+    promises = Promises(writes=False, headers=False)
+
+    def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
+        """Refuse: the metadata holds no elements.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise checkpoint_error(Code.ORBAX_FILE, source.where, "the metadata holds no tensor itself", FETCH_AGAIN)
+
+    def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
+        """Open the metadata and all arrays; no elements are read."""
+        source = open_all(place, [main])[main]
+        if not isinstance(source, LocalFile):
+            raise _only_here(place)
+        raw, where = place.read(main, limit=LARGEST)
+        home = source.path.parent
+        with reading(where):
+            tree, database, driver = _tree(raw, where)
+            stored = sum(_sizes(home))
+            grant(stored, where=where)
+            tensors = TensorList(source, Code.ORBAX_FILE, name=main, format=self.name)
+            others = [name for name, kind in tree.items() if kind in NO_ARRAYS]
+            arrays = _opened([name for name in tree if name not in others], home, database, driver, where)
+            made = 0
+            for name, array in arrays.items():
+                made += _add(tensors, name, array)
+            charge("made", max(made - stored, 0), where=where)
+        sources = {main: source, **(open_all(place, [MANIFEST]) if database else {})}
+        contents = tensors.contents(notes=not_read(others, where))
+        return self.below(Found(contents=(contents,), sources=sources, notes=contents.notes), part, place)
+
+    def fragment(self, name: str, *, where: str) -> Fault | None:
+        """The fault of a database, which does not say what it holds."""
+        if not name.endswith(self.endings):
+            return None
+        hint = f"pass its directory, {Path(where).parent}"
+        return Fault(code=Code.FORMAT_WRONG, where=where, message="this is one file of an Orbax checkpoint", hint=hint)
+
+    def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
+        """The fault of a directory with a database alone."""
+        if not any(name.endswith(self.endings) for name in names):
+            return None
+        message = f"holds a database of an Orbax checkpoint and no {self.main}, which lists what is in it"
+        return Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint="save it with a newer Orbax")
+
+    def others(self, place: Place, main: str) -> tuple[str, ...]:
+        """Refuse: the metadata does not name the files of the arrays.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise _only_here(place)
+
+
+def _only_here(place: Place) -> CheckpointError:
+    message = "an Orbax checkpoint is a directory of files that nothing lists, and is read on this machine only"
+    hint = "download the directory, and pass its path"
+    return checkpoint_error(Code.ORBAX_FILE, place.location, message, hint)
+
+
+def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, str]:
+    """The names of all values with their types, whether they are in one database, and tensorstore's name of the format.
+
+    Raises:
+        CheckpointError: it is no metadata of Orbax.
+    """
+    try:
+        content = parse(raw, where=where, allow_nan=True)
+    except JsonError as error:
+        raise checkpoint_error(Code.ORBAX_FILE, where, f"not valid JSON: {error}", FETCH_AGAIN) from error
+    tree = content.get("tree_metadata") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(tree, dict):
+        message = "it has no tree_metadata, as what Orbax writes for a tree of arrays has"
+        raise checkpoint_error(Code.ORBAX_FILE, where, message, "pass the folder of an item, such as STEP/state")
+    found: dict[str, str] = {}
+    for key, entry in tree.items():
+        name, kind = _entry(entry)
+        if not name or name in found:
+            reason = "has no key_metadata and value_metadata" if not name else f"is named as another one, {quote(name)}"
+            raise checkpoint_error(Code.ORBAX_FILE, where, f"the entry {quote(key)} {reason}", FETCH_AGAIN)
+        found[name] = kind
+    return found, content.get("use_ocdbt") is True, "zarr3" if content.get("use_zarr3") is True else "zarr"
+
+
+def _entry(entry: Json) -> tuple[str, str]:
+    """The name and the type of a value; two empty texts where the entry does not say."""
+    keys = entry.get("key_metadata") if isinstance(entry, dict) else None
+    value = entry.get("value_metadata") if isinstance(entry, dict) else None
+    if not isinstance(keys, list) or not isinstance(value, dict):
+        return "", ""
+    parts = [str(key["key"]) for key in keys if isinstance(key, dict) and isinstance(key.get("key"), str | int)]
+    if len(parts) != len(keys) or any(part in {"", ".", ".."} or "/" in part or "\0" in part for part in parts):
+        return "", ""
+    kind = value.get("value_type")
+    skipped = value.get("skip_deserialize") is True or not isinstance(kind, str)
+    return ".".join(parts), "None" if skipped else str(kind)
+
+
+def _sizes(home: Path) -> Iterator[int]:
+    """The sizes of all files below a directory.
+
+    Raises:
+        CheckpointError: one is a link that leads out of it.
+    """
+    root = os.path.realpath(home)
+    allowed = [root, *(str(parent.parent / "blobs") for parent in Path(root).parents if parent.name == "snapshots")]
+    for folder, folders, names in os.walk(home):
+        for name in (*folders, *names):
+            path = os.path.join(folder, name)
+            charge("objects", STEP, where=str(home))
+            target = os.path.realpath(path)
+            if os.path.islink(path) and not any(target.startswith(place + os.sep) for place in allowed):
+                message = f"{quote(os.path.relpath(path, home))} is a link to {quote(target)}, outside the checkpoint"
+                raise checkpoint_error(Code.LINK_LEAVES_CHECKPOINT, str(home), message, "put the file itself there")
+            if name in names:
+                yield os.stat(path).st_size
+
+
+def _opened(names: list[str], home: Path, database: bool, driver: str, where: str) -> dict[str, Any]:
+    """The arrays of some names, each opened by tensorstore, which has no types.
+
+    Raises:
+        CheckpointError: tensorstore is not installed, or cannot open one.
+    """
+    try:
+        import tensorstore  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        message = "reading an Orbax checkpoint needs the package tensorstore, which is not installed"
+        raise checkpoint_error(Code.ORBAX_FILE, where, message, INSTALL) from error
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE}})
+    base = os.path.abspath(home)
+    waiting: dict[str, Any] = {}
+    for name in names:
+        charge("objects", STEP, where=where)
+        store = (
+            {"driver": "ocdbt", "base": {"driver": "file", "path": f"{base}/"}, "path": f"{name}/"}
+            if database
+            else {"driver": "file", "path": f"{base}/{name}/"}
+        )
+        waiting[name] = tensorstore.open({"driver": driver, "kvstore": store}, read=True, open=True, context=context)
+    found = {}
+    for name, future in waiting.items():
+        try:
+            found[name] = future.result()
+        except Exception as error:  # tensorstore raises what its statuses look like to it
+            raise _unreadable(where, name, error) from error
+    return found
+
+
+def _unreadable(where: str, name: str, error: Exception) -> CheckpointError:
+    lines = str(error).partition(" [tensorstore_spec")[0].splitlines()
+    message = f"tensor {quote(name)}: tensorstore cannot read it: {lines[0] if lines else type(error).__name__}"
+    return checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN)
+
+
+def _add(tensors: TensorList, name: str, array: Any) -> int:
+    """Add an array, or note why it cannot be read; returns the bytes that reading it makes."""
+    element = DTYPES.get(array.dtype.name)
+    shape: tuple[int, ...] = tuple(array.shape)
+    if element is None:
+        tensors.refuse(name, f"its type {array.dtype.name} is none that torch has", "save it as float32")
+        return 0
+    chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or ())
+    tensors.add(name, shape, element, start=0, decode=partial(_Rows, array=array, name=name, element=element))
+    return max(math.prod(shape), math.prod(chunk)) * element.itemsize
+
+
+class _Rows(Decoded):
+    """The elements of an array, read by rows.
+
+    Args:
+        file: the metadata.
+        array: the array, as tensorstore has it.
+        name: the tensor.
+        element: the type of its elements.
+    """
+
+    piece = 1 << 24
+
+    def __init__(self, file: LocalFile, *, array: Any, name: str, element: ElementType) -> None:
+        super().__init__(file, math.prod(array.shape) * element.itemsize)
+        self._array, self._name = array, name
+        self._row = math.prod(array.shape[1:]) * element.itemsize
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes of elements."""
+        if not count:
+            return b""
+        first, last = offset // self._row, -(-(offset + count) // self._row)
+        part = self._array[first:last] if self._array.shape else self._array
+        try:
+            values = part.read(order="C").result()
+        except Exception as error:
+            raise _unreadable(self.where, self._name, error) from error
+        raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+        return bytes(raw[offset - first * self._row :][:count])
