@@ -64,10 +64,6 @@ _LAYERS = re.compile(r"(?!max_)(.*_)?(layers?|depth)")
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
     """The limits for a module that a checkpoint of these tensors is loaded into.
 
-    Args:
-        tensors: the checkpoint's.
-        config: its config.
-
     Raises:
         TargetError: the config asks for more layers than these tensors can be meant for.
     """
@@ -141,7 +137,6 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
     """Build the module with the weights that its builder gives it.
 
     Args:
-        make: builds the module.
         within: how large it may become.
 
     Raises:

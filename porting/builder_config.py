@@ -22,11 +22,7 @@ from porting.target import TargetError
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A builder reads a field that its config does not have.
-
-    Attributes:
-        field: what it reads.
-    """
+    """A builder reads a field that its config does not have."""
 
     def __init__(self, field: str) -> None:
         super().__init__(f"the config has no field {field!r}")
@@ -95,9 +91,7 @@ def call(
     named after gets the config.
 
     Args:
-        into: builds a module.
         config: makes the target's config.
-        fields: the same, field by field.
         within: how large the module may become.
         stored: the checkpoint's own config, for messages; None where there is none.
 
@@ -134,7 +128,6 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
 
     Args:
         into: what builds a module.
-        parameter: the name of its parameter for the config.
     """
     maker = inspect.unwrap(into)
     maker = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]  # of a class, not of an instance
@@ -195,7 +188,6 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 
     Args:
         into: what builds the module.
-        name: the field.
         known: the fields that the config has, in the builder's words; what has none of them is no config of it.
         config: what the builder reads from, of which a property is computed.
 
@@ -259,8 +251,6 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
     """Make the target's config from its fields.
 
     Args:
-        make: its class.
-        fields: the fields.
         where: the file they come from, for messages.
 
     Raises:

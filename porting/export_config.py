@@ -78,8 +78,6 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
     """A complete config: the passed one, or the target's, translated through the table.
 
     Args:
-        module: the module to write.
-        table: its fields.
         config: the config that the user passed: a mapping, an object, or None.
 
     Raises:

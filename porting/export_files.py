@@ -56,9 +56,6 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
 def check_directory_name(path: Path) -> None:
     """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors.
 
-    Args:
-        path: the destination.
-
     Raises:
         CheckpointError: it has such a name, and is no directory so far.
     """

@@ -171,9 +171,7 @@ class Fitted:
 
     Attributes:
         module: the module; if it was built here, it is in eval mode and its weights are on the meta device.
-        plan: what goes where.
         architecture: what it stands for, if the table names any.
-        make: builds the module.
     """
 
     module: nn.Module
@@ -216,8 +214,6 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
-        plan: what goes where.
-        checkpoint: the source of the plan.
         own: copy all values, so that none is a view of a file.
 
     Raises:
@@ -297,7 +293,6 @@ def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     """Require that the tensors that are dropped have the value that the table states, bit for bit.
 
     Args:
-        plan: the plan that drops them.
         checkpoint: the source of the plan.
 
     Raises:
@@ -324,7 +319,6 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
     Args:
         plan: says which tensors are new or computed.
         make: builds the module; called only if there are such tensors.
-        values: all other tensors, by name.
 
     Returns:
         The tensors by name.
@@ -364,10 +358,7 @@ def choose_architecture(
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
 
     Args:
-        table: the table.
         tensors: the names of the checkpoint's tensors.
-        config: its config.
-        architecture: the one that is asked for.
 
     Raises:
         TargetError: the table has no such architecture, or none at all.
@@ -395,12 +386,7 @@ def choose_architecture(
 
 
 def recognise_architecture(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
-    """The architecture of a module or class: one that the table names, or a subclass of one.
-
-    Args:
-        table: the table.
-        module: the module, or its class.
-    """
+    """The architecture of a module or class: one that the table names, or a subclass of one."""
     targets = {entry.target: entry for entry in table.architectures}
     kind = module if isinstance(module, type) else type(module)
     paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
@@ -412,8 +398,6 @@ class Provenance:
     """The origin of a module's weights.
 
     Attributes:
-        checkpoint: the checkpoint.
-        plan: what went where.
         architecture: the table's architecture that the module is or, for a module of the user's own, that the
             checkpoint holds; None when the table has none.
         nbytes_read: the bytes that this process read for its shards; None for a module that is whole, whose weights

@@ -74,7 +74,6 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     """Find the table: the given one, the one that the module was loaded through, or one that names its class.
 
     Args:
-        module: the module to write.
         table: the table that the user gave; None to find it.
         like: the checkpoint to follow; None for none.
 
@@ -104,9 +103,6 @@ def follow(
     """Follow a checkpoint: use its names, and its values for what the module does not hold.
 
     Args:
-        module: the module that is exported.
-        table: the table.
-        checkpoint: the checkpoint.
         architecture: what the result is to be called; None to go by the module's class and by what is written.
         fresh: leave new parameters out that no rule gives a name in a checkpoint.
 
@@ -151,8 +147,6 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
     """Require that every new tensor of the module has a rule that gives it a name in a checkpoint.
 
     Args:
-        table: the table.
-        names: new tensors of the module.
         fresh: such tensors may be left out.
 
     Raises:
@@ -212,9 +206,6 @@ def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], 
     """Follow no checkpoint: use the table's names, in their first spelling.
 
     Args:
-        module: the module that is exported.
-        table: the table.
-        config: the config that is to be written.
         architecture: what the result is to be called; None to go by the module's class and by what is written.
 
     Raises:
@@ -293,7 +284,6 @@ def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str
 
     Args:
         names: tensors by the names that the table spells.
-        table: its prefix.
         others: names whose spelling decides.
     """
     terms = [term for rule in table.rules for term in rule.sources]

@@ -60,7 +60,6 @@ class RecordedArrays:
         inputs: for each batch, argument -> array.
         weights: name -> array; empty unless the recording was made with weights.
         points: kind (``"float64"``, ``"float32"``, ``"float32 isolated"``, ...) -> for each batch, point -> array.
-        metadata: what is said of it.
     """
 
     inputs: tuple[dict[str, np.ndarray], ...]

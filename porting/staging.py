@@ -65,7 +65,6 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
 
     Args:
         copy: a move of a plan; or a part of one that went through :func:`by_axes` before it was cut.
-        checkpoint: whose tensor is its source.
         verify: see that the checksums of the pieces are right, where they have any; for those that are read whole.
 
     Raises:
@@ -83,10 +82,6 @@ def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     """Rewrite a move so that each direction stays within one axis of its source, so that cuts of it fit pieces.
 
     A run over several axes that is cut somewhere is no box of them any more; runs along single axes are.
-
-    Args:
-        copy: a move of a plan.
-        checkpoint: the checkpoint that it reads.
     """
     pieces = checkpoint.pieces(copy.source, verify=False)
     if len(pieces) == 1 and pieces[0].extent.stride is None:
@@ -108,7 +103,6 @@ class MoveReader:
     """Reads what moves bring into windows, from the files of a checkpoint; for one thread.
 
     Args:
-        checkpoint: has the tensors that the moves read.
         staging: the buffer that is read into, 1-D, of bytes; one of its own when left out.
         sparing: read what is wanted and what lies between short runs near each other, and nothing else: no checksum of
             a chunk, which would take all of it.
@@ -116,7 +110,6 @@ class MoveReader:
             them, in the order in which they are read.
 
     Attributes:
-        checkpoint: the checkpoint.
         nbytes: the bytes that were read so far.
     """
 
@@ -167,8 +160,6 @@ class MoveReader:
         """Read the part of a move that lands in a window of its target.
 
         Args:
-            copy: the move.
-            where: the window.
             into: the memory of the window, in one row: long runs of its dtype are read there, and not given out.
 
         Yields:

@@ -32,8 +32,6 @@ class Slot:
 
     Attributes:
         name: its name in ``state_dict``.
-        shape, dtype: what it holds.
-        parameter: whether it is a parameter.
         built: whether it has values already (it is not on the meta device).
         same_as: the first name of the same tensor; its own name when it is not tied.
     """
@@ -78,7 +76,6 @@ def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module
 
     Args:
         module: it stays as it is.
-        values: the arguments, by name.
 
     Returns:
         A module that shares its parameters, buffers and parts; the module itself where there are no values.
@@ -129,8 +126,6 @@ def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tu
     """The tensors in a value, in lists and in dictionaries, by name.
 
     Args:
-        name: the name of the value.
-        value: anything.
         deep: how many levels of lists and dictionaries are searched.
     """
     if isinstance(value, Tensor):
@@ -213,7 +208,6 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     """Import the object that ``package.file:name`` names.
 
     Args:
-        path: the import path.
         trust: also import what is not part of this library; without it a table can never run foreign code.
         config: it is the class of a module's config, and not a module, for messages.
 

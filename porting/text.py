@@ -128,10 +128,8 @@ class TextModel:
 
     Attributes:
         module: the model, float32, in eval mode.
-        tokenizer: the checkpoint's tokenizer.
         table: the table that it was loaded through.
         config: the checkpoint's config, and what the table makes of it for the module.
-        where: the checkpoint, for messages.
         reader: finds the logits in what the module computes.
         folder: where the checkpoint lies; None when it is not on this machine.
     """

@@ -189,7 +189,6 @@ class Crash:
         when: the time of it, UTC.
         typed: the command line.
         stopped: the exception's own line, the last of the traceback.
-        text: the whole of it.
     """
 
     when: str

@@ -26,7 +26,6 @@ class Counterpart:
         recipe: how the tensor is made of those of ``left``.
         left: the checkpoint that the recipe reads.
         right: the checkpoint that has the tensor as it is.
-        name: its name there.
         note: why two tensors of one checkpoint are compared with each other; empty for most.
     """
 
@@ -75,11 +74,6 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
-
-    Args:
-        table: the table.
-        a: a checkpoint in the layout of the table's left side.
-        b: one in that of its right side.
 
     Raises:
         PlanError: the table does not fit the two; carries all faults.

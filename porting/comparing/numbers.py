@@ -48,7 +48,6 @@ class Difference:
         largest: the largest distance; infinite where a number stands against NaN or an infinity.
         squares: the sum of the squares of the finite distances.
         at: the place of the largest distance in row-major order, None where nothing differs.
-        values: the two elements there.
         low, high: the smallest box that holds all that differs: its first and its last corner.
         odd: NaN and infinities of the two sides.
     """
@@ -94,8 +93,6 @@ def compare_pieces(
 
     Args:
         left, right: the elements in row-major order; 1-D, contiguous, of any dtypes.
-        start: which element of its tensor the first one is.
-        shape: the tensor's.
         atol, rtol: elements at most ``atol + rtol * abs(right)`` apart are not counted as ``beyond``.
     """
     found = Difference(numel=left.numel())

@@ -72,7 +72,6 @@ class MutationResult:
         ran: whether it was called.
         roles: the roles of its linear layers.
         inner: the events that are steps of a written-out operation.
-        mistakes: the status of each mistake.
         imports: installed modules that the tests imported while they ran.
     """
 

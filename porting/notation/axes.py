@@ -125,7 +125,6 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False, named: bool = 
     """Parse what stands between the brackets.
 
     Args:
-        text: the axes, without the brackets.
         offset: where ``text`` begins in the string that faults refer to.
         rows: a number that is an axis of its own is a :class:`Row` (in a fold).
         named: only one that has an index is, ``p=0`` (in a formula).

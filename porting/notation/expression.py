@@ -78,7 +78,6 @@ class Expression:
         """The expression's value, its names looked up in ``values``.
 
         Args:
-            values: the config.
             bindings: values of the indices that stand between brackets.
 
         Raises:

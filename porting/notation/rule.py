@@ -127,7 +127,6 @@ class Rule:
     """Sources and targets that share their indices.
 
     Attributes:
-        sources, targets: the terms.
         pairs: which piece fills which; derived.
         constants: what is computed with a constant, in the order in which that is done, and the constants.
         fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
@@ -261,7 +260,6 @@ def make_rule(
     """A rule from its terms, held to the law that every index stands on both sides.
 
     Args:
-        sources, targets: the terms.
         constants: the expressions of the operations with a constant, by their keys.
         fold, fill, optional, where, formula, operands, dtype: as in :class:`Rule`.
         back: the formulas by which it is undone, by the operands that they give.

@@ -85,8 +85,6 @@ class Sections:
     Attributes:
         where: the file, for messages.
         texts: its text, then those of the tables that it extends.
-        entries, rules: what it says.
-        extends: the table that it extends.
         faults: what is wrong with it as far as its sections go.
     """
 

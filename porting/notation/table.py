@@ -41,7 +41,6 @@ class Drop:
 
     Attributes:
         name: the pattern of their names.
-        reason: why.
         equals: what they are proven to equal before they are left out: ``"arange"``, ``"zeros"`` or another tensor.
         where: the place in the table.
     """

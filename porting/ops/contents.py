@@ -33,7 +33,6 @@ class Content:
 
     Attributes:
         word: ``"arange"``, ``"eye"``, or empty for one number throughout.
-        number: that number.
 
     >>> import torch
     >>> Content.parse("arange").whole((2, 3), torch.int64).tolist()
@@ -112,7 +111,6 @@ class Content:
         """Whether a tensor holds it, bit for bit.
 
         Args:
-            value: the tensor, or a part of it.
             expected: what :meth:`row` or :meth:`box` gives for that part; None for a whole tensor.
             rounded: a number may be rounded as one of the dtypes has it that the module may have had before.
         """

@@ -110,7 +110,6 @@ class Formula(Operation):
         """The most values of float64 that are held at once while it is evaluated, beside its operands.
 
         Args:
-            operands: the indices of each operand.
             sizes: the size of every index.
         """
 
@@ -146,7 +145,6 @@ class Formula(Operation):
         """The elements of all values that come about while it is computed.
 
         Args:
-            operands: the indices of each operand.
             sizes: the size of every index.
         """
         computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))

@@ -100,7 +100,6 @@ class Fitter:
         """The moves, or None when the shapes do not fit: ``faults`` then says why.
 
         Args:
-            rule: the rule.
             left, right: for each source and each target term its members.
             counts: the sizes of the indices that stand in names.
             outer: the values of the indices that every name carries.
@@ -147,10 +146,8 @@ class Fitter:
         """The buffers of a rule's formula.
 
         Args:
-            rule: the rule.
             moves: what :meth:`fit` gave for it.
             copies: the same, with the names of the tensors.
-            target: the name of the target.
         """
         result, operand_indices, sizes = self._layouts[id(moves)]
         operands = []

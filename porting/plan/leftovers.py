@@ -157,7 +157,6 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
     """The fault of a tensor that cannot be left out: it does not hold the value that the table states.
 
     Args:
-        left: the tensor.
         tensors: the names of those beside it.
     """
     if left.made:
@@ -260,11 +259,8 @@ def make_recipes(
 
     Args:
         made: their names, each with its line of [make].
-        targets: their shapes.
-        dtypes: their dtypes.
         config: the config, as :func:`porting.plan.config.effective` gives it.
         known: the sizes that [sizes] gives.
-        table: the table that they are lines of.
         recipe_of: how another target comes about, for one that equals it; None for one that nothing writes.
     """
     found: list[Recipe] = []

@@ -28,7 +28,6 @@ class Astray:
     Attributes:
         unmatched: names of each side that no rule spells.
         absent: names that a rule misses on each side, each with the rule's place.
-        near: finds the nearest.
     """
 
     unmatched: Mapping[Side, Sequence[str]]
@@ -101,7 +100,6 @@ class _Besides:
 
     Args:
         rules: the rules, lines of [rest] among them.
-        side, prefix: whose names are sorted.
     """
 
     def __init__(self, rules: Sequence[Rule], side: Side, prefix: str) -> None:

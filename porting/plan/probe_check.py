@@ -20,9 +20,7 @@ def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Itera
     """Entries of [arguments], [inputs] and [probes] that name nothing in the module: warnings, loading needs none.
 
     Args:
-        table: the table.
         sources: the checkpoint's tensors, which show what parts the reference will have.
-        module: the target.
     """
     parameters = inspect.signature(module.forward).parameters
     taken = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]

@@ -37,8 +37,6 @@ class Entry:
     """An entry of the list.
 
     Attributes:
-        rule: the rule that it is for.
-        sources, targets: its patterns.
         operations: of a converter; none for a renaming.
         equal: its reverse cuts into parts of one size.
     """

@@ -195,7 +195,6 @@ class _Namer:
     Args:
         terms: the axes of each term, of the sources first.
         sources: how many terms are sources.
-        counts: the indices that stand in names.
 
     Attributes:
         sizes: the sizes that no shape tells, by the index's name.

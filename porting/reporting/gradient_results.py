@@ -13,8 +13,6 @@ class Gradient:
     """The gradient of one parameter, compared: the port's, through the table, with the reference's.
 
     Attributes:
-        reference: the parameter of the reference.
-        port: the parameters of the port that are made from it.
         meaning: largest difference in float64, relative to the gradient's largest element.
         bound: what of it rounding explains.
         rounding: dtype -> the port's rounding error over the reference's.
@@ -85,7 +83,6 @@ class DropoutSite:
     Attributes:
         module: the innermost module that was running.
         rate: the share that is dropped, 0 to 1.
-        shape: of what is dropped from.
     """
 
     module: str

@@ -116,7 +116,6 @@ class Shown:
     Attributes:
         activation: parameters that a float64 gradient of a compared probe reaches, and the share of their elements.
         copy: the rest of those that are bit-equal to the checkpoint's through the table.
-        nothing: those that nothing showed.
         differing: those whose values are not the checkpoint's.
         parts: those that were shown by activation in part, and whose rest nothing showed.
         rows: of those that were shown in part, the rows of which nothing was shown, where these are few.

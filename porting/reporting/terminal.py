@@ -53,7 +53,6 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     """The report for a rich console.
 
     Args:
-        report: the report.
         every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
             what that comes to, and no details of what ran.
@@ -83,7 +82,6 @@ def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, ver
     """The report as plain text.
 
     Args:
-        report: the report.
         width: of a line; longer ones are wrapped.
         every_probe, verbose: as of :func:`render`.
     """
@@ -98,7 +96,6 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     """The verdict in a sentence, the scope, and the largest difference in each dtype.
 
     Args:
-        report: the report.
         verbose: the scope in full, and a line for each dtype; otherwise the differences come first, on one line, and
             the scope is at most a line each of what ran, what was compared and what did not run.
     """

@@ -39,7 +39,6 @@ class Shares:
     Attributes:
         tokens: the word pieces, special tokens included.
         layers: the layers, in the order in which they ran.
-        model: what attends, in words.
         special: the places of the tokens that the tokenizer added, as far as that is known.
     """
 
@@ -99,7 +98,6 @@ def square(value: Tensor, length: int) -> Tensor | None:
 
     Args:
         value: what a softmax gave.
-        length: tokens in the text.
 
     Returns:
         float32 on the CPU; None when this is no attention from the text to itself.

@@ -65,8 +65,6 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     """Read this process's part of the targets; the module is not changed yet.
 
     Args:
-        plan: the plan.
-        checkpoint: the checkpoint.
         module: the module; its DTensors say which part.
 
     Raises:
@@ -135,7 +133,6 @@ def unequal(
 
     Args:
         pairs: tensors that are left out, each with what it equals; those that equal nothing are none.
-        checkpoint: the checkpoint that has them.
         rank, count: which of how many processes this is; each compares a share of every tensor.
 
     Returns:

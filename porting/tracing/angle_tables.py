@@ -26,11 +26,7 @@ SAME = 1e-10
 
 
 class AnglesSeen(DispatchMode):
-    """Collects the cosines and sines that are computed.
-
-    Attributes:
-        found: they.
-    """
+    """Collects the cosines and sines that are computed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,8 +30,6 @@ class EnteredFunction:
     """A function that was entered.
 
     Attributes:
-        code: its code object.
-        globals: its global names.
         offsets: the offsets of the instructions that ran.
     """
 
@@ -41,14 +39,7 @@ class EnteredFunction:
 
 
 class Executed:
-    """Records which instructions of a port's own functions ran, over several passes.
-
-    Args:
-        module: the port.
-
-    Attributes:
-        functions: the functions that were entered.
-    """
+    """Records which instructions of a port's own functions ran, over several passes."""
 
     def __init__(self, module: nn.Module) -> None:
         self.functions: list[EnteredFunction] = []
@@ -89,7 +80,6 @@ class Executed:
 
         Args:
             name: the import path of the module.
-            code: the code.
         """
         outermost = name.partition(".")[0]
         return outermost != "torch" and (
@@ -186,13 +176,7 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
 
 
 def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
-    """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source.
-
-    Args:
-        executed: the recorded instructions.
-        module: the port.
-        ran: the paths of the modules that ran.
-    """
+    """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source."""
     entered = {id(function.code) for function in executed.functions}
     classes: dict[str, None] = {}
     for path, part in module.named_modules():

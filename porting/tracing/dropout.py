@@ -31,7 +31,6 @@ class DropoutMask:
 
     Attributes:
         rate: the probability of dropping an element.
-        shape: its shape.
         module: the path of the innermost module that was running.
     """
 

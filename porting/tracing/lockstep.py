@@ -39,7 +39,6 @@ class Lockstep:
         """Add a member, which begins when :meth:`run` gives it its first turn.
 
         Args:
-            work: what the member does.
             leads: whether it is a leader.
         """
         self._members.append(_Member(work, leads=leads))

@@ -90,9 +90,7 @@ class Side:
 
     Attributes:
         title: its name in messages.
-        module: the model.
         arguments: for each case the forward arguments by name; a name that is a number is a position.
-        wanted: the points to observe.
         clock: counts the passes and their time.
         lifted: the modules that asked for less than float64 in a float64 run, and got float64.
         written: the arguments that a pass has changed in place; each pass gets copies.
@@ -137,7 +135,6 @@ class Side:
         """Run one forward pass.
 
         Args:
-            case: the number of the case.
             visit, ran: as in :func:`porting.tracing.trace.trace`.
             wanted: the points to observe; by default those of the side.
             gradients: record the graph for gradients.
@@ -163,7 +160,6 @@ class Side:
         """Return the result of one forward pass without observing it.
 
         Args:
-            case: the number of the case.
             around: makes the context of the pass: ``torch.no_grad``, ``torch.enable_grad`` ...
 
         Raises:

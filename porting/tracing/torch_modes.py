@@ -56,7 +56,6 @@ class FunctionMode(TorchFunctionMode):
 
         Args:
             func: the torch function.
-            args, kwargs: what it is given.
 
         Returns:
             The result.
@@ -96,10 +95,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """Run an operation in the way of this mode.
-
-        Args:
-            func: the operation.
-            args, kwargs: what it is given.
 
         Returns:
             The result.

@@ -133,7 +133,6 @@ def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[
 
     Args:
         model: what is known of its inputs.
-        seed: of what is drawn.
         tokens: they hold no more than this many tokens in all; where that is too little, each kind has some.
         overhead: a batch counts for so many tokens more than it holds: what reading the weights costs.
     """
@@ -339,7 +338,6 @@ class _Rows:
         """The padding's token where the mask keeps it, other tokens where it does not, and masks of other dtypes.
 
         Args:
-            width: tokens in a row.
             right: a mask of rows that are padded on the right; None where they are too short.
         """
         if right is not None:

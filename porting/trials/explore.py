@@ -60,7 +60,6 @@ class Explored:
     """What the trials came to.
 
     Attributes:
-        scope: what was run.
         cases: batches that differ, to be run again with all probes.
     """
 
@@ -77,10 +76,8 @@ class Explorer:
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
-        dtype: that dtype.
         differs: whether outputs that are so far apart in float64, relative to scale, are other ones.
         plainly: neither side cast to less than float64 so far.
-        seed: of what is drawn.
         overhead: what each batch costs beside its tokens, in tokens.
         otherwise: within it the reference runs in another implementation of its own attention; None where it has none.
         executed: which of the port's own instructions ran so far; those of trials with equal results are added.

@@ -53,7 +53,6 @@ class Case:
     """One batch, as the reference takes it.
 
     Attributes:
-        name: what it is there to show.
         inputs: forward argument -> tensor; ``attention_mask`` is [b s], 1 = attend.
     """
 
@@ -366,7 +365,6 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     Args:
         rules: the table's [inputs].
         inputs: what the reference is given.  A rule for another of its usual arguments is left out: no side gets it.
-        dtype: of the model.
 
     Raises:
         VerifyError: a rule does not fit the inputs, or takes what no reference has.
@@ -452,7 +450,6 @@ class TokenSampler:
 
     Args:
         size: how many token ids there are, from 0.
-        first: those that have to occur.
         generator: of the order, and of what comes after the last.
 
     >>> sampler = TokenSampler(5, (3,), torch.Generator().manual_seed(0))

@@ -78,7 +78,6 @@ class LogitsReader:
 
         Args:
             arguments: the port's forward arguments; a name that is a number is a position.
-            wanted: what is asked for.
 
         Returns:
             ``wanted.shape``, but for a larger last axis; float32 or float64.  With ``wanted.last`` only the last place

@@ -342,7 +342,6 @@ def completed(
     Boxes of tokens are given wherever a forward takes some, other token ids and masks where they are required.
 
     Args:
-        inputs: the arguments.
         module, config: the reference's.
         port: arguments that the port takes: they are made although the reference has a default for them.
     """
@@ -393,9 +392,7 @@ def with_places(signal: Signal, module: nn.Module, config: Mapping[str, object])
     """The signal between tokens: which token stands for it, and how many of these, as the reference counts them.
 
     Args:
-        signal: the signal.
         module: the reference, in the dtype that its weights have.
-        config: its config.
     """
     token = _token(config, "image|img|media" if signal.kind == "picture" else "audio|sound|speech")
     if token is None:

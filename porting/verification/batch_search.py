@@ -226,7 +226,6 @@ def omittable(
     Args:
         rules: the table's [inputs].
         inputs: what the reference is given.
-        reference, port: the modules.
     """
     pairs = [(source_of(str(rule.sources[0].key)), str(rule.targets[0].key)) for rule in rules]
     named = {theirs: ours.partition(ARROW)[0] for theirs, ours in pairs} or {name: name for name in inputs}

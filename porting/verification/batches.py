@@ -73,8 +73,6 @@ def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Ba
     table; then the config promises positions that do not exist.
 
     Args:
-        reference: the reference.
-        batch: what was made.
         make: makes it with another longest row.
 
     Returns:
@@ -122,8 +120,6 @@ def another(case: Case, batch: Batches, seed: int) -> Case:
 
     Args:
         case: one of those that both sides take.
-        batch: what was made.
-        seed: of what is drawn.
     """
     if batch.more is not None:
         return batch.more("to confirm a cause", [min(length, batch.longest) for length in ROWS])

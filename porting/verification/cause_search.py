@@ -99,10 +99,7 @@ def name_causes(
     """Why the guilty probes differ, where the port leaves the reference, and why the imprecise probes round worse.
 
     Args:
-        comparison: what was measured.
-        probes: its probes.
         both: makes the two sides.
-        dtypes: the working dtypes.
         drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
@@ -234,8 +231,6 @@ def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both
     """The first step of the port whose result the reference does not have, on the way to the first guilty probe.
 
     Args:
-        comparison: what was measured.
-        probes: its probes.
         both: makes the two sides.
 
     Returns:
@@ -343,7 +338,6 @@ def _mended(
 
     Args:
         cases: the cases; the changes are tried in the first one.
-        probes: all probes.
         attempts: the changes, each with what makes the context in which it is made.
         until: the deadline, by ``time.thread_time``.
         refused: whether a change does not count, once it was tried in all cases.

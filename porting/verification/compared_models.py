@@ -133,8 +133,6 @@ def built_reference(
     """The module that was given, or that what was given builds.
 
     Args:
-        given: the module, or what builds it.
-        config: what the builder is given.
         within: how large the module may become.
 
     Raises:

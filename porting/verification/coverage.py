@@ -84,11 +84,7 @@ class Observer:
                 self._reached[name] = self._reached[name] | reached if name in self._reached else reached
 
     def fails(self, why: str) -> None:
-        """Note that the port cannot be run with gradients on.
-
-        Args:
-            why: in one line.
-        """
+        """Note that the port cannot be run with gradients on."""
         self.failed = self.failed or why
 
     @property
@@ -282,7 +278,6 @@ def reached(
     """How far the float64 passes of the port got.
 
     Args:
-        port: the port, with all that it was given.
         executed: which of its instructions ran; None before any pass.
         conditions: how the conditions on tensors turned out.
         ran: the names of the modules that ran.

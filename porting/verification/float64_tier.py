@@ -33,7 +33,6 @@ class Float64Comparison:
         rows: weight -> its rows of which no probe saw anything, where it has other rows.
         unseen: what could not be seen of the weights.
         reach: how far the inputs got in the port's code.
-        searched: the batches that were found.
         scope: what was tried besides.
     """
 
@@ -62,8 +61,6 @@ def anchored(
     Args:
         comparison: is told of all that the reference computes.
         reference: makes the reference in float64, on the cases.
-        theirs: the reference.
-        batch: the batches.
         make: makes them with another longest row.
         cases: those of the batches, as the reference takes them; they are replaced where they have to be.
 

@@ -40,7 +40,6 @@ def computes(given: object, inputs: Collection[str] = ()) -> bool:
     parameters has the name of an input; any other callable object, such as what ``jax.jit`` makes, computes as well.
 
     Args:
-        given: a callable.
         inputs: the names of the inputs; the usual ones of transformers count as well.
 
     >>> computes(lambda input_ids: input_ids), computes(lambda: nn.Linear(1, 1)), computes(nn.Linear)
@@ -152,7 +151,6 @@ class LivingFunction(LiveReference):
     """A function that is run here.
 
     Attributes:
-        names: the points that it gives.
         own: those of them that are no other names of others.
         first: the batch that it was tried on.
         exact: what it gave then, in float64.
@@ -168,7 +166,6 @@ class LivingFunction(LiveReference):
         """The function, tried on one batch.
 
         Args:
-            function: the function.
             case: a batch, as the reference takes it.
 
         Raises:

@@ -64,7 +64,6 @@ def share(module: nn.Module, checkpoint: Checkpoint) -> None:
 
     Args:
         module: its large parameters and buffers are replaced where they are found.
-        checkpoint: its files.
     """
     names: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
     for name, info in checkpoint.tensors.items():

@@ -395,7 +395,6 @@ class _Sides:
         """Both in a dtype, with the same two models at each call: in float64 a copy takes twice what is stored.
 
         Args:
-            dtype: of both.
             on: other batches than :attr:`cases`, for a reference that has parts.
         """
         if dtype not in self._shared:

@@ -55,9 +55,7 @@ class Recording:
     """A recorded trace that has been opened; activations are read from the file when they are asked for.
 
     Attributes:
-        where: the file.
         cases: what the reference was given.
-        metadata: what is said of it.
         lowered: point -> operations before it that computed with less than float64.
         weights: the names of the weights that it holds.
     """
@@ -112,7 +110,6 @@ def write_recording(
         path: the file to be made.
         cases: what the reference was given.
         traces: ``"float64"``, ``"float32"``, ``"float32 isolated"``, ... -> the activations of each case.
-        metadata: what is said of it.
         weights: those of the model, where they are to be kept with it.
         overwrite: whether a file that stands there may be replaced.
 

@@ -34,7 +34,6 @@ class Coverage:
     """How the parameters of a class and the tensors of a checkpoint cover each other, by transformers' own loading.
 
     Attributes:
-        name: the class.
         lacks: the checkpoint's tensors that it does not have.
         random: its parameters that the checkpoint has nothing for: transformers draws them.
     """
@@ -54,7 +53,6 @@ class ReferenceClass:
     """The class of transformers that a port is compared with.
 
     Attributes:
-        name: the class.
         lacks: the checkpoint's tensors that it does not have.
         fuller: a class that has a place for all tensors, where this one has not.
         said: why it is not the one that config.json names; empty where it is.

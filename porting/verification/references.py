@@ -27,7 +27,6 @@ class LiveReference:
     """A model that is run here.
 
     Attributes:
-        module: the model.
         title: what it is called in the report.
     """
 
@@ -107,11 +106,7 @@ LARGE = 256 << 20
 
 @dataclass
 class Recorded:
-    """A model that was run elsewhere.
-
-    Attributes:
-        recording: its trace.
-    """
+    """A model that was run elsewhere."""
 
     recording: Recording
 
@@ -146,7 +141,6 @@ class RecordedSide(Side):
     """Shows what was recorded as if it were computed.
 
     Attributes:
-        recording: the trace.
         dtype: of the run that is shown.
     """
 

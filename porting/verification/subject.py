@@ -171,8 +171,6 @@ def cast(module: nn.Module, dtype: torch.dtype, like: nn.Module | None = None) -
     Parameters that are of it already are shared with the original; nothing that is run here writes to them.
 
     Args:
-        module: what is copied.
-        dtype: of the copy.
         like: a module of that dtype: the copy shares its parameters that hold the same numbers, to save memory.
 
     Raises:
@@ -295,7 +293,6 @@ def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str,
 
     Args:
         step: it would write them.
-        theirs: the reference's tensors.
         homes: the reference's name -> the port's parameter that the checkpoint fills from it; empty for none.
 
     Raises:
@@ -316,7 +313,6 @@ def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
     """What is allowed and should be known, in words.
 
     Args:
-        subject: the port.
         random: its new parameters that the reference does not have.
     """
     plan = subject.plan
