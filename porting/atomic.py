@@ -220,9 +220,6 @@ def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: i
     Args:
         lock: a descriptor of what was made, which holds the lock.
         opened: a descriptor of what was opened by the name; None for what stands there now.
-
-    Raises:
-        CheckpointError: they are not the same.
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
     if not os.path.samestat(status, os.fstat(lock)):

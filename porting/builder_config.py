@@ -18,7 +18,7 @@ from torch import nn
 from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.frames import is_installed, users_line
-from porting.target import TargetError
+from porting.target import TargetError, signature_parameters
 
 
 class UnknownFieldError(AttributeError, KeyError):
@@ -257,7 +257,9 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
         TargetError: the class has no such field, or refuses a value.
     """
     parameters = parameters_of(make)
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in _signature(make))
+    open_ended = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature_parameters(make).values()
+    )
     unknown = [] if open_ended else [name for name in fields if name not in parameters]
     if unknown:
         name = getattr(make, "__name__", str(make))
@@ -278,11 +280,4 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
 def parameters_of(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or a function by name, except ``*args`` and ``**kwargs``."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {parameter.name: parameter for parameter in _signature(make) if parameter.kind not in variadic}
-
-
-def _signature(make: Callable[..., object]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(make).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have none
-        return []
+    return {name: one for name, one in signature_parameters(make).items() if one.kind not in variadic}

@@ -333,11 +333,7 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
 
 
 def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Require that a passed module has values for all tensors that the checkpoint does not fill.
-
-    Raises:
-        TargetError: it is on the meta device and would stay there in part.
-    """
+    """Require that a passed module has values for all tensors that the checkpoint does not fill."""
     filled = {id(tensor) for name, tensor in named_tensors(module) if name in values}
     tensors = [*module.named_parameters(), *module.named_buffers()]
     empty = [name for name, tensor in tensors if tensor.is_meta and id(tensor) not in filled]

@@ -178,9 +178,6 @@ def _architecture(
 
     Asked for, or known by the module's class; else what the checkpoint is; else, when tensors are ``written`` that the
     checkpoint has not, what these show.
-
-    Raises:
-        TargetError: the table has no such architecture.
     """
     declared = checkpoint.config.get("architectures")
     declared = declared if isinstance(declared, list) else []
@@ -249,11 +246,7 @@ def _has_loaded_tensors(module: nn.Module, plan: Plan) -> bool:
 def _infer_sources(
     table: Table, module: nn.Module, names: Iterable[str], config: Mapping[str, object]
 ) -> dict[str, Described]:
-    """The checkpoint's tensors that the module's tensors of these names are written to.
-
-    Raises:
-        PlanError: a name, a shape or a value follows from nothing; carries all faults.
-    """
+    """The checkpoint's tensors that the module's tensors of these names are written to."""
     places = slots(module)
     wanted = {name: places[name] for name in names}
     known, faults = sizes(table, config)

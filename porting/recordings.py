@@ -247,12 +247,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
 
 
 def _parsed(content: bytes, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the metadata of a safetensors file.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError: it is damaged.
-        LimitError: its header has more values than are left.
-    """
+    """The arrays and the metadata of a safetensors file."""
     (length,) = struct.unpack_from("<Q", content)
     if not 2 <= length <= min(len(content) - 8, MOST_HEADER):
         raise ValueError(f"a header of {length} bytes in a file of {len(content)}")

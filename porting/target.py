@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +70,14 @@ def slots(module: nn.Module) -> dict[str, Slot]:
             same_as=same_as,
         )
     return found
+
+
+def signature_parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function or a class by name; none where it has no signature, as some written in C."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module:

@@ -123,11 +123,7 @@ def _with_filling(
     bindings: Mapping[str, Value],
     known: Mapping[str, int],
 ) -> Recipe:
-    """The recipe of a tensor in which the elements that the table leaves out are replaced.
-
-    Raises:
-        Mismatch: its shape is not that of the term's axes.
-    """
+    """The recipe of a tensor in which the elements that the table leaves out are replaced."""
     plain = replace(as_it_is(name, info), name=spelled)
     if term.axes is None or None not in term.keys():  # noqa: SIM118  # Term.keys is ours
         return plain

@@ -160,11 +160,7 @@ def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[
 def _made(
     table: Table, names: Iterable[str], b: Checkpoint, values: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[Counterpart], tuple[str, ...]]:
-    """Divide the tensors of the right side that no rule writes: those that the table makes, and the rest.
-
-    Raises:
-        PlanError: one cannot hold what the table says.
-    """
+    """Divide the tensors of the right side that no rule writes: those that the table makes, and the rest."""
     lines = made_by(table, names)
     dtypes = {name: b.tensors[name].dtype for name in lines}
     recipes, faults = make_recipes(

@@ -215,11 +215,7 @@ def _outcome(ended: SuiteResult) -> str:
 
 
 def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> MutationResult:
-    """Return what was observed of the port.
-
-    Raises:
-        MutationError: the tests fail without a mistake, there are none, or they do not run the port.
-    """
+    """Return what was observed of the port."""
     lines = [line for line in first.output.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1] if lines else "")
     where, hint = " ".join(run.tests), ""

@@ -380,11 +380,7 @@ def _require_indices(found: frozenset[str], wanted: Sequence[str], text: str, na
 
 
 def _same_bounds(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[list[Term], list[Term]]:
-    """The terms, a range that one name gives an index given to it in every name.
-
-    Raises:
-        NotationError: two names give it other ranges, or one that becomes an axis does not begin at 0.
-    """
+    """The terms, a range that one name gives an index given to it in every name."""
     terms = [*sources, *targets]
     bounds: dict[str, tuple[int, int]] = {}
     for term in terms:

@@ -172,11 +172,7 @@ def split(text: str, file: str) -> Sections:
 
 
 def _refuse_large(content: object, file: str) -> None:
-    """A whole number can be written in few digits of base 16 and have too many to be printed.
-
-    Raises:
-        TableError: there is such a number.
-    """
+    """A whole number can be written in few digits of base 16 and have too many to be printed."""
     waiting = [content]
     while waiting:
         one = waiting.pop()

@@ -272,11 +272,7 @@ def _leaf_indices(operands: Mapping[str, Sequence[str]], node: ast.expr) -> froz
 
 
 def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
-    """The indices of a call's value, of those of what it is given.
-
-    Raises:
-        FormulaError: an index is summed or resized that is not there, or given that is there already.
-    """
+    """The indices of a call's value, of those of what it is given."""
     function, first = ast.unparse(node.func), ast.unparse(node.args[0])
     named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     pairs = [_resized(one) for one in node.keywords]

@@ -295,11 +295,7 @@ def _charge_formula(
     *,
     whole: bool,
 ) -> None:
-    """Charge what a formula makes far beyond what it reads: all values together, those of a row, and the result.
-
-    Raises:
-        LimitError: it is more than a command may make.
-    """
+    """Charge what a formula makes far beyond what it reads: all values together, those of a row, and the result."""
     if formula is None:
         return
     read = sum(math.prod(sizes[index] for index in indices) for indices in operands.values())

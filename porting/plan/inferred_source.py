@@ -76,11 +76,7 @@ def _sources(
     sizes: Mapping[str, int],
     astray: Astray,
 ) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the sources of one application of a rule.
-
-    Raises:
-        PlanError: they do not follow from the targets.
-    """
+    """Names and shapes of the sources of one application of a rule."""
     if rule.formula is not None and not rule.back and not rule.turned:
         raise PlanError(irreversible(rule))
     counts: dict[str, int] = {}

@@ -190,10 +190,6 @@ def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Des
     Args:
         config: the checkpoint's config; empty for the usual one, which is transformers' own.
         tensors: what bounds its size.
-
-    Raises:
-        TableError: there is none, or the entry is not for it.
-        TargetError: it is larger than the tensors can be meant for.
     """
     import transformers  # noqa: PLC0415  # only those who ask for such a table wait for it
 

@@ -175,6 +175,11 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
     return tuple(dict.fromkeys(branches))
 
 
+def untaken(executed: Executed, module: nn.Module) -> list[Branch]:
+    """Return the branches that never ran and that some input may take."""
+    return [one for one in never_ran_in(executed, module) if one.why == INPUTS]
+
+
 def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
     """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source."""
     entered = {id(function.code) for function in executed.functions}

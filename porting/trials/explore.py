@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
+from porting.tracing.code_coverage import Executed, untaken
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
@@ -138,7 +138,7 @@ class Explorer:
 
     def _open(self, module: nn.Module) -> bool:
         """Whether there is code of the port that has not run, and that some input may reach."""
-        return self.executed is not None and any(one.why == INPUTS for one in never_ran_in(self.executed, module))
+        return self.executed is not None and bool(untaken(self.executed, module))
 
     def _watched(self, trial: Trial, module: nn.Module) -> tuple[Result, bool]:
         """One trial, and whether code ran in it that had not run before; it counts where what it gives was compared."""

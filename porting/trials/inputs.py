@@ -60,16 +60,8 @@ class Case:
     inputs: Mapping[str, Tensor]
 
 
-def make_cases(
-    config: Mapping[str, object],
-    *,
-    seed: int,
-    longest: int = 512,
-    special: Sequence[int] = (),
-    choices: int | None = None,
-    padding_words: bool = True,
-) -> list[Case]:
-    """The cases for a model with this config.
+class Maker:
+    """Makes batches, one after the other, and deals words that did not occur before.
 
     Args:
         config: the checkpoint's config: ``vocab_size``, ``max_position_embeddings`` (without it a row may have any
@@ -82,19 +74,6 @@ def make_cases(
         padding_words: ``pad_token_id`` stands where the mask says padding, and may stand elsewhere.  False for a
             reference that counts the words that are no padding to find their positions: what the mask says is padding
             is a word like any other then, and has the position where it stands.
-
-    Raises:
-        VerifyError: the config does not say what is needed.
-    """
-    maker = Maker(config, seed=seed, longest=longest, special=special, choices=choices, padding_words=padding_words)
-    return maker.first()
-
-
-class Maker:
-    """Makes batches, one after the other, and deals words that did not occur before.
-
-    Args:
-        config, seed, longest, special, choices, padding_words: as for :func:`make_cases`.
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
         full: every row is padded to the longest length: a port may take no other.
@@ -111,7 +90,7 @@ class Maker:
         config: Mapping[str, object],
         *,
         seed: int,
-        longest: int,
+        longest: int = 512,
         special: Sequence[int] = (),
         choices: int | None = None,
         padding_words: bool = True,

@@ -135,11 +135,7 @@ class LogitsReader:
                     yield _Found(point, rule, found)
 
     def _of_returned(self, side: Side, returned: Mapping[str, Tensor], wanted: Wanted) -> _Found | None:
-        """The output that is the logits by its name or its shape; None where none is.
-
-        Raises:
-            LogitsError: several may be.
-        """
+        """The output that is the logits by its name or its shape; None where none is."""
         fitting = {name: _fitted(one, wanted, None, loose=name in wanted.names) for name, one in returned.items()}
         fits = {name: one for name, one in fitting.items() if one is not None}
         groups = (

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from porting.target import signature_parameters
+
 PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "pixel_values",
     "input_values",
@@ -87,10 +89,7 @@ class Signal:
 
 def parameters_of(module: nn.Module) -> dict[str, bool]:
     """The arguments of a forward by name, and whether each is required."""
-    try:
-        every = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
+    every = signature_parameters(module.forward).values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {one.name: one.default is one.empty for one in every if one.kind not in kinds}
 

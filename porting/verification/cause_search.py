@@ -115,85 +115,58 @@ def name_causes(
     if drawn is None or seconds <= 0:
         return (), None
     with reference_angles(comparison, probes, both) as same:
-        return _named(
-            comparison,
-            probes,
-            same(both),
-            dtypes,
-            drawn=same(drawn),
-            turned=turned and same(turned),
-            layouts=layouts,
-            weights_compared=weights_compared,
-            seconds=seconds,
-        )
-
-
-def _named(
-    comparison: Comparison,
-    probes: Sequence[Probe],
-    both: Both,
-    dtypes: Sequence[torch.dtype],
-    *,
-    drawn: Both,
-    turned: Both | None,
-    layouts: Layouts | None,
-    weights_compared: bool,
-    seconds: float,
-) -> tuple[tuple[Finding, ...], Divergence | None]:
-    """What :func:`name_causes` finds, where the port has the reference's angles."""
-    until = time.thread_time() + seconds
-    found: list[Finding] = []
-    diverges: Divergence | None = None
-    if any(probe.guilty or probe.differs for probe in probes):
-        reference, port = both(torch.float64)
-        guilty = [probe for probe in probes if probe.guilty]
-        cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
-        known = [CauseCase.known(comparison, reference, port, case) for case in cases]
-        if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
-            known = [cause_case.with_hidden_places for cause_case in known]
-            probes = _guilty_at_hidden_places(known, probes)
-        guilty = [probe for probe in probes if probe.guilty]
-        held_out = _held_out(comparison, drawn)
-        tied = _held_out(comparison, turned)
-        trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
-        found += _inverted(known, probes)
-        laid_out = (
-            [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
-        )
-        in_table = {point for _, one in laid_out for point in one.probes}
-        repaired = None
-        if not found:
-            searched = [*_drawn_first(held_out), *known]
-            found = trials.why(searched, guilty, listed=True)
-            named = [one for one in found if one.name]
-            explained = all(_explained(probe, named) for probe in guilty)
-            if not in_table:
-                seconds = REPAIRING_EXPLAINED if explained else REPAIRING
-                repaired = trials.repaired = trials.repair(seconds, complete=explained)
-            if not explained:
-                found = trials.why(searched, guilty)
-        found = _with_lines(found, laid_out)
-        if repaired is not None:
-            found = _with_repairs(found, repaired, guilty)
-        diverges = first_divergence(comparison, probes, both)
-        if not laid_out and diverges is not None:
-            lines = [
-                diverges.line,
-                diverges.also,
-                *([diverges.moved.line] if diverges.moved else []),
-                *diverges.callers,
-            ]
-            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = _with_edits(found, [*_drawn_first(held_out), *known], probes, lines, until)
-    imprecise = [probe for probe in probes if probe.imprecise]
-    if imprecise and dtypes:
-        dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
-        reference, port = both(dtype)
-        cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
-        loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
-        marks = cause_case.marks(loose)
-        found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
-    return tuple(found), diverges
+        both, drawn, turned = same(both), same(drawn), turned and same(turned)
+        until = time.thread_time() + seconds
+        found: list[Finding] = []
+        diverges: Divergence | None = None
+        if any(probe.guilty or probe.differs for probe in probes):
+            reference, port = both(torch.float64)
+            guilty = [probe for probe in probes if probe.guilty]
+            cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
+            known = [CauseCase.known(comparison, reference, port, case) for case in cases]
+            if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
+                known = [cause_case.with_hidden_places for cause_case in known]
+                probes = _guilty_at_hidden_places(known, probes)
+            guilty = [probe for probe in probes if probe.guilty]
+            held_out = _held_out(comparison, drawn)
+            tied = _held_out(comparison, turned)
+            trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
+            found += _inverted(known, probes)
+            searched = known if held_out is None else [held_out, *known]  # the smallest first
+            laid_out = [] if found or layouts is None else _laid_out(searched, probes, layouts, until)
+            in_table = {point for _, one in laid_out for point in one.probes}
+            repaired = None
+            if not found:
+                found = trials.why(searched, guilty, listed=True)
+                named = [one for one in found if one.name]
+                explained = all(_explained(probe, named) for probe in guilty)
+                if not in_table:
+                    seconds = REPAIRING_EXPLAINED if explained else REPAIRING
+                    repaired = trials.repaired = trials.repair(seconds, complete=explained)
+                if not explained:
+                    found = trials.why(searched, guilty)
+            found = _with_lines(found, laid_out)
+            if repaired is not None:
+                found = _with_repairs(found, repaired, guilty)
+            diverges = first_divergence(comparison, probes, both)
+            if not laid_out and diverges is not None:
+                lines = [
+                    diverges.line,
+                    diverges.also,
+                    *([diverges.moved.line] if diverges.moved else []),
+                    *diverges.callers,
+                ]
+                lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
+                found = _with_edits(found, searched, probes, lines, until)
+        imprecise = [probe for probe in probes if probe.imprecise]
+        if imprecise and dtypes:
+            dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
+            reference, port = both(dtype)
+            cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
+            loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
+            marks = cause_case.marks(loose)
+            found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
+        return tuple(found), diverges
 
 
 def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
@@ -296,11 +269,6 @@ def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]
     return [
         replace(probe, meaning=replace(probe.meaning, isolated=max(off[probe.port], default=None))) for probe in probes
     ]
-
-
-def _drawn_first(held_out: CauseCase | None) -> list[CauseCase]:
-    """The case that was drawn: it is the smallest, and what fits it is confirmed in the others."""
-    return [] if held_out is None else [held_out]
 
 
 def _laid_out(

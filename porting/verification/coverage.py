@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.reporting.outcome import Shown, Unseen
-from porting.target import named_tensors
+from porting.target import named_tensors, signature_parameters
 from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
 from porting.tracing.conditions import Conditions
 from porting.tracing.measure import MEANING
@@ -296,14 +295,10 @@ def reached(
 
 def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[Unseen]:
     """The arguments of forward that were never given."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return
     everything = {name for arguments in given for name in arguments}
     missing = [
         one.name
-        for place, one in enumerate(parameters)
+        for place, one in enumerate(signature_parameters(module.forward).values())
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         and one.name not in everything
         and str(place) not in everything

@@ -19,6 +19,7 @@ from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
 from porting.printable import dtype_name
+from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.trials.inputs import USUAL, Case
@@ -58,7 +59,7 @@ def computes(given: object, inputs: Collection[str] = ()) -> bool:
         made = None
     if isinstance(made, type) and issubclass(made, nn.Module):
         return False
-    parameters = _parameters(given)
+    parameters = signature_parameters(given)
     if parameters.keys() & ({*inputs, *USUAL} - {"config"}):
         return True
     required = [one for name, one in parameters.items() if one.default is one.empty and name != DTYPE]
@@ -112,7 +113,7 @@ class _Held:
     parameters: Mapping[str, inspect.Parameter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parameters = _parameters(self.function)
+        self.parameters = signature_parameters(self.function)
 
     def __deepcopy__(self, memo: object) -> _Held:
         return self
@@ -359,11 +360,7 @@ def aliases(values: Mapping[Point, Tensor], returned: object) -> dict[Point, Ten
 
 
 def _tensors(values: object) -> object:
-    """What a function returned, as a tensor, a tuple of tensors or a dict of them.
-
-    Raises:
-        TypeError: it holds something that is no array.
-    """
+    """What a function returned, as a tensor, a tuple of tensors or a dict of them."""
     if isinstance(values, Mapping):
         return _flat(values)
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
@@ -412,13 +409,6 @@ def _same(tensor: Tensor) -> Tensor:
 def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype of numpy; bfloat16 is known once JAX, or ml_dtypes by itself, has been imported."""
     return np.dtype(dtype_name(dtype))
-
-
-def _parameters(given: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(given).parameters)
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
 
 
 def _line(error: Exception) -> str:

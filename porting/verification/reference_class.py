@@ -137,11 +137,7 @@ def parts(names: Sequence[str]) -> str:
 
 
 def _named(checkpoint: Checkpoint, names: Sequence[str], equal: Sequence[str]) -> str:
-    """The first of the names.
-
-    Raises:
-        VerifyError: there is none.
-    """
+    """The first of the names."""
     if names:
         return names[0]
     message = "neither the table nor config.json says which architecture the reference has"

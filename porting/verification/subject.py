@@ -132,11 +132,7 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, autocast: bool, in
 def _against(
     module: nn.Module, plan: Plan, checkpoint: Checkpoint, kind: Architecture | None, architecture: str | None
 ) -> Subject:
-    """The port, beside the class that transformers runs: the one that its table names, or that the checkpoint holds.
-
-    Raises:
-        VerifyError: nothing says which.
-    """
+    """The port, beside the class that transformers runs: the one that its table names, or that the checkpoint holds."""
     if kind is not None:
         return Subject(module=module, plan=plan, reference=kind.name)
     found = reference_class(checkpoint, architecture)
@@ -294,9 +290,6 @@ def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str,
     Args:
         step: it would write them.
         homes: the reference's name -> the port's parameter that the checkpoint fills from it; empty for none.
-
-    Raises:
-        VerifyError: they are.
     """
     for source, target in zip(step.sources, step.targets, strict=False):
         same = next((name for name, one in theirs.items() if one is theirs[source] and homes[name]), None)
