@@ -117,9 +117,7 @@ class _Entry:
     """An entry of the index.
 
     Attributes:
-        name: the tensor.
         dtype: the number of its type.
-        shape: its sizes.
         shard: the number of the file that it lies in.
         offset, size: its first byte there, and how many bytes it has.
         slices: whether the entry stands for parts that have entries of their own.
@@ -144,11 +142,7 @@ def _data_files(main: str, entries: list[_Entry]) -> dict[int, str]:
 
 
 class _Index:
-    """The table in an index.
-
-    Args:
-        source: the file.
-    """
+    """The table in an index."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
