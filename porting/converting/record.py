@@ -68,7 +68,6 @@ class Record:
     """A record that was read.
 
     Attributes:
-        content: all of it.
         damage: why it is not what was written; empty when it is.
     """
 

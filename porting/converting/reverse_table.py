@@ -56,11 +56,6 @@ def _turned(rule: Rule) -> Rule:
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
     """The port's tensors that the rules make of a checkpoint's.
 
-    Args:
-        table: the table.
-        tensors: the checkpoint's tensors.
-        config: its config.
-
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.
     """
@@ -83,12 +78,8 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
     """The tensors that [make] adds without a module: one for each index that the other names have.
 
     Args:
-        table: the table.
         places: the tensors of the port that rules write.
         known: the sizes that [sizes] gives.
-
-    Raises:
-        PlanError: a shape is not stated, no name counts an index, or a tensor equals another one of [make].
     """
     found: dict[str, Shape] = {}
     faults = []
@@ -151,10 +142,6 @@ Shape = tuple[int, ...]
 def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str, Slot], tuple[LeftOut, ...]]:
     """Take the tensors of a checkpoint in the port's layout for the places of a module.
 
-    Args:
-        table: the table.
-        tensors: the port's tensors.
-
     Returns:
         A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
         equal the other to be left out.
@@ -183,9 +170,6 @@ def sources_of(
     Each gets the dtype of the port's tensor that it is made of.
 
     Args:
-        table: the table.
-        places: the port's tensors.
-        config: the config.
         recorded: the checkpoint's tensors that a record names; None without a record.
 
     Raises:
