@@ -111,9 +111,6 @@ def draft(
     """The table for the twin: everything that is read, written, left out, tied or new.
 
     Args:
-        subjects: the two models.
-        found: what the search came to.
-        name: the table's.
         head: comments for its beginning.
         close: also compare activations that differ a little.
 

@@ -178,7 +178,6 @@ def run_extra_checks(
         into: the user's module or builder.
         table: the suggested one, proven on the twin.
         subjects: how they were run; the module holds what was found.
-        seed: of the inputs.
         fresh: some of the module's parameters have no source.
         deep: where nothing of the checkpoint's own size is run: the table for its depth, of which a twin is.
         own: the proof on the checkpoint itself, with its trials where it is ``verify``'s.
@@ -289,7 +288,6 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
 
     Args:
         subjects: how the models were run.
-        proof: on the twin.
         own: on the checkpoint itself; None where that was not run.
         behind: what was tried besides.
     """
