@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import get_ident
@@ -337,15 +337,11 @@ def _predicted_bytes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     try:
         made = func(
             *(argument.to("meta") if isinstance(argument, Tensor) else argument for argument in args),
-            **{**kwargs, **_on_meta(tensors)},
+            **{**kwargs, **({} if tensors else {"device": "meta"})},
         )
     except Exception:  # noqa: BLE001  # any function of torch may fail on the meta device; it is then called as it is
         return 0
     return made.nbytes if isinstance(made, Tensor) else 0
-
-
-def _on_meta(tensors: Sequence[Tensor]) -> dict[str, object]:
-    return {} if tensors else {"device": "meta"}
 
 
 @contextmanager

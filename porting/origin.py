@@ -152,8 +152,7 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
     Raises:
         PlanError: there are some, and they may not.
     """
-    terms = [term for rule in table.rules for term in rule.targets]
-    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.target_prefix)
+    matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
         raise PlanError(_unnamed_faults(table, found))
@@ -279,8 +278,7 @@ def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str
         names: tensors by the names that the table spells.
         others: names whose spelling decides.
     """
-    terms = [term for rule in table.rules for term in rule.sources]
-    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)
+    matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.sources), table.prefix)
     others = list(others)
     bare = bool(others) and not any(name.startswith(table.prefix) for name in others)
     found = {}

@@ -85,9 +85,7 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
     faults = []
     stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
     copied = 0
-    made_names = Matcher(
-        (((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix
-    )
+    made_names = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     for make in table.makes:
         name = make.term.name
         counted = [_index_values(name, index, places, known) for index in name.indices]
@@ -146,15 +144,14 @@ def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str,
         A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
         equal the other to be left out.
     """
-    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
     for name, tensor in tensors.items():
-        matches = matcher.read(name)
+        tie = matcher.first(name)
         other = name
-        if matches:
-            tie = table.ties[matches[0].key[0]]
-            other = present(tie.with_, matches[0].bindings, table.target_prefix, tensors)
+        if tie is not None:
+            other = present(tie.line.with_, tie.bindings, table.target_prefix, tensors)
             same.append(LeftOut(name=name, reason="tied in the table", equals=other))
         places[name] = Slot(
             name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other

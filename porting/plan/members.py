@@ -60,7 +60,7 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
     Several formulas may read the same source: its elements are not moved by any of them.
     """
     terms = [rule.sources if side == "source" else rule.targets for rule in rules]
-    patterns = [((number, place), term.key) for number, one in enumerate(terms) for place, term in enumerate(one)]
+    patterns = [(term.key, (number, place)) for number, one in enumerate(terms) for place, term in enumerate(one)]
     matcher = Matcher(patterns, prefix)
     found = Sorted([[{} for _ in one] for one in terms])
     besides = _Besides(rules, side, prefix)
@@ -71,19 +71,19 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
         if not matches:
             found.unmatched.append(name)
             continue
-        claiming = [rules[match.key[0]] for match in matches]
+        claiming = [rules[match.line[0]] for match in matches]
         together = all(rule.formula is not None and _seen(rule, side) == "source" for rule in claiming)
         if len(matches) > 1 and not together:
-            found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.key for m in matches)], side))
+            found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.line for m in matches)], side))
         for match in matches if together else matches[:1]:
-            number, place = match.key
+            number, place = match.line
             _add(found, rules[number], terms[number][place], match, name)
     return found
 
 
-def _add(found: Sorted, rule: Rule, term: Term, match: Match, name: str) -> None:
+def _add(found: Sorted, rule: Rule, term: Term, match: Match[tuple[int, int]], name: str) -> None:
     """Put a name to the members of the term that spells it."""
-    number, place = match.key
+    number, place = match.line
     outer = tuple([match.bindings[index] for index in rule.outer if index in match.bindings])
     inner = tuple([value for index, value in match.bindings.items() if index not in rule.outer])
     members = found.terms[number][place].setdefault(outer, {})
@@ -107,14 +107,14 @@ class _Besides:
         self._rest = {number: len(terms[0].name.front) for number, terms in sides if rules[number].rest}
         self.needed = bool(self._rest)
         listed = next((rule.besides[side == "target"] for rule in rules if rule.rest), ())
-        self._listed = Matcher((((number, 0), name) for number, name in enumerate(listed)), prefix)
+        self._listed = Matcher(((name, name) for name in listed), prefix)
 
-    def __call__(self, name: str, matches: list[Match]) -> list[Match]:
+    def __call__(self, name: str, matches: list[Match[tuple[int, int]]]) -> list[Match[tuple[int, int]]]:
         """Of the rules that spell a name, those that are meant."""
-        named = [match for match in matches if match.key[0] not in self._rest]
+        named = [match for match in matches if match.line[0] not in self._rest]
         if named:
             return named
-        longest = max(matches, key=lambda match: self._rest[match.key[0]])
+        longest = max(matches, key=lambda match: self._rest[match.line[0]])
         return [] if self._listed.read(name) else [longest]
 
 

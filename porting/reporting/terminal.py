@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from itertools import islice
 
@@ -24,7 +24,6 @@ from porting.reporting.outcome import (
     MOST_NAMED,
     UNPROVEN,
     Outcome,
-    Probe,
     ReportRow,
     listed,
     ranges,
@@ -121,7 +120,7 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 
 def _size_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
     """The largest difference in float64, and the largest rounding error in each working dtype."""
-    largest = _largest(report.probes)
+    largest = max((probe.meaning.worst for probe in report.probes), default=0.0)
     raised = max((probe.bound.end_to_end or 0.0 for probe in report.probes if probe.leak or probe.lowered), default=0.0)
     inside = f"; {raised:.0e} behind float32 inside" if largest > MEANING and raised > NOTICEABLE else ""
     off = f"{largest:.1e} of the activations' scale"
@@ -147,10 +146,6 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
         yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
         yield Text(f"  fix: {cause.fix}")
-
-
-def _largest(probes: Iterable[Probe]) -> float:
-    return max((probe.meaning.worst for probe in probes), default=0.0)
 
 
 def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:

@@ -209,9 +209,7 @@ def _without_misfits(
         )
         places = {one.where for one in found.faults if one.where in inner}
         wrong = [rule for rule in table.probes if rule.where in places]
-        matcher = Matcher(
-            (((0, number), rule.targets[0].key) for number, rule in enumerate(wrong)), table.target_prefix
-        )
+        matcher = Matcher(((rule.targets[0].key, rule) for rule in wrong), table.target_prefix)
         gone = [point for point in left if wrong and matcher.read(point)]
         if not gone:
             return found, [point for point in port if point not in left]

@@ -211,7 +211,7 @@ class LivingFunction(LiveReference):
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
         """Its points that the terms name."""
-        matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+        matcher = Matcher(((term.key, term) for term in terms), prefix)
         return [name for name in self.names if matcher.read(name)]
 
     def taken(self, case: Case) -> Case:

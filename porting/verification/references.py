@@ -117,7 +117,7 @@ class Recorded:
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
         """The points that were recorded and that the terms name."""
-        matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+        matcher = Matcher(((term.key, term) for term in terms), prefix)
         return list(dict.fromkeys(name for name in map(_bare, self.recording.points()) if matcher.read(name)))
 
     def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
