@@ -125,9 +125,6 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
     """The class that a builder's parameter is annotated with, if it can be a config.
 
     Its own defaults are what a checkpoint does not say: ``multiple_of: int = 256``.
-
-    Args:
-        into: what builds a module.
     """
     maker = inspect.unwrap(into)
     maker = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]  # of a class, not of an instance
@@ -187,7 +184,6 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
     ``CONFIG = {"drop_rate": 0.1}``, a property of a config class.
 
     Args:
-        into: what builds the module.
         known: the fields that the config has, in the builder's words; what has none of them is no config of it.
         config: what the builder reads from, of which a property is computed.
 

@@ -24,7 +24,6 @@ def exported_config(
     Args:
         module, config, architecture: as for :func:`porting.export`.
         origin: what the module is, and which checkpoint it follows.
-        tensors: what is written, by name.
 
     Raises:
         TargetError: nothing says the config.

@@ -229,7 +229,6 @@ def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
 
     Args:
         raw: the text of a ``config.json``.
-        changes: new values, by field.
     """
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():

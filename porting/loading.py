@@ -255,7 +255,6 @@ def maker(
     holds.
 
     Args:
-        table: names the modules.
         checkpoint: the checkpoint to load; only its names, shapes and config are read.
         into: the user's module, or what builds it; None for the table's own.
         architecture: one of the table's, if the user chose it.
@@ -291,9 +290,6 @@ def maker(
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     """Require that the tensors that are dropped have the value that the table states, bit for bit.
-
-    Args:
-        checkpoint: the source of the plan.
 
     Raises:
         PlanError: some do not.
@@ -352,9 +348,6 @@ def choose_architecture(
     """The given architecture, or the one that covers most of a checkpoint.
 
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
-
-    Args:
-        tensors: the names of the checkpoint's tensors.
 
     Raises:
         TargetError: the table has no such architecture, or none at all.

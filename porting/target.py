@@ -167,7 +167,6 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module; changed in place.
-        values: the new tensors, by name.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}

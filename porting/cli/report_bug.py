@@ -187,7 +187,6 @@ class Crash:
 
     Attributes:
         when: the time of it, UTC.
-        typed: the command line.
         stopped: the exception's own line, the last of the traceback.
     """
 

@@ -41,7 +41,6 @@ class Difference:
     """The result of comparing elements; the results of a tensor's pieces can be added.
 
     Attributes:
-        numel: how many elements were compared.
         same_bytes: whether the dtypes and all bytes are the same.
         unequal: how many elements have other values.  A NaN equals a NaN, and 0.0 equals -0.0.
         beyond: how many of these are further apart than the tolerance.

@@ -214,7 +214,6 @@ class _Run:
     """A model that generates, with the text that it was given.
 
     Attributes:
-        settings: the checkpoint's.
         row: the tokens that the new ones are added to: the text's, or the decoder's start token.
         vocabulary: how many tokens there are to choose from.
     """

@@ -99,7 +99,6 @@ def one_by_one(
     Args:
         next_logits: runs the model.
         settings: rules, and the tokens that end the row.
-        longest: tokens that the row may have in the end.
         draw: chooses each: :func:`likeliest` or a :func:`sampler`.
         top: how many of the likeliest tokens each step keeps.
     """

@@ -69,11 +69,7 @@ class SampleRun:
 def kinds(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
 ) -> dict[str, MistakeStatus]:
-    """Return for each mistake whether it changes a port, changes nothing, or cannot be made, and what shows it.
-
-    Args:
-        args, kwargs: the arguments of a call.
-    """
+    """Return for each mistake whether it changes a port, changes nothing, or cannot be made, and what shows it."""
     trials = list(_trials(model, (args, dict(kwargs))))
     return {fault.name: _kind(fault, trials, inventory) for fault in PLANTS}
 

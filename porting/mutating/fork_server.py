@@ -150,11 +150,7 @@ def _wait(child: int, timeout: float | None) -> int | None:
 
 
 class ForkClient:
-    """Sends requests to the process that has imported the tests.
-
-    Args:
-        listening: the socket to which it connects.
-    """
+    """Sends requests to the process that has imported the tests."""
 
     def __init__(self, running: SuiteRun, listening: socket.socket) -> None:
         self._running = running

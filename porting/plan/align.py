@@ -65,7 +65,6 @@ class Alignment:
         idle: rules that match nothing on either side.
         gaps: numbers that the source's names leave out.
         absent: members that a rule misses on each side beside others that are there, each with the rule's place.
-        faults: everything else that does not fit.
     """
 
     steps: tuple[Step, ...]

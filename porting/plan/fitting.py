@@ -70,7 +70,6 @@ class Fitter:
     Args:
         sources, targets: the shapes of the two sides, by name.
         sizes: what [sizes] says.
-        fields: config fields, for messages.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ class Applied:
 
     Attributes:
         numbers: the fields of the config that it reads.
-        sizes: the size of each index.
         result: the indices of the tensor, the slowest first.
         place: the move of the result, with an axis for each of its indices, into the tensor.
     """
@@ -158,7 +157,6 @@ class Layout:
 
     Attributes:
         result: the target as an operand: its moves read the target.
-        sizes: the size of each index.
     """
 
     operands: tuple[Operand, ...]

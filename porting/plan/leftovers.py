@@ -172,9 +172,7 @@ class Unfilled:
 
     Attributes:
         new: parameters that keep the module's own initialisation, which the caller accepts.
-        computed: buffers that the module computes.
         made: those whose content the table gives, each with its line.
-        faults: a fault for each that nothing accounts for.
     """
 
     new: tuple[str, ...]

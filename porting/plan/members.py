@@ -26,7 +26,6 @@ class Astray:
     """Names that do not meet: a misspelling leaves one of each kind.
 
     Attributes:
-        unmatched: names of each side that no rule spells.
         absent: names that a rule misses on each side, each with the rule's place.
     """
 
@@ -45,7 +44,6 @@ class Sorted:
 
     Attributes:
         terms: for each rule and each of its terms on this side, the members by the values of the outer indices.
-        unmatched: the names that no rule spells.
         faults: names that two rules spell, or two names that one rule takes for the same.
     """
 

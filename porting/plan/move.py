@@ -109,7 +109,6 @@ def compute(
     """Elements of a tensor as they come about from others.
 
     Args:
-        recipe: how the tensor comes about.
         read: gives what a move of the recipe brings there, or into a range of an operand of its formula.
         base: the same of the moves that bring the elements of ``recipe.base``.
         take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
@@ -237,7 +236,6 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     """A tensor as it comes about from others in memory; a view of one of them where that is possible.
 
     Args:
-        read: gives a tensor that it is made of.
         base: gives ``recipe.base``.
         device: where it is computed; that of its first source when left out.
 
@@ -294,11 +292,7 @@ def gather(
 
 
 def forward(step: Step, targets: Tensors, read: Read, arithmetic: Arithmetic = NOTHING) -> Iterator[tuple[str, Tensor]]:
-    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible.
-
-    Args:
-        arithmetic: what its rule computes.
-    """
+    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible."""
     for recipe in forward_recipes(step, _Read(read), targets, arithmetic):
         yield recipe.name, compute_whole(recipe, read)
 

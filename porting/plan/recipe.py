@@ -124,7 +124,6 @@ def forward_recipes(
     """The recipes of a step's targets.
 
     Args:
-        arithmetic: what its rule computes.
         dtype: what floating-point sources are cast to as they are read; None keeps theirs.
     """
     copies = grouped(step.copies, "target")

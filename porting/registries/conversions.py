@@ -37,7 +37,6 @@ class Loading:
     """What transformers makes of a checkpoint.
 
     Attributes:
-        conversions: what becomes of the tensors.
         unread: tensors of the file that the model does not have; transformers leaves them out.
         ties: names of the model that share the storage of another one, which is written.
         untrained: names of the model that the file has nothing for; transformers draws them.

@@ -54,7 +54,6 @@ def sample(table: Table, rule: Rule, *, into: str, equal: bool = False) -> Sampl
 
     Args:
         rule: the rule, without arithmetic.
-        into: what it is to be said as, for messages.
         equal: segments whose sizes the table does not say are of one size.
 
     Raises:

@@ -50,7 +50,6 @@ class Steps:
 
     Attributes:
         optimiser: as it was made, ``"AdamW(lr=0.001)"``.
-        taken: how many steps.
         differing: step, from 1 -> parameters of the port that had moved otherwise after it; the first and the last.
         meaning: largest difference in float64, relative to how far the parameter moved.
         bound: what of that rounding explains.
@@ -81,7 +80,6 @@ class DropoutSite:
     """One place at which values are dropped in training.
 
     Attributes:
-        module: the innermost module that was running.
         rate: the share that is dropped, 0 to 1.
     """
 

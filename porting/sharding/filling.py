@@ -104,9 +104,7 @@ def compute_box(recipe: Recipe, box: Box, reader: MoveReader) -> Tensor:
     """Compute the elements of a box of a tensor.
 
     Args:
-        recipe: how the tensor is made.
         box: the box, in the tensor's coordinates.
-        reader: reads the checkpoint.
     """
     return compute(recipe, Window(recipe.shape, box.starts, box.sizes), reader.read).view(box.sizes)
 

@@ -131,7 +131,6 @@ def replacements(angles: Iterable[tuple[int, Tensor]], columns: Tensor) -> tuple
 
     Args:
         angles: the numbers of the port's operations, and what they gave.
-        columns: the reference's.
     """
     found: dict[int, Tensor] = {}
     worst = 0.0

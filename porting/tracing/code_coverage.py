@@ -27,11 +27,7 @@ _LIBRARY = MODELS.partition(".")[0]
 
 @dataclass
 class EnteredFunction:
-    """A function that was entered.
-
-    Attributes:
-        offsets: the offsets of the instructions that ran.
-    """
+    """A function that was entered."""
 
     code: CodeType
     globals: dict[str, Any] = field(repr=False)
@@ -76,11 +72,7 @@ class Executed:
             sys.settrace(before)
 
     def would_watch(self, name: str, code: CodeType) -> bool:
-        """Return whether code of a module would be recorded if its source were readable.
-
-        Args:
-            name: the import path of the module.
-        """
+        """Return whether code of a module would be recorded if its source were readable."""
         outermost = name.partition(".")[0]
         return outermost != "torch" and (
             not linecache.getlines(code.co_filename) or is_own(name, code.co_filename, self._package)
@@ -113,7 +105,6 @@ def is_own(name: str, file: str, package: str) -> bool:
 
     Args:
         name: the import path of the code's module.
-        file: the path of its source.
         package: the outermost package of the port's class.
     """
     outermost = name.partition(".")[0]
@@ -163,7 +154,6 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
     """Return the branches that never ran in functions that were entered.
 
     Args:
-        executed: the recorded instructions.
         module: the port, whose attributes decide some conditions.
     """
     files: dict[str, list[EnteredFunction]] = {}

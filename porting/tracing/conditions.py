@@ -41,7 +41,6 @@ class _Site:
 
     Attributes:
         true, false: whether any element was true or false; for a clamp, whether any was changed or kept.
-        numbers: the integers that were compared with.
     """
 
     code: CodeType

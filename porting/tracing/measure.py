@@ -57,7 +57,6 @@ class Error:
     """The distance of a value from its anchor, relative to the anchor's scale; inf if any element is not finite.
 
     Attributes:
-        squares: the sum of the squared differences.
         floor: the sum of the anchor's own squares, relative to its scale.
     """
 

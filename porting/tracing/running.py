@@ -49,9 +49,6 @@ def limit_threads(elements: int) -> None:
     """Use one thread for a small model, until :func:`undisturbed` ends.
 
     Threads that share small operations mostly wait for one another, on busy cores ten times as long.
-
-    Args:
-        elements: the number of parameters.
     """
     if elements < SMALL:
         torch.set_num_threads(1)
@@ -89,7 +86,6 @@ class Side:
     """One of the two models, with its inputs for every case.
 
     Attributes:
-        title: its name in messages.
         arguments: for each case the forward arguments by name; a name that is a number is a position.
         clock: counts the passes and their time.
         lifted: the modules that asked for less than float64 in a float64 run, and got float64.
@@ -137,7 +133,6 @@ class Side:
         Args:
             visit, ran: as in :func:`porting.tracing.trace.trace`.
             wanted: the points to observe; by default those of the side.
-            gradients: record the graph for gradients.
             isolated: the visitor substitutes the exact values; a recorded side then shows its isolated run.
 
         Raises:

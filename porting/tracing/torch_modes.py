@@ -54,9 +54,6 @@ class FunctionMode(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """Make a call in the way of this mode; without an override, unchanged.
 
-        Args:
-            func: the torch function.
-
         Returns:
             The result.
         """

@@ -72,7 +72,6 @@ class Explorer:
     """Runs the trials.
 
     Attributes:
-        table: with the probes of what is returned.
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
@@ -102,10 +101,8 @@ class Explorer:
         """Run all trials.
 
         Args:
-            model: what is known of the inputs.
             cases: the batches that every probe sees.
             returned: how the outputs were paired.
-            module: the port, for its size.
         """
         table = returned_only(self.table)
         if not table.compared:

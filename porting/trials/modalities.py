@@ -341,7 +341,6 @@ def completed(
     Boxes of tokens are given wherever a forward takes some, other token ids and masks where they are required.
 
     Args:
-        module, config: the reference's.
         port: arguments that the port takes: they are made although the reference has a default for them.
     """
     taken = parameters_of(module)

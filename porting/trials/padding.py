@@ -30,11 +30,7 @@ SAME_COUNT = "rows that keep as many tokens at other places"
 
 
 def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's.
-
-    Args:
-        generator: draws the random ones.
-    """
+    """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's."""
     yield "no padding", torch.ones(2, width, dtype=torch.long)
     if width < 3:  # too short to be padded on either side
         return

@@ -68,7 +68,6 @@ class Pair:
         """What the port's value is measured from, at the places that are no padding.
 
         Args:
-            trace: the reference's activations.
             inputs: what the reference was given: its masks say what is padding.
             own: the port's own value, kept in parts that have no counterpart.
         """
@@ -241,7 +240,6 @@ def refuse_unknown(table: Table, reference: Callable[[Sequence[Term]], list[Poin
 
     Args:
         table: its [probes].
-        reference: gives the points of the reference that terms name.
 
     Raises:
         VerifyError: there are such probes: all of them, with the nearest name.

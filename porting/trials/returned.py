@@ -166,7 +166,6 @@ class _Fits:
     """Which output of the reference each output of the port may be.
 
     Args:
-        ours, theirs: the outputs of one case, by name.
         table: its [probes].
     """
 

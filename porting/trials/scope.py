@@ -40,7 +40,6 @@ class Result:
     """What came of one trial.
 
     Attributes:
-        kind: the property that it varied.
         difference: the largest difference of an output, relative to its scale; None where nothing was compared.
         said: why a side failed, in one line; empty where none did.
         written: the port's arguments that its forward changed in place.
@@ -160,7 +159,6 @@ class Scope:
         tokens: how many different token ids occurred, of how many.
         ways: how the model was called: ``"no_grad"``, ``"inference_mode"``, ``"gradients on"``, ``"twice"``.
         returned: how the outputs were paired.
-        results: what came of each trial.
         impurities: in which ways the port is not a pure function of its inputs.
     """
 

@@ -53,7 +53,6 @@ class Found:
 
     Attributes:
         cases: the batches that show more, in the order in which they were found.
-        tried: how many were tried.
         failed: what the port fails at and the reference does not, in words.
     """
 
@@ -77,11 +76,9 @@ def search(
     """Look for batches that show more.
 
     Args:
-        batch: the first batches, and what makes more.
         table: its [inputs].
         reference, port: the two sides; the port in float64, as it has run.
         comparison: what ran of the port's code.
-        observer: what was reached of its weights.
     """
     if batch.more is None or comparison.executed is None:
         return Found()
@@ -219,7 +216,6 @@ def omittable(
 
     Args:
         rules: the table's [inputs].
-        inputs: what the reference is given.
     """
     pairs = [(source_of(str(rule.sources[0].key)), str(rule.targets[0].key)) for rule in rules]
     named = {theirs: ours.partition(ARROW)[0] for theirs, ours in pairs} or {name: name for name in inputs}

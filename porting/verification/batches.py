@@ -182,7 +182,6 @@ def make_batches(
         table: what a family calls the usual fields; its [inputs].
         checkpoint: its config, its special tokens.
         config: the config, the table's defaults filled in.
-        own: cases that somebody gave.
         longest, seed, choices: as in :class:`porting.trials.inputs.Maker`.
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
         masks: the reference is given these although [inputs] does not name them: the port hides padding by itself.

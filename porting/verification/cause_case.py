@@ -97,7 +97,6 @@ class CauseCase:
     """One case in one dtype.
 
     Attributes:
-        reference, port: the two sides.
         exact: the reference's float64 activations.
         pairing: which point of the port is compared with what.
         anchors: the exact activations in the port's layout.

@@ -481,8 +481,6 @@ class _Trials:
         """The causes of the differences, each from the first case that shows it.
 
         Args:
-            cases: the cases, in the order in which they are searched.
-            guilty: the probes that differ.
             listed: entries of the catalogue alone: nothing that is solved for, and no alteration of the whole.
         """
         found: list[Finding] = []

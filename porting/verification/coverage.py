@@ -279,7 +279,6 @@ def reached(
     Args:
         executed: which of its instructions ran; None before any pass.
         conditions: how the conditions on tensors turned out.
-        ran: the names of the modules that ran.
         tried: the arguments that trials gave.
     """
     if executed is None:

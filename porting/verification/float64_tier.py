@@ -33,7 +33,6 @@ class Float64Comparison:
         rows: weight -> its rows of which no probe saw anything, where it has other rows.
         unseen: what could not be seen of the weights.
         reach: how far the inputs got in the port's code.
-        scope: what was tried besides.
     """
 
     shares: dict[str, float]

@@ -153,7 +153,6 @@ class LivingFunction(LiveReference):
 
     Attributes:
         own: those of them that are no other names of others.
-        first: the batch that it was tried on.
         exact: what it gave then, in float64.
     """
 
@@ -304,9 +303,6 @@ def possible(
 
     Args:
         reference: the reference; None for the checkpoint in transformers.
-        dtypes: the working dtypes that are wanted.
-        inputs: the batches that were given.
-        gradients: whether gradients are wanted.
         autocast: whether a run under autocast is wanted.
 
     Returns:

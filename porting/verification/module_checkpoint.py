@@ -19,7 +19,6 @@ class HeldWeights(Checkpoint):
 
     Args:
         held: the module, or tensors by name; they are read when they are asked for, and never written to.
-        location: what it is called in messages.
     """
 
     def __init__(self, held: nn.Module | Mapping[str, Tensor], location: str) -> None:

@@ -368,7 +368,6 @@ class _Sides:
         theirs, subject, checkpoint: the reference, the port, and what both were loaded from.
         table: what is compared, and how the port is given its inputs.
         cases: the batches; those that are added to the list later are run as well.
-        clock: is told of passes.
     """
 
     theirs: Reference

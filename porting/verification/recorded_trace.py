@@ -55,9 +55,7 @@ class Recording:
     """A recorded trace that has been opened; activations are read from the file when they are asked for.
 
     Attributes:
-        cases: what the reference was given.
         lowered: point -> operations before it that computed with less than float64.
-        weights: the names of the weights that it holds.
     """
 
     where: str
@@ -107,8 +105,6 @@ def write_recording(
     """Write a recording; the same content gives the same bytes.
 
     Args:
-        path: the file to be made.
-        cases: what the reference was given.
         traces: ``"float64"``, ``"float32"``, ``"float32 isolated"``, ... -> the activations of each case.
         weights: those of the model, where they are to be kept with it.
         overwrite: whether a file that stands there may be replaced.

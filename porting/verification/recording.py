@@ -132,8 +132,6 @@ class _Subject:
 
     Attributes:
         table: its [probes] name what is recorded.
-        batch: what the reference is given.
-        stored: a dtype that holds the weights.
     """
 
     living: LiveReference

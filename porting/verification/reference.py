@@ -59,7 +59,6 @@ def load_reference(
     Args:
         checkpoint: a checkpoint with a directory and a config.
         architecture: the class, as ``config.json`` spells it.
-        dtype: what the weights are cast to.
         untouched: no value is read before it is used.  transformers' own reading maps the files as well, but has half
             of each fetched ahead.
 

@@ -34,7 +34,6 @@ class Coverage:
     """How the parameters of a class and the tensors of a checkpoint cover each other, by transformers' own loading.
 
     Attributes:
-        lacks: the checkpoint's tensors that it does not have.
         random: its parameters that the checkpoint has nothing for: transformers draws them.
     """
 

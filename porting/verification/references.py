@@ -24,11 +24,7 @@ from porting.verification.subject import cast
 
 @dataclass
 class LiveReference:
-    """A model that is run here.
-
-    Attributes:
-        title: what it is called in the report.
-    """
+    """A model that is run here."""
 
     module: nn.Module
     title: str
@@ -138,11 +134,7 @@ Reference = LiveReference | Recorded
 
 @dataclass(kw_only=True)
 class RecordedSide(Side):
-    """Shows what was recorded as if it were computed.
-
-    Attributes:
-        dtype: of the run that is shown.
-    """
+    """Shows what was recorded as if it were computed."""
 
     recording: Recording
     dtype: torch.dtype

@@ -43,7 +43,6 @@ def compare_training(reference: Make, port: Make, comparison: Comparison) -> Tra
 
     Args:
         reference, port: give sides in training mode: see :func:`in_training`.
-        comparison: what was compared in eval mode.
     """
     theirs, ours = reference(DOUBLE), port(DOUBLE)
     far = max(comparison.differences(END).values(), default=0.0)

@@ -69,7 +69,6 @@ def explore(
         module: the port as its owner has it.
         returned: how the outputs were paired.
         port: in float64.
-        cases: all batches that both sides have run on.
         clock: is told of every pass.
         given: the batches are somebody's own.
     """
