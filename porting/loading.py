@@ -304,6 +304,8 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits, so that a NaN equals itself and 0.0 is not -0.0."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
+    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride():
+        return True
     integers = INTEGERS.get(first.itemsize, torch.uint8)
     first, second = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (first, second))
     return torch.equal(first, second)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from porting.loading import same_bits
 from porting.reporting.outcome import Shown, Unseen
 from porting.target import named_tensors, signature_parameters
 from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
@@ -176,7 +177,7 @@ def shown(
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        same = name in expected and _equal(tensor.detach(), expected[name])
+        same = name in expected and same_bits(tensor.cpu(), expected[name])
         if name in expected and not same:
             differing.append(name)
         elif same and name not in shares:
@@ -204,16 +205,6 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
         whole = isinstance(size, int) and not isinstance(size, bool) and size >= longest
         if WINDOW.search(field) and whole and not switched_off:
             yield Unseen("the window's edge", f"{field} = {size}, and rows of at most {longest} tokens")
-
-
-def _equal(tensor: Tensor, expected: Tensor) -> bool:
-    """Bit for bit: a NaN equals itself."""
-    if tensor.dtype != expected.dtype or tensor.shape != expected.shape:
-        return False
-    if tensor.data_ptr() == expected.data_ptr() and tensor.stride() == expected.stride():
-        return True
-    tensor, expected = tensor.cpu().contiguous(), expected.contiguous()
-    return torch.equal(tensor.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
 
 
 def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from porting.causes.line_edits import line_edits
 from porting.verification.cause_case import CHANGED_PASS, PassCost
-from porting.verification.cause_search import _Hopeless
+from porting.verification.fixes import _Hopeless
 
 HEAD = """\
 import os
