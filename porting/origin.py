@@ -22,20 +22,12 @@ from porting.plan.fault_grouping import group_alike, listed
 from porting.plan.inferred_source import a_like, imagine
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, TensorSpec
 from porting.tables import find_table, shipped
 from porting.target import slots
 
 ANY_DTYPE = torch.float32
 """The dtype for :func:`check` if the checkpoint has none that binds the module: it declares a cast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTensor:
-    """A tensor to be written."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +249,7 @@ def _infer_sources(
     if lacking:
         raise PlanError(_irreversible(rule) for rule in lacking.values())
     dtypes = {name: places[step.targets[0]].dtype for step in alignment.steps for name in step.sources}
-    return {name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
+    return {name: TensorSpec(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
 
 
 def _lacks_values(rule: Rule) -> bool:

@@ -20,14 +20,14 @@ from porting.notation.name import Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
-from porting.origin import ANY_DTYPE, PlannedTensor
+from porting.origin import ANY_DTYPE
 from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import made_by
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
-from porting.plan.recipe import Described, made_dtype
+from porting.plan.recipe import Described, TensorSpec, made_dtype
 from porting.plan.ties import present
 from porting.target import Slot
 
@@ -185,6 +185,4 @@ def sources_of(
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
         dtypes = {**{name: became.get(tensor.dtype, tensor.dtype) for name, tensor in recorded.items()}, **dtypes}
-    return {
-        name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in source_shapes.items()
-    }
+    return {name: TensorSpec(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in source_shapes.items()}

@@ -29,6 +29,14 @@ class Described(Protocol):
         """Its dtype."""
 
 
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor that nothing holds."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class Tensors(Protocol):
     """Descriptions of tensors by their names."""
 

@@ -23,6 +23,7 @@ from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
+from porting.plan.recipe import TensorSpec
 from porting.trials.derived_inputs import NAMES, source_of, with_derived
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS
 from porting.trials.padding import DECODER_MASK, MASK
@@ -379,7 +380,7 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     faults += alignment.faults
     if faults:
         raise VerifyError(faults)
-    shapes = {name: _Shaped(shape) for name, shape in targets.items()}
+    shapes = {name: TensorSpec(shape, torch.long) for name, shape in targets.items()}
     given: dict[str, Tensor] = {}
     for step in alignment.steps:
         for point, value in forward(step, shapes, inputs.__getitem__):
@@ -388,12 +389,6 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
             same = own.shape == value.shape and torch.equal(own, value)
             given[name] = _mask(own if same else value, kind, dtype)  # as it lies in memory
     return given
-
-
-@dataclass(frozen=True)
-class _Shaped:
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.long
 
 
 def _shape(rule: Rule, sources: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

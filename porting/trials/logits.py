@@ -18,6 +18,7 @@ from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.table import Table
 from porting.plan.align import align
 from porting.plan.move import backward
+from porting.plan.recipe import TensorSpec
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, is_returned, leaves, output_of, points, select, split
 from porting.trials.returned import layouts
@@ -227,12 +228,6 @@ def _laid_out(value: Tensor, shape: tuple[int, ...], *, last: bool) -> Tensor | 
     return None
 
 
-@dataclass(frozen=True)
-class _Shaped:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def _carried_back(value: Tensor, shape: tuple[int, ...], rule: Rule) -> Tensor | None:
     """The reference's tensor from the port's, by a probe read from right to left; zeros where the port has none."""
     source, target = (term.key.spell({}) for term in (rule.sources[0], rule.targets[0]))
@@ -240,7 +235,7 @@ def _carried_back(value: Tensor, shape: tuple[int, ...], rule: Rule) -> Tensor |
     found = align([rule], {source: shape}, {target: tuple(value.shape)})
     if found.faults or not found.steps:
         return None
-    given = {source: _Shaped(shape, value.dtype)}
+    given = {source: TensorSpec(shape, value.dtype)}
     return dict(backward(found.steps[0], given, lambda _: value))[source]
 
 

@@ -120,7 +120,7 @@ def _mended(
     for attempt, made in attempts if wrong else ():
         if time.thread_time() > until:
             break
-        left = cases[0].left_with(made(cases[0]), probes, _Hopeless(before, limits, wrong, together))
+        left = cases[0].left_with(made(cases[0]), probes, _hopeless(before, limits, wrong, together))
         right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
         if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
             continue
@@ -142,8 +142,13 @@ def _mended(
     return result
 
 
-class _Hopeless:
-    """Whether what a pass has shown so far of a change says that it is none to make, called with probe after probe.
+def _hopeless(
+    before: Mapping[Point, float],
+    limits: Mapping[Point, float],
+    wrong: Collection[Point],
+    together: Sequence[Collection[Point]],
+) -> Callable[[Point, float], bool]:
+    """What is called with probe after probe of a pass, and says whether these make the change none to make.
 
     Args:
         before: how far each probe is off without the change.
@@ -151,26 +156,18 @@ class _Hopeless:
         wrong: the probes that are to become right.
         together: those of them that only count together.
     """
+    open_ = {*wrong}
 
-    def __init__(
-        self,
-        before: Mapping[Point, float],
-        limits: Mapping[Point, float],
-        wrong: Collection[Point],
-        together: Sequence[Collection[Point]],
-    ) -> None:
-        self._before, self._limits = before, limits
-        self._open = {*wrong}
-        self._together = together
-
-    def __call__(self, point: Point, far: float) -> bool:
-        if far <= self._limits[point]:
+    def is_hopeless(point: Point, far: float) -> bool:
+        if far <= limits[point]:
             return False
-        if self._before.get(point, math.inf) <= self._limits[point]:
+        if before.get(point, math.inf) <= limits[point]:
             return True
-        self._open.discard(point)
-        self._open.difference_update(*(points for points in self._together if point in points))
-        return not self._open
+        open_.discard(point)
+        open_.difference_update(*(points for points in together if point in points))
+        return not open_
+
+    return is_hopeless
 
 
 def with_edits(
