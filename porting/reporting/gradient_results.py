@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from porting.tracing.dropout import DropoutMask
 from porting.tracing.measure import MEANING, luck
 
 
@@ -76,19 +77,6 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropoutSite:
-    """One place at which values are dropped in training.
-
-    Attributes:
-        rate: the share that is dropped, 0 to 1.
-    """
-
-    module: str
-    rate: float
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainMode:
     """Both models in training mode, in float64, with the same dropout masks.
 
@@ -103,8 +91,8 @@ class TrainMode:
     """
 
     sites: int = 0
-    missing: tuple[DropoutSite, ...] = ()
-    added: tuple[DropoutSite, ...] = ()
+    missing: tuple[DropoutMask, ...] = ()
+    added: tuple[DropoutMask, ...] = ()
     difference: float = 0.0
     bound: float = MEANING
     where: str = ""
