@@ -20,7 +20,6 @@ from porting.reporting.outcome import (
     DIFFERENT,
     FAITHFUL,
     IMPRECISE,
-    ITSELF,
     MOST_NAMED,
     UNPROVEN,
     Outcome,
@@ -31,6 +30,7 @@ from porting.reporting.outcome import (
 )
 from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
+from porting.tracing.float64 import ITSELF
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 
 NOTICEABLE = 100 * MEANING

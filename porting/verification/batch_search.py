@@ -23,6 +23,7 @@ from porting.tracing.trace import ARROW, Point
 from porting.trials.derived_inputs import source_of
 from porting.trials.inputs import Case
 from porting.trials.pairing import Pair
+from porting.trials.run import MakeSide
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
 from porting.verification.coverage import Observer
@@ -44,7 +45,6 @@ ROWS = tuple(range(17, 1, -1))
 """Tokens in the rows of a batch that is there for the weights: many first tokens, for heads that read no others."""
 
 More = Callable[[str, Sequence[int]], Case]
-MakeSide = Callable[[Case], Side]
 
 
 @dataclass
