@@ -25,7 +25,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from porting.models import checks
-from porting.models.bert import Bert, BertEmbeddings, initialize
+from porting.models.bert import Bert, BertEmbeddings, BertOutput, initialize
 from porting.models.bert_config import BertConfig
 from porting.models.bert_heads import (
     BertForMaskedLM,
@@ -34,6 +34,7 @@ from porting.models.bert_heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertMaskedLMHead,
+    BertWithHead,
 )
 
 __all__ = [
@@ -149,36 +150,20 @@ class AlbertPreTrainingOutput(NamedTuple):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class AlbertForPreTraining(nn.Module):
+class AlbertForPreTraining(BertWithHead[AlbertPreTrainingOutput]):
     """Both pre-training tasks: masked language modelling and the order of two segments (section 3.1)."""
 
+    encoder_class = Albert
+
     def __init__(self, *, config: AlbertConfig) -> None:
-        super().__init__()
-        self.bert = Albert(config=config)
+        super().__init__(config=config, pooler=True)
         self.mlm = FactorizedMaskedLMHead(config=config)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.sop = nn.Linear(config.hidden_size, config.num_labels)
         initialize(nn.ModuleList([self.mlm, self.sop]), std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> AlbertPreTrainingOutput:
-        """Compute the MLM and the sentence-order logits."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> AlbertPreTrainingOutput:
+        """The MLM and the sentence-order logits."""
         mlm_logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         sop_logits = self.sop(self.dropout(encoded.pooled))  # [b num_labels]
         return AlbertPreTrainingOutput(mlm_logits, sop_logits, encoded.hidden_states, encoded.attentions)

@@ -15,13 +15,13 @@ of fine-tuning (section 3.2). Reference: google-research/bert, ``run_pretraining
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.models.bert import Bert, initialize
+from porting.models.bert import Bert, BertOutput, initialize
 from porting.models.bert_config import ACTIVATIONS, BertConfig
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "BertLogits",
     "BertPreTrainingOutput",
     "BertSpanOutput",
+    "BertWithHead",
 ]
 
 
@@ -68,7 +69,7 @@ class BertPreTrainingOutput(NamedTuple):
 
 
 class BertLogits(NamedTuple):
-    """What the models with one kind of logits return; each model's ``forward`` says their shape."""
+    """What the models with one kind of logits return; each model's ``read`` says their shape."""
 
     logits: Tensor
     hidden_states: tuple[Tensor, ...] | None = None  # as in BertOutput
@@ -84,18 +85,22 @@ class BertSpanOutput(NamedTuple):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class BertForPreTraining(nn.Module):
-    """Both pre-training tasks: masked language modelling and next sentence prediction (section 3.1)."""
+Output = TypeVar("Output")
+
+
+class BertWithHead(nn.Module, Generic[Output]):
+    """The encoder with a head: a subclass adds the head's parts and :meth:`read`.
+
+    Args:
+        config: the hyperparameters.
+        pooler: whether the head needs one.
+    """
 
     encoder_class: ClassVar[type[Bert]] = Bert
-    head_class: ClassVar[type[BertMaskedLMHead]] = BertMaskedLMHead
 
-    def __init__(self, *, config: BertConfig) -> None:
+    def __init__(self, *, config: BertConfig, pooler: bool) -> None:
         super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=True)
-        self.mlm = self.head_class(config=config)
-        self.nsp = nn.Linear(config.hidden_size, 2)
-        initialize(nn.ModuleList([self.mlm, self.nsp]), std=config.initializer_range)
+        self.bert = self.encoder_class(config=config, pooler=pooler)
 
     def forward(
         self,
@@ -106,9 +111,9 @@ class BertForPreTraining(nn.Module):
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-    ) -> BertPreTrainingOutput:
-        """Compute the MLM and the NSP logits."""
-        encoded = self.bert(
+    ) -> Output:
+        """Encode a batch, and compute the logits; the inputs are those of ``bert.py``."""
+        encoded: BertOutput = self.bert(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -116,157 +121,95 @@ class BertForPreTraining(nn.Module):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+        return self.read(encoded)
+
+    def read(self, encoded: BertOutput) -> Output:
+        """The logits of what was encoded, with its hidden states and attentions."""
+        raise NotImplementedError
+
+
+class BertForPreTraining(BertWithHead[BertPreTrainingOutput]):
+    """Both pre-training tasks: masked language modelling and next sentence prediction (section 3.1)."""
+
+    head_class: ClassVar[type[BertMaskedLMHead]] = BertMaskedLMHead
+
+    def __init__(self, *, config: BertConfig) -> None:
+        super().__init__(config=config, pooler=True)
+        self.mlm = self.head_class(config=config)
+        self.nsp = nn.Linear(config.hidden_size, 2)
+        initialize(nn.ModuleList([self.mlm, self.nsp]), std=config.initializer_range)
+
+    def read(self, encoded: BertOutput) -> BertPreTrainingOutput:
+        """The MLM and the NSP logits."""
         mlm_logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         nsp_logits = self.nsp(encoded.pooled)  # [b 2]
         return BertPreTrainingOutput(mlm_logits, nsp_logits, encoded.hidden_states, encoded.attentions)
 
 
-class BertForMaskedLM(nn.Module):
+class BertForMaskedLM(BertWithHead[BertLogits]):
     """Masked language modelling (section 3.1, task 1)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
     head_class: ClassVar[type[BertMaskedLMHead]] = BertMaskedLMHead
 
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=False)
+        super().__init__(config=config, pooler=False)
         self.mlm = self.head_class(config=config)
         initialize(self.mlm, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b s v]."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b s v]."""
         logits = encoded.at_tokens(self.mlm, self.bert.embeddings.word.weight)  # [b s v]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class BertForNextSentencePrediction(nn.Module):
+class BertForNextSentencePrediction(BertWithHead[BertLogits]):
     """Does sentence B follow sentence A (section 3.1, task 2)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
-
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=True)
+        super().__init__(config=config, pooler=True)
         self.nsp = nn.Linear(config.hidden_size, 2)
         initialize(self.nsp, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b 2]: class 0 = B follows A, class 1 = it does not."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b 2]: class 0 = B follows A, class 1 = it does not."""
         return BertLogits(self.nsp(encoded.pooled), encoded.hidden_states, encoded.attentions)  # [b 2]
 
 
-class BertForSequenceClassification(nn.Module):
+class BertForSequenceClassification(BertWithHead[BertLogits]):
     """One label for the whole input (section 4.1)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
-
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=True)
+        super().__init__(config=config, pooler=True)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         initialize(self.classifier, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b num_labels]."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b num_labels]."""
         logits = self.classifier(self.dropout(encoded.pooled))  # [b num_labels]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class BertForTokenClassification(nn.Module):
+class BertForTokenClassification(BertWithHead[BertLogits]):
     """One label for each token (section 5.3)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
-
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=False)
+        super().__init__(config=config, pooler=False)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         initialize(self.classifier, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b s num_labels]."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b s num_labels]."""
         logits = self.classifier(self.dropout(encoded.last_hidden_state))  # [b s num_labels]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class BertForMultipleChoice(nn.Module):
+class BertForMultipleChoice(BertWithHead[BertLogits]):
     """The best of c continuations, each encoded with the same beginning (section 4.4)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
-
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=True)
+        super().__init__(config=config, pooler=True)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, 1)
         initialize(self.classifier, std=config.initializer_range)
@@ -289,35 +232,15 @@ class BertForMultipleChoice(nn.Module):
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class BertForQuestionAnswering(nn.Module):
+class BertForQuestionAnswering(BertWithHead[BertSpanOutput]):
     """Where in the text the answer starts and where it ends (section 4.2)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
-
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=False)
+        super().__init__(config=config, pooler=False)
         self.span = nn.Linear(config.hidden_size, 2)
         initialize(self.span, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertSpanOutput:
-        """Return logits [b s] for the answer's first token and [b s] for its last."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertSpanOutput:
+        """Logits [b s] for the answer's first token and [b s] for its last."""
         start_logits, end_logits = self.span(encoded.last_hidden_state).unbind(-1)  # [b s], [b s]
         return BertSpanOutput(start_logits, end_logits, encoded.hidden_states, encoded.attentions)

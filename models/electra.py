@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from porting.models import checks
 from porting.models.albert import FactorizedConfig, FactorizedEmbeddings, FactorizedMaskedLMHead
-from porting.models.bert import Bert, BertPooler, initialize
+from porting.models.bert import Bert, BertOutput, BertPooler, initialize
 from porting.models.bert_config import ACTIVATIONS
 from porting.models.bert_heads import (
     BertForMaskedLM,
@@ -31,6 +31,7 @@ from porting.models.bert_heads import (
     BertForQuestionAnswering,
     BertForTokenClassification,
     BertLogits,
+    BertWithHead,
 )
 from porting.models.roberta import RobertaClassificationHead, RobertaForSequenceClassification
 
@@ -104,34 +105,18 @@ class ElectraDiscriminatorHead(nn.Module):
         return logits.squeeze(-1)
 
 
-class ElectraForPreTraining(nn.Module):
+class ElectraForPreTraining(BertWithHead[BertLogits]):
     """The discriminator (section 3.1)."""
 
+    encoder_class = Electra
+
     def __init__(self, *, config: ElectraConfig) -> None:
-        super().__init__()
-        self.bert = Electra(config=config)
+        super().__init__(config=config, pooler=False)
         self.discriminator = ElectraDiscriminatorHead(config=config)
         initialize(self.discriminator, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b s], above 0 for a token that was replaced; the inputs are those of ``bert.py``."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b s], above 0 for a token that was replaced."""
         logits = self.discriminator(encoded.last_hidden_state)  # [b s]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 

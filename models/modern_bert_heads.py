@@ -12,11 +12,13 @@ torch.Size([2, 4, 30])
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.models.bert import initialize
+from porting.models.bert import BertOutput, initialize
 from porting.models.bert_config import ACTIVATIONS
 from porting.models.bert_heads import BertLogits, BertSpanOutput
 from porting.models.modern_bert import ModernBert, norm
@@ -75,14 +77,16 @@ class Classifier(nn.Module):
         return logits
 
 
-class ModernBertForMaskedLM(nn.Module):
-    """Masked language modelling (section 2.2.1)."""
+Output = TypeVar("Output")
+
+
+class ModernBertWithHead(nn.Module, Generic[Output]):
+    """The encoder with a head: a subclass adds what follows the head's beginning, and :meth:`read`."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
         super().__init__()
         self.bert = ModernBert(config=config)
         self.head = ModernBertHead(config=config)
-        self.decoder = TiedDecoder(config=config)
 
     def forward(
         self,
@@ -91,43 +95,44 @@ class ModernBertForMaskedLM(nn.Module):
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b s v]."""
-        encoded = self.bert(
+    ) -> Output:
+        """Encode a batch, and compute the logits."""
+        encoded: BertOutput = self.bert(
             input_ids,
             attention_mask,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+        return self.read(encoded, attention_mask)
+
+    def read(self, encoded: BertOutput, attention_mask: Tensor | None) -> Output:
+        """The logits of what was encoded, with its hidden states and attentions."""
+        raise NotImplementedError
+
+
+class ModernBertForMaskedLM(ModernBertWithHead[BertLogits]):
+    """Masked language modelling (section 2.2.1)."""
+
+    def __init__(self, *, config: ModernBertConfig) -> None:
+        super().__init__(config=config)
+        self.decoder = TiedDecoder(config=config)
+
+    def read(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertLogits:
+        """Logits [b s v]."""
         logits = self.decoder(self.head(encoded.last_hidden_state), self.bert.embeddings.word.weight)  # [b s v]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class ModernBertForSequenceClassification(nn.Module):
+class ModernBertForSequenceClassification(ModernBertWithHead[BertLogits]):
     """One label for the whole input, read from its first token or from the mean of all (``classifier_pooling``)."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
-        super().__init__()
+        super().__init__(config=config)
         self.mean = config.classifier_pooling == "mean"
-        self.bert = ModernBert(config=config)
-        self.head = ModernBertHead(config=config)
         self.classifier = Classifier(config=config, labels=config.num_labels)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b num_labels]."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertLogits:
+        """Logits [b num_labels]."""
         hidden = encoded.last_hidden_state  # [b s e]
         pooled = mean(hidden, attention_mask) if self.mean else hidden[:, 0]  # [b e]
         return BertLogits(self.classifier(self.head(pooled)), encoded.hidden_states, encoded.attentions)
@@ -141,30 +146,15 @@ def mean(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)  # [b e]
 
 
-class ModernBertForTokenClassification(nn.Module):
+class ModernBertForTokenClassification(ModernBertWithHead[BertLogits]):
     """One label for each token."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
-        super().__init__()
-        self.bert = ModernBert(config=config)
-        self.head = ModernBertHead(config=config)
+        super().__init__(config=config)
         self.classifier = Classifier(config=config, labels=config.num_labels)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b s num_labels]."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertLogits:
+        """Logits [b s num_labels]."""
         logits = self.classifier(self.head(encoded.last_hidden_state))  # [b s num_labels]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
@@ -185,14 +175,12 @@ def first(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), places]
 
 
-class ModernBertForMultipleChoice(nn.Module):
+class ModernBertForMultipleChoice(ModernBertWithHead[BertLogits]):
     """The best of c continuations, each encoded with the same beginning."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
-        super().__init__()
+        super().__init__(config=config)
         self.mean = config.classifier_pooling == "mean"
-        self.bert = ModernBert(config=config)
-        self.head = ModernBertHead(config=config)
         self.classifier = Classifier(config=config, labels=1)
 
     def forward(
@@ -217,29 +205,14 @@ class ModernBertForMultipleChoice(nn.Module):
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)
 
 
-class ModernBertForQuestionAnswering(nn.Module):
+class ModernBertForQuestionAnswering(ModernBertWithHead[BertSpanOutput]):
     """Where in the text the answer starts and where it ends."""
 
     def __init__(self, *, config: ModernBertConfig) -> None:
-        super().__init__()
-        self.bert = ModernBert(config=config)
-        self.head = ModernBertHead(config=config)
+        super().__init__(config=config)
         self.classifier = Classifier(config=config, labels=2)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertSpanOutput:
-        """Return logits [b s] for the answer's first token and [b s] for its last."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput, attention_mask: Tensor | None) -> BertSpanOutput:
+        """Logits [b s] for the answer's first token and [b s] for its last."""
         start_logits, end_logits = self.classifier(self.head(encoded.last_hidden_state)).unbind(-1)  # [b s], [b s]
         return BertSpanOutput(start_logits, end_logits, encoded.hidden_states, encoded.attentions)

@@ -22,9 +22,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from porting.models.bert import Bert, initialize
+from porting.models.bert import BertOutput, initialize
 from porting.models.bert_config import BertConfig
-from porting.models.bert_heads import BertLogits
+from porting.models.bert_heads import BertLogits, BertWithHead
 
 __all__ = ["RobertaClassificationHead", "RobertaForSequenceClassification"]
 
@@ -48,36 +48,17 @@ class RobertaClassificationHead(nn.Module):
         return logits
 
 
-class RobertaForSequenceClassification(nn.Module):
+class RobertaForSequenceClassification(BertWithHead[BertLogits]):
     """One label for the whole input (section 5.1)."""
 
-    encoder_class: ClassVar[type[Bert]] = Bert
     head_class: ClassVar[type[RobertaClassificationHead]] = RobertaClassificationHead
 
     def __init__(self, *, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = self.encoder_class(config=config, pooler=False)
+        super().__init__(config=config, pooler=False)
         self.classifier = self.head_class(config=config)
         initialize(self.classifier, std=config.initializer_range)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> BertLogits:
-        """Return logits [b num_labels]; the inputs are those of ``bert.py``."""
-        encoded = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+    def read(self, encoded: BertOutput) -> BertLogits:
+        """Logits [b num_labels]."""
         logits = self.classifier(encoded.last_hidden_state)  # [b num_labels]
         return BertLogits(logits, encoded.hidden_states, encoded.attentions)

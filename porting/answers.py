@@ -32,7 +32,6 @@ class Word:
     """A token of a text as a page shows it.
 
     Attributes:
-        text: its spelling.
         special: whether the tokenizer added it.
         probability: what the model gave it, 0 to 1; None for a token that was given to the model.
     """
@@ -47,7 +46,6 @@ class Prediction:
     """One prediction of a model.
 
     Attributes:
-        title: what is predicted.
         guesses: the likeliest first.
         place: the number of the word that it is about; None where it is about all of them.
     """
@@ -63,7 +61,6 @@ class Answer(ABC):
 
     Attributes:
         words: the tokens, special ones included.
-        model: the model in words.
     """
 
     words: tuple[Word, ...]

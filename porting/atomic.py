@@ -42,7 +42,6 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     """Refuse a destination before anything is written.
 
     Args:
-        path: what is to be made.
         overwrite: whether something that stands there may be replaced.
         sources: what the new files are made from; they are never overwritten, and nothing is written into
             them.
@@ -172,7 +171,6 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
         folder: the folder that it was made in.
-        path: the destination.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
 
@@ -220,14 +218,8 @@ def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: i
     """Refuse to go on where another file or directory was put at the name of a temporary one.
 
     Args:
-        parent: the folder that both are in.
-        name: the name.
         lock: a descriptor of what was made, which holds the lock.
-        path: the destination.
         opened: a descriptor of what was opened by the name; None for what stands there now.
-
-    Raises:
-        CheckpointError: they are not the same.
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
     if not os.path.samestat(status, os.fstat(lock)):
@@ -321,7 +313,6 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
     """Open a temporary file: it becomes ``path`` when the block succeeds and is removed when it fails.
 
     Args:
-        path: the file to be made.
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
         overwrite: whether it may take the place of what stands there.
     """

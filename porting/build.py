@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import get_ident
@@ -64,10 +64,6 @@ _LAYERS = re.compile(r"(?!max_)(.*_)?(layers?|depth)")
 
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
     """The limits for a module that a checkpoint of these tensors is loaded into.
-
-    Args:
-        tensors: the checkpoint's.
-        config: its config.
 
     Raises:
         TargetError: the config asks for more layers than these tensors can be meant for.
@@ -144,7 +140,6 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
     """Build the module with the weights that its builder gives it.
 
     Args:
-        make: builds the module.
         within: how large it may become.
 
     Raises:
@@ -345,15 +340,11 @@ def _predicted_bytes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     try:
         made = func(
             *(argument.to("meta") if isinstance(argument, Tensor) else argument for argument in args),
-            **{**kwargs, **_on_meta(tensors)},
+            **{**kwargs, **({} if tensors else {"device": "meta"})},
         )
     except Exception:  # noqa: BLE001  # any function of torch may fail on the meta device; it is then called as it is
         return 0
     return made.nbytes if isinstance(made, Tensor) else 0
-
-
-def _on_meta(tensors: Sequence[Tensor]) -> dict[str, object]:
-    return {} if tensors else {"device": "meta"}
 
 
 @contextmanager

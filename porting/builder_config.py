@@ -18,15 +18,11 @@ from torch import nn
 from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.frames import is_installed, users_line
-from porting.target import TargetError
+from porting.target import TargetError, signature_parameters
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A builder reads a field that its config does not have.
-
-    Attributes:
-        field: what it reads.
-    """
+    """A builder reads a field that its config does not have."""
 
     def __init__(self, field: str) -> None:
         super().__init__(f"the config has no field {field!r}")
@@ -95,9 +91,7 @@ def call(
     named after gets the config.
 
     Args:
-        into: builds a module.
         config: makes the target's config.
-        fields: the same, field by field.
         within: how large the module may become.
         stored: the checkpoint's own config, for messages; None where there is none.
 
@@ -131,10 +125,6 @@ def config_class(into: Callable[..., object], parameter: str) -> type | None:
     """The class that a builder's parameter is annotated with, if it can be a config.
 
     Its own defaults are what a checkpoint does not say: ``multiple_of: int = 256``.
-
-    Args:
-        into: what builds a module.
-        parameter: the name of its parameter for the config.
     """
     maker = inspect.unwrap(into)
     maker = maker.__init__ if isinstance(maker, type) else maker  # type: ignore[misc]  # of a class, not of an instance
@@ -194,8 +184,6 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
     ``CONFIG = {"drop_rate": 0.1}``, a property of a config class.
 
     Args:
-        into: what builds the module.
-        name: the field.
         known: the fields that the config has, in the builder's words; what has none of them is no config of it.
         config: what the builder reads from, of which a property is computed.
 
@@ -259,15 +247,15 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
     """Make the target's config from its fields.
 
     Args:
-        make: its class.
-        fields: the fields.
         where: the file they come from, for messages.
 
     Raises:
         TargetError: the class has no such field, or refuses a value.
     """
     parameters = parameters_of(make)
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in _signature(make))
+    open_ended = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature_parameters(make).values()
+    )
     unknown = [] if open_ended else [name for name in fields if name not in parameters]
     if unknown:
         name = getattr(make, "__name__", str(make))
@@ -288,11 +276,4 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
 def parameters_of(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or a function by name, except ``*args`` and ``**kwargs``."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {parameter.name: parameter for parameter in _signature(make) if parameter.kind not in variadic}
-
-
-def _signature(make: Callable[..., object]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(make).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have none
-        return []
+    return {name: one for name, one in signature_parameters(make).items() if one.kind not in variadic}

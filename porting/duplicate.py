@@ -18,7 +18,6 @@ def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Mo
     lock or an open file, the copy has in common with the original; a tensor that has a history is copied without it.
 
     Args:
-        module: what is copied.
         memo: as for :func:`copy.deepcopy`: id -> what stands for that object in the copy.
 
     Raises:

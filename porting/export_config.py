@@ -24,7 +24,6 @@ def exported_config(
     Args:
         module, config, architecture: as for :func:`porting.export`.
         origin: what the module is, and which checkpoint it follows.
-        tensors: what is written, by name.
 
     Raises:
         TargetError: nothing says the config.
@@ -78,8 +77,6 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
     """A complete config: the passed one, or the target's, translated through the table.
 
     Args:
-        module: the module to write.
-        table: its fields.
         config: the config that the user passed: a mapping, an object, or None.
 
     Raises:

@@ -56,9 +56,6 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
 def check_directory_name(path: Path) -> None:
     """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors.
 
-    Args:
-        path: the destination.
-
     Raises:
         CheckpointError: it has such a name, and is no directory so far.
     """
@@ -232,7 +229,6 @@ def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
 
     Args:
         raw: the text of a ``config.json``.
-        changes: new values, by field.
     """
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():

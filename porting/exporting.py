@@ -187,11 +187,7 @@ def export(
 
 
 def _require_followed(checkpoint: Checkpoint | None) -> Checkpoint:
-    """The followed checkpoint, which a sharded module must have.
-
-    Raises:
-        TargetError: there is none.
-    """
+    """The followed checkpoint, which a sharded module must have."""
     if checkpoint is None:
         message = "the module is spread over processes, which together write files like those that it came from"
         hint = Message(
@@ -212,11 +208,7 @@ def _from_shards(
     to: str | None,
     overwrite: bool,
 ) -> Exported:
-    """Write a sharded module from all its processes, into files like those that it was loaded from.
-
-    Raises:
-        TargetError: it follows no checkpoint, or is to become another one than that.
-    """
+    """Write a sharded module from all its processes, into files like those that it was loaded from."""
     checkpoint = _require_followed(None if origin.changed else origin.checkpoint)
     dtypes = _dtypes(module, origin.plan, checkpoint)
     if dtype is not None:
@@ -268,11 +260,7 @@ def _dtypes(module: nn.Module, plan: Plan, checkpoint: Checkpoint) -> dict[str, 
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:
-    """The module's tensors by name.
-
-    Raises:
-        TargetError: some cannot be written.
-    """
+    """The module's tensors by name."""
     values = {name: tensor.detach() for name, tensor in named_tensors(module)}
     reasons = {name: _unwritable(tensor) for name, tensor in values.items()}
     faults = [

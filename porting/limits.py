@@ -439,10 +439,6 @@ _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89
 def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:
     """The product of the parts, the last changing first; charged as members.
 
-    Args:
-        parts: the values of each part.
-        where: what they are of, for messages.
-
     Raises:
         LimitError: there are more than are left.
 

@@ -171,9 +171,7 @@ class Fitted:
 
     Attributes:
         module: the module; if it was built here, it is in eval mode and its weights are on the meta device.
-        plan: what goes where.
         architecture: what it stands for, if the table names any.
-        make: builds the module.
     """
 
     module: nn.Module
@@ -216,8 +214,6 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
-        plan: what goes where.
-        checkpoint: the source of the plan.
         own: copy all values, so that none is a view of a file.
 
     Raises:
@@ -259,7 +255,6 @@ def maker(
     holds.
 
     Args:
-        table: names the modules.
         checkpoint: the checkpoint to load; only its names, shapes and config are read.
         into: the user's module, or what builds it; None for the table's own.
         architecture: one of the table's, if the user chose it.
@@ -296,10 +291,6 @@ def maker(
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
     """Require that the tensors that are dropped have the value that the table states, bit for bit.
 
-    Args:
-        plan: the plan that drops them.
-        checkpoint: the source of the plan.
-
     Raises:
         PlanError: some do not.
     """
@@ -313,6 +304,8 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits, so that a NaN equals itself and 0.0 is not -0.0."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
+    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride():
+        return True
     integers = INTEGERS.get(first.itemsize, torch.uint8)
     first, second = (tensor.detach().contiguous().reshape(-1).view(integers) for tensor in (first, second))
     return torch.equal(first, second)
@@ -324,7 +317,6 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
     Args:
         plan: says which tensors are new or computed.
         make: builds the module; called only if there are such tensors.
-        values: all other tensors, by name.
 
     Returns:
         The tensors by name.
@@ -339,11 +331,7 @@ def initialised(plan: Plan, make: Callable[[], nn.Module], values: Mapping[str, 
 
 
 def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Require that a passed module has values for all tensors that the checkpoint does not fill.
-
-    Raises:
-        TargetError: it is on the meta device and would stay there in part.
-    """
+    """Require that a passed module has values for all tensors that the checkpoint does not fill."""
     filled = {id(tensor) for name, tensor in named_tensors(module) if name in values}
     tensors = [*module.named_parameters(), *module.named_buffers()]
     empty = [name for name, tensor in tensors if tensor.is_meta and id(tensor) not in filled]
@@ -362,12 +350,6 @@ def choose_architecture(
     """The given architecture, or the one that covers most of a checkpoint.
 
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
-
-    Args:
-        table: the table.
-        tensors: the names of the checkpoint's tensors.
-        config: its config.
-        architecture: the one that is asked for.
 
     Raises:
         TargetError: the table has no such architecture, or none at all.
@@ -395,12 +377,7 @@ def choose_architecture(
 
 
 def recognise_architecture(table: Table, module: nn.Module | type[nn.Module]) -> Architecture | None:
-    """The architecture of a module or class: one that the table names, or a subclass of one.
-
-    Args:
-        table: the table.
-        module: the module, or its class.
-    """
+    """The architecture of a module or class: one that the table names, or a subclass of one."""
     targets = {entry.target: entry for entry in table.architectures}
     kind = module if isinstance(module, type) else type(module)
     paths = (f"{base.__module__}:{base.__qualname__}" for base in kind.__mro__)
@@ -412,8 +389,6 @@ class Provenance:
     """The origin of a module's weights.
 
     Attributes:
-        checkpoint: the checkpoint.
-        plan: what went where.
         architecture: the table's architecture that the module is or, for a module of the user's own, that the
             checkpoint holds; None when the table has none.
         nbytes_read: the bytes that this process read for its shards; None for a module that is whole, whose weights

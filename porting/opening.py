@@ -49,9 +49,7 @@ class Opened:
     """A regular file that was opened for reading; the owner closes the descriptor.
 
     Attributes:
-        path: what it was asked for by.
         where: its name in messages.
-        descriptor: the open file.
         status: the state of the file that all its bytes were read in.
         holds: whether the file at a descriptor still has the bytes that were read; the second argument says that it
             has no name any more.  None where that is not known.
@@ -90,7 +88,6 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
     """Open a file that the user named: links to it are followed.
 
     Args:
-        path: the file.
         where: its name in messages; the path if empty.
         limit: the most bytes that it may have.
 
@@ -116,7 +113,6 @@ class Folder:
             be no link.
 
     Attributes:
-        path: its path when it was opened.
         descriptor: what its files are opened relative to.
 
     Raises:
@@ -202,7 +198,6 @@ class Folder:
         """Open a file in it.
 
         Args:
-            name: its plain name.
             limit: the most bytes that it may have.
 
         Raises:
@@ -339,7 +334,6 @@ def remove_directory(name: str, folder: int) -> None:
     empty is emptied into the outermost one: what lay in it is removed from there.
 
     Args:
-        name: the directory.
         folder: the descriptor of the folder that it lies in.
 
     Raises:
@@ -389,12 +383,7 @@ def _names_in(directory: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Member:
-    """A file of a folder that is opened when it is needed.
-
-    Attributes:
-        folder: the folder.
-        name: its name there.
-    """
+    """A file of a folder that is opened when it is needed."""
 
     folder: Folder
     name: str

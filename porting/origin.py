@@ -22,20 +22,12 @@ from porting.plan.fault_grouping import group_alike, listed
 from porting.plan.inferred_source import a_like, imagine
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, Plan, PlanError
-from porting.plan.recipe import Described
+from porting.plan.recipe import Described, TensorSpec
 from porting.tables import find_table, shipped
 from porting.target import slots
 
 ANY_DTYPE = torch.float32
 """The dtype for :func:`check` if the checkpoint has none that binds the module: it declares a cast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTensor:
-    """A tensor to be written."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +66,6 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     """Find the table: the given one, the one that the module was loaded through, or one that names its class.
 
     Args:
-        module: the module to write.
         table: the table that the user gave; None to find it.
         like: the checkpoint to follow; None for none.
 
@@ -104,9 +95,6 @@ def follow(
     """Follow a checkpoint: use its names, and its values for what the module does not hold.
 
     Args:
-        module: the module that is exported.
-        table: the table.
-        checkpoint: the checkpoint.
         architecture: what the result is to be called; None to go by the module's class and by what is written.
         fresh: leave new parameters out that no rule gives a name in a checkpoint.
 
@@ -151,15 +139,12 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
     """Require that every new tensor of the module has a rule that gives it a name in a checkpoint.
 
     Args:
-        table: the table.
-        names: new tensors of the module.
         fresh: such tensors may be left out.
 
     Raises:
         PlanError: there are some, and they may not.
     """
-    terms = [term for rule in table.rules for term in rule.targets]
-    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.target_prefix)
+    matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
         raise PlanError(_unnamed_faults(table, found))
@@ -184,9 +169,6 @@ def _architecture(
 
     Asked for, or known by the module's class; else what the checkpoint is; else, when tensors are ``written`` that the
     checkpoint has not, what these show.
-
-    Raises:
-        TargetError: the table has no such architecture.
     """
     declared = checkpoint.config.get("architectures")
     declared = declared if isinstance(declared, list) else []
@@ -212,9 +194,6 @@ def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], 
     """Follow no checkpoint: use the table's names, in their first spelling.
 
     Args:
-        module: the module that is exported.
-        table: the table.
-        config: the config that is to be written.
         architecture: what the result is to be called; None to go by the module's class and by what is written.
 
     Raises:
@@ -258,11 +237,7 @@ def _has_loaded_tensors(module: nn.Module, plan: Plan) -> bool:
 def _infer_sources(
     table: Table, module: nn.Module, names: Iterable[str], config: Mapping[str, object]
 ) -> dict[str, Described]:
-    """The checkpoint's tensors that the module's tensors of these names are written to.
-
-    Raises:
-        PlanError: a name, a shape or a value follows from nothing; carries all faults.
-    """
+    """The checkpoint's tensors that the module's tensors of these names are written to."""
     places = slots(module)
     wanted = {name: places[name] for name in names}
     known, faults = sizes(table, config)
@@ -274,7 +249,7 @@ def _infer_sources(
     if lacking:
         raise PlanError(_irreversible(rule) for rule in lacking.values())
     dtypes = {name: places[step.targets[0]].dtype for step in alignment.steps for name in step.sources}
-    return {name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
+    return {name: TensorSpec(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in shapes.items()}
 
 
 def _lacks_values(rule: Rule) -> bool:
@@ -293,11 +268,9 @@ def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str
 
     Args:
         names: tensors by the names that the table spells.
-        table: its prefix.
         others: names whose spelling decides.
     """
-    terms = [term for rule in table.rules for term in rule.sources]
-    matcher = Matcher([((number, 0), term.key) for number, term in enumerate(terms)], table.prefix)
+    matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.sources), table.prefix)
     others = list(others)
     bare = bool(others) and not any(name.startswith(table.prefix) for name in others)
     found = {}

@@ -44,7 +44,7 @@ _TYPES = {
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 _NAMES = {code: name for name, code in _TYPES.items()}
-_KIND = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
+NUMBERED = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
 _X64 = "in JAX: jax.config.update('jax_enable_x64', True) before anything is computed"
 
 
@@ -60,7 +60,6 @@ class RecordedArrays:
         inputs: for each batch, argument -> array.
         weights: name -> array; empty unless the recording was made with weights.
         points: kind (``"float64"``, ``"float32"``, ``"float32 isolated"``, ...) -> for each batch, point -> array.
-        metadata: what is said of it.
     """
 
     inputs: tuple[dict[str, np.ndarray], ...]
@@ -118,11 +117,7 @@ def save_recording(
     ]
     if faults:
         raise RecordingError(faults)
-    arrays = {
-        f"{INPUTS}/{number}/{name}": array for number, batch in enumerate(batches) for name, array in batch.items()
-    }
-    for kind, runs in computed.items():
-        arrays |= {f"{kind}/{number}/{name}": array for number, run in enumerate(runs) for name, array in run.items()}
+    arrays = numbered({INPUTS: batches, **computed})
     metadata = {"format": FORMAT, "version": VERSION, **({"reference": reference} if reference else {})}
     _write(path, arrays, metadata, overwrite=overwrite)
     return path
@@ -163,7 +158,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
     weights: dict[str, np.ndarray] = {}
     runs: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for name, array in arrays.items():
-        found = _KIND.fullmatch(name)
+        found = NUMBERED.fullmatch(name)
         if found:
             runs.setdefault(found[1], {}).setdefault(int(found[2]), {})[found[3]] = array
         elif name.startswith(f"{WEIGHTS}/"):
@@ -187,6 +182,16 @@ def named(values: Values, prefix: str = "") -> dict[str, np.ndarray]:
     for name, value in values.items():
         found |= named(value, f"{prefix}.{name}" if prefix else str(name))
     return found
+
+
+def numbered(kinds: Mapping[str, Sequence[Mapping[str, Array]]]) -> dict[str, Array]:
+    """What a recording holds of each case, under its name there: ``KIND/CASE/NAME``."""
+    return {
+        f"{kind}/{number}/{name}": array
+        for kind, runs in kinds.items()
+        for number, run in enumerate(runs)
+        for name, array in run.items()
+    }
 
 
 def _each(values: Any) -> list[Any]:  # a batch or a sequence of batches
@@ -248,12 +253,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, 
 
 
 def _parsed(content: bytes, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the metadata of a safetensors file.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError: it is damaged.
-        LimitError: its header has more values than are left.
-    """
+    """The arrays and the metadata of a safetensors file."""
     (length,) = struct.unpack_from("<Q", content)
     if not 2 <= length <= min(len(content) - 8, MOST_HEADER):
         raise ValueError(f"a header of {length} bytes in a file of {len(content)}")

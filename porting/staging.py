@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import mul
 
@@ -22,12 +22,11 @@ from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import ByteSource, Readable
 from porting.checkpoint.layout import Extent
 from porting.errors import Code
-from porting.plan.clipping import clip_source, row_major
+from porting.plan.clipping import clip_source, row_major, split_by_axes
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
 from porting.plan.recipe import as_it_is
-from porting.plan.strided import through
 
 PIECE = 1 << 20
 """Bytes that are read at a time."""
@@ -65,7 +64,6 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
 
     Args:
         copy: a move of a plan; or a part of one that went through :func:`by_axes` before it was cut.
-        checkpoint: whose tensor is its source.
         verify: see that the checksums of the pieces are right, where they have any; for those that are read whole.
 
     Raises:
@@ -79,14 +77,41 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
             yield Stored(piece.file, piece.extent, part if stride is None else through(part, piece.sizes, stride))
 
 
+def through(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> Copy:
+    """The move with its source counted as it lies in the file, where that is not in row-major order, as a pickled view.
+
+    Args:
+        copy: the move, its source counted in row-major elements.
+        shape: the source's extents.
+        strides: steps of its axes in the file, in elements.
+
+    >>> moved = through(Copy("a", "b", (6,), 0, (1,), 0, (1,)), (2, 3), (1, 2))  # stored transposed
+    >>> moved.sizes, moved.source_strides, moved.target_strides
+    ((2, 3), (1, 2), (3, 1))
+    """
+    if copy.numel == 0:
+        return copy
+    rows = row_major(shape)
+    offset, rest = 0, copy.source_offset
+    for row, stride in zip(rows, strides, strict=True):
+        at, rest = divmod(rest, row)
+        offset += at * stride
+    turned = replace(copy, source_strides=copy.target_strides, target_strides=copy.source_strides)
+    directions = [
+        (size, step * stride, place)
+        for stride, digits in zip(strides, split_by_axes(turned, shape, rows), strict=True)
+        for size, step, place in digits
+    ]
+    directions += [(size, 0, place) for size, step, place in copy.directions if not step]
+    directions.sort(key=lambda one: (-one[2], -one[1]))  # not merged: each stays within one axis
+    sizes, theirs, ours = (tuple(one[part] for one in directions) for part in range(3))
+    return Copy(copy.source, copy.target, sizes, offset, theirs, copy.target_offset, ours)
+
+
 def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     """Rewrite a move so that each direction stays within one axis of its source, so that cuts of it fit pieces.
 
     A run over several axes that is cut somewhere is no box of them any more; runs along single axes are.
-
-    Args:
-        copy: a move of a plan.
-        checkpoint: the checkpoint that it reads.
     """
     pieces = checkpoint.pieces(copy.source, verify=False)
     if len(pieces) == 1 and pieces[0].extent.stride is None:
@@ -108,7 +133,6 @@ class MoveReader:
     """Reads what moves bring into windows, from the files of a checkpoint; for one thread.
 
     Args:
-        checkpoint: has the tensors that the moves read.
         staging: the buffer that is read into, 1-D, of bytes; one of its own when left out.
         sparing: read what is wanted and what lies between short runs near each other, and nothing else: no checksum of
             a chunk, which would take all of it.
@@ -116,7 +140,6 @@ class MoveReader:
             them, in the order in which they are read.
 
     Attributes:
-        checkpoint: the checkpoint.
         nbytes: the bytes that were read so far.
     """
 
@@ -167,8 +190,6 @@ class MoveReader:
         """Read the part of a move that lands in a window of its target.
 
         Args:
-            copy: the move.
-            where: the window.
             into: the memory of the window, in one row: long runs of its dtype are read there, and not given out.
 
         Yields:

@@ -35,7 +35,6 @@ def find_table(
     Args:
         table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), an entry
             of transformers' registry (``"transformers:mixtral"``), or None to choose by the config.
-        config: the checkpoint's config.
         tensors: the checkpoint's tensors, by which an entry of transformers' registry becomes a table; None for those
             that transformers itself would save.
         ported: the tensors that such a table writes, where only they are there.
@@ -107,7 +106,6 @@ def chosen_for(table: Table | str | Path | None, into: object, chosen: Table) ->
     Args:
         table: the table that the user gave; None if it was chosen.
         into: the user's module; None for the table's own.
-        chosen: the table in use.
     """
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,6 @@ class Slot:
 
     Attributes:
         name: its name in ``state_dict``.
-        shape, dtype: what it holds.
-        parameter: whether it is a parameter.
         built: whether it has values already (it is not on the meta device).
         same_as: the first name of the same tensor; its own name when it is not tied.
     """
@@ -73,12 +72,19 @@ def slots(module: nn.Module) -> dict[str, Slot]:
     return found
 
 
+def signature_parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function or a class by name; none where it has no signature, as some written in C."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
 def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module:
     """The module with default values for some arguments of its forward.
 
     Args:
         module: it stays as it is.
-        values: the arguments, by name.
 
     Returns:
         A module that shares its parameters, buffers and parts; the module itself where there are no values.
@@ -129,8 +135,6 @@ def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tu
     """The tensors in a value, in lists and in dictionaries, by name.
 
     Args:
-        name: the name of the value.
-        value: anything.
         deep: how many levels of lists and dictionaries are searched.
     """
     if isinstance(value, Tensor):
@@ -163,7 +167,6 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module; changed in place.
-        values: the new tensors, by name.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}
@@ -213,7 +216,6 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     """Import the object that ``package.file:name`` names.
 
     Args:
-        path: the import path.
         trust: also import what is not part of this library; without it a table can never run foreign code.
         config: it is the class of a module's config, and not a module, for messages.
 

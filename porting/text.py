@@ -129,10 +129,7 @@ class TextModel:
 
     Attributes:
         module: the model, float32, in eval mode.
-        tokenizer: the checkpoint's tokenizer.
-        table: the table that it was loaded through.
         config: the checkpoint's config, and what the table makes of it for the module.
-        where: the checkpoint, for messages.
         reader: finds the logits in what the module computes.
         folder: where the checkpoint lies; None when it is not on this machine.
     """
@@ -252,10 +249,6 @@ class TextModel:
 
     def logits(self, inputs: Mapping[str, Tensor], wanted: Wanted) -> Tensor:
         """Run the module and find its logits, in the reference's layout.
-
-        Args:
-            inputs: what the reference would be given.
-            wanted: their shape and names.
 
         Raises:
             LogitsError: the module gives no such tensor.

@@ -95,7 +95,6 @@ def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
 
     Args:
         directory: the checkpoint's directory; None when it has none on this machine.
-        where: the checkpoint, for messages.
 
     Raises:
         TokenizerError: there is none, or its files are not what they should be.

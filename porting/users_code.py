@@ -164,11 +164,7 @@ def _elsewhere(top: str, folder: Path) -> str:
 
 
 def _check_neighbours(file: Path, folder: Path) -> None:
-    """Refuse imports of a file that are both beside it and installed: Python would choose another than we do.
-
-    Raises:
-        NameClashError: it is.
-    """
+    """Refuse imports of a file that are both beside it and installed: Python would choose another than we do."""
     for name in _imports(file):
         found = _in_folder(folder, name)
         if found is not None and (found.is_file() and found != file):

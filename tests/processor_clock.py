@@ -22,6 +22,7 @@ SEARCHING = (
     "porting.causes.cause_matching",
     "porting.causes.repairs",
     "porting.verification.cause_search",
+    "porting.verification.fixes",
 )
 """The modules that look for causes, each for so many seconds of the processor's time."""
 

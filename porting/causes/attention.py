@@ -188,7 +188,6 @@ class Projections:
     """The projections of a self-attention, before anything is done to their results, such as a rotation.
 
     Attributes:
-        attention: it.
         order: how the features lie in the fused result, or would if the three results were joined.
         heads, groups: the number of heads of queries, and of keys and values.
     """

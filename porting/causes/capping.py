@@ -15,7 +15,6 @@ class Cap:
 
     Attributes:
         call: the call that returns its result.
-        bend: the call of tanh.
         input: the tensor that is capped.
         size: the largest possible result.
     """

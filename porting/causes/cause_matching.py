@@ -49,7 +49,6 @@ class Search:
     """The search for causes on the tape of one case.
 
     Args:
-        model_parts: the parts of the reference.
         stage: the reference's tape, with the values that the isolated run kept fixed.
         causes: the entries to try.
         distance: a mark and the altered values of its sources -> the distance from the port's value.

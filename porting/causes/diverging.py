@@ -95,7 +95,6 @@ class Divergence:
 
     Attributes:
         probe: the port's probe whose value differs.
-        kind: how it differs.
         step: the step of the port; None unless ``kind`` is ``STEP``.
         line: ``file:line`` of the user's code that makes the step.
         callers: the calling lines, the innermost first.
@@ -121,7 +120,6 @@ class TensorIndex:
     """The tensors of a pass, searchable by their numbers in any layout.
 
     Args:
-        tape: the pass.
         weights: index the parameters and buffers, and not the computed tensors.
         close: how far moments of the same numbers may be apart, relative to their size.
     """

@@ -20,12 +20,10 @@ class Event:
 
     Attributes:
         kind: the kind of call; ``scores`` and ``context`` are attention's softmax and its product with the value.
-        function, args, kwargs: the call.
         number: the number of earlier calls of its kind in this pass.
         role: the role of a linear layer, as of :class:`Inventory`.
         scores: the parts of attention's scores.
         born: when each tensor of a sum was computed; empty for a sum of embeddings.
-        pass_: the pass.
     """
 
     kind: Kind
@@ -88,7 +86,6 @@ class Scores:
         Args:
             func: the torch function.
             rest: its arguments without the scores.
-            result: its result.
 
         Returns:
             The parts, or None if it is no call that attention makes.
@@ -192,7 +189,6 @@ class Pass:
     """One forward pass of the model.
 
     Attributes:
-        model: the model.
         inputs: the tensors among its arguments, by name.
         sites: the paths of the modules in which the mistake was made.
     """

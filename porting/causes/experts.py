@@ -36,9 +36,7 @@ def chosen_otherwise(router: Router, choose: Callable[[Values], Tensor], shares:
     """Return the rewrites of a router that chooses other experts.
 
     Args:
-        router: the router.
         choose: the values of a pass -> the experts, [t k].
-        shares: their shares.
     """
 
     def rewrite(values: Values, call: Call) -> Any:  # as above

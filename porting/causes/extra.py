@@ -28,7 +28,6 @@ class Extra:
 
     Attributes:
         name, detail, what, fix: the texts of the report.
-        function: the step.
     """
 
     name: str

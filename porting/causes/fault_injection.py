@@ -29,8 +29,6 @@ def plant(model: nn.Module, fault: InjectedFault, inventory: Inventory) -> list[
     """Plant a mistake into a model.
 
     Args:
-        model: the model.
-        fault: the mistake.
         inventory: what :func:`watch` has observed of the model.
 
     Returns:
@@ -45,7 +43,6 @@ def watch(model: nn.Module, inventory: Inventory | None = None) -> Inventory:
     """Observe the operations of a model in its next pass, which computes what it always does.
 
     Args:
-        model: the model.
         inventory: where the operations are recorded; a new one by default.
 
     Returns:

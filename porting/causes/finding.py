@@ -138,7 +138,6 @@ class Mark:
     """A probe at which the port is compared with the reference.
 
     Attributes:
-        name: the port's probe.
         sources: the marks on the reference's tape that make up its counterpart.
         gap: the distance between port and reference.
         bound: the largest distance that rounding explains.
@@ -160,7 +159,6 @@ class Explained:
     """A finding, with the alterations that reproduce the port.
 
     Attributes:
-        finding: the reported finding.
         chosen: for each mark the candidate that reproduces it; empty where none does.
         instead: other explanations of the same marks that fit equally well.
     """

@@ -85,7 +85,6 @@ def solved_for(parameters: Sequence[FreeParameter], loss: Loss, bound: float) ->
     """Find the value, the same at all places, that brings the reference to the port.
 
     Args:
-        parameters: the places.
         loss: the distance between the altered reference and the port.
         bound: the largest distance that counts as equal.
 

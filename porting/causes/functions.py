@@ -126,7 +126,6 @@ def activation_of(result: Tensor, sources: Sequence[Tensor]) -> tuple[int, str] 
     """Recognise a result as an activation of one of the tensors that it was computed from.
 
     Args:
-        result: the result, of any shape.
         sources: the candidates for the activation's input, the oldest first.
 
     Returns:

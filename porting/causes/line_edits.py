@@ -81,11 +81,8 @@ class LineEdit:
     """A change to one place in a function.
 
     Attributes:
-        file: the file.
         line: the number of the changed line.
         old, new: the line as it is, and as it should be.
-        code: the code of the changed function.
-        function: the function.
         outcomes: what the changed comparison gave in all passes so far, if it is one that is changed.
     """
 
@@ -172,8 +169,6 @@ class _Source:
     """A file of the user's code.
 
     Args:
-        file: its path.
-        text: its text.
         names: the globals of the module that it is.
     """
 

@@ -18,8 +18,6 @@ class Linear:
     """A linear layer, ``y = x W^T + b``.
 
     Attributes:
-        call: the call.
-        input, weight: what it reads.
         bias: the bias, or None.
         transposed: the weight is stored [in, out] and not [out, in].
     """

@@ -54,7 +54,6 @@ class Residual:
     """A residual sum, ``x + f(x)``.
 
     Attributes:
-        call: the sum.
         stream, branch: ``x`` and ``f(x)``.
     """
 
@@ -67,7 +66,6 @@ class ModelParts:
     """The parts of a model that ran in one pass, each list in the order of the calls.
 
     Args:
-        tape: the pass.
         inputs: the model's inputs by name, such as ``input_ids``.
         broken: the port has values that are not finite, so that attention rows without a key may be NaN.
     """

@@ -60,7 +60,6 @@ def affine(
     """Return the rewrite of a norm with another formula.
 
     Args:
-        norm: the norm.
         formula: the result before gain and bias.
         gain, bias: whether they are applied.
         more: a number that is added to the gain.

@@ -21,12 +21,7 @@ from porting.printable import dtype_name
 
 @dataclass(frozen=True, kw_only=True)
 class LowPrecision(Cause):
-    """Some functions are computed in a lower precision.
-
-    Attributes:
-        functions: their names.
-        dtype: the precision.
-    """
+    """Some functions are computed in a lower precision."""
 
     functions: tuple[str, ...]
     dtype: torch.dtype
@@ -77,11 +72,7 @@ class LowPrecision(Cause):
 
 @dataclass(frozen=True, kw_only=True)
 class LowPrecisionSoftmax(Cause):
-    """The softmax is computed in a lower precision, from rounded scores to rounded probabilities.
-
-    Attributes:
-        dtype: the precision.
-    """
+    """The softmax is computed in a lower precision, from rounded scores to rounded probabilities."""
 
     dtype: torch.dtype
     rough: bool = True
@@ -113,11 +104,7 @@ class LowPrecisionSoftmax(Cause):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresShifted(Cause):
-    """A large number is added to every score that is not hidden.
-
-    Attributes:
-        constants: the numbers.
-    """
+    """A large number is added to every score that is not hidden."""
 
     constants: tuple[float, ...]
     rough: bool = True

@@ -60,7 +60,6 @@ class RepairSet:
     """Steps whose repair turns the port into the reference.
 
     Attributes:
-        repairs: the repaired steps, in order.
         residual: the distance of the outputs that is left.
     """
 

@@ -46,8 +46,6 @@ class Values:
     """The values of a pass that is replayed: those of the tape, unless a rewrite has changed them.
 
     Attributes:
-        tape: the recorded pass.
-        changed: the values that rewrites have changed.
         held: values that replace those of the tape from the start.
         around: the context in which calls are repeated.
     """
@@ -86,7 +84,6 @@ class Stage:
     """A tape whose marked values are kept fixed: as in an isolated run, later calls read the recorded values.
 
     Args:
-        tape: the recorded pass.
         pinned: the marks that are kept fixed, each with the tensor that later calls read: the marked one or a stand-in.
         around: the context in which calls are repeated.
     """

@@ -26,7 +26,6 @@ class Rotation:
     """A rotation of a query or key, ``x cos + rotate(x) sin``.
 
     Attributes:
-        call: the sum.
         input, cos, sin: its tensors; cosine and sine contain each angle twice.
         module: the path of the attention's module.
         pairs: neighbouring channels form a pair, and not one channel of each half.
@@ -288,11 +287,8 @@ def based(
     """Return a rotation by the angles of a base.
 
     Args:
-        theta: the base.
-        dtype: the dtype in which the angles are computed.
         part: the share of the head's channels that is rotated; None for the reference's.
         whole: the exponents are divided by the width of the head, and not of its rotated part.
-        scaled: the scaling of the frequencies.
         amplitude: the factor of cosine and sine.
     """
 

@@ -29,7 +29,6 @@ class Router:
     """A router of t tokens to k of n experts each (Shazeer et al. 2017, section 2.1; Jiang et al. 2024, section 2.1).
 
     Attributes:
-        tape: the pass.
         choice: the call of ``topk`` that chooses the experts.
         logits: the router's logits, [t n].
         scores: what the shares are taken from, [t n]; ``choice`` reads others where a bias corrects the choice.

@@ -97,8 +97,6 @@ def describe(tape: Tape, ref: Ref, path_text: Callable[[str], str] = generic_pat
     """Describe a tensor for a report.
 
     Args:
-        tape: the pass.
-        ref: the tensor.
         path_text: how the paths of modules and parameters are written.
     """
     if ref in tape.weights:
@@ -166,8 +164,6 @@ class StepComparison:
         """Describe the mistake in a step whose result has to be replaced.
 
         Args:
-            step: the step of the port.
-            value: what replaces its result.
             theirs: the tensor of the reference that the value is; None where it is an operand of the step itself.
         """
         call = self.maker(theirs) if theirs is not None else None

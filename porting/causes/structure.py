@@ -60,7 +60,6 @@ class Block:
     """A residual sum with its norm.
 
     Attributes:
-        sum: the residual sum.
         norm: the norm of the sum (post-norm), of the branch's input (pre-norm), or of the branch's output.
     """
 
@@ -163,7 +162,6 @@ class NormElsewhere(Cause):
     """The norm of a block stands in another place.
 
     Attributes:
-        blocks: the blocks of the reference in which it can.
         moved: the rewritten calls of a block.
     """
 

@@ -41,7 +41,6 @@ class Call:
 
     Attributes:
         number: its index in :attr:`Tape.calls`.
-        function: the torch function.
         args, kwargs: its arguments, with a :class:`Ref` in place of each tensor.
         output: its result, with a :class:`Ref` in place of each tensor.
         module: the path of the innermost module that was running.
@@ -83,13 +82,7 @@ class Call:
         return self.writes[0]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:  # whatever the function takes
-        """Return an argument, whether it was passed by position or by name.
-
-        Args:
-            place: its position.
-            name: its name.
-            default: what is returned if it was not passed.
-        """
+        """Return an argument, whether it was passed by position or by name."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
@@ -98,8 +91,6 @@ class Part:
     """One call of a module.
 
     Attributes:
-        module: the module.
-        path: its path in the model.
         first, last: its calls are those with ``first <= number < last``.
         input, output: the first tensor that it was given, and its result if that is a tensor; else None.
         lines: ``file:line`` of the user's code that calls it, the innermost frame first; empty unless recorded.
@@ -123,7 +114,6 @@ class Tape:
     """A recorded forward pass.
 
     Attributes:
-        calls: the calls, in order.
         parts: the calls of modules, in the order in which they returned.
         values: the tensors, by :attr:`Ref.number`; large ones are in a file, and are read by ``tape[ref]``.
         weights: the names of the tensors that are parameters or buffers.
@@ -161,7 +151,6 @@ class Tape:
         """Yield the calls that a tensor was computed by, the latest first.
 
         Args:
-            ref: the tensor.
             stops: do not go on to what a call reads if this holds for the call.
         """
         waiting, seen = [ref], {ref}
@@ -202,7 +191,6 @@ class Recorder(FunctionMode):
     recorded as well.
 
     Args:
-        module: the model.
         lines: record the lines of the user's code that make each call.
     """
 

@@ -37,8 +37,6 @@ def solve_weights(model_parts: ModelParts, stage: Stage, mark: str, target: Tens
     Weights that fit n rows of m channels are no coincidence if n > m + 1; with fewer rows nothing is solved.
 
     Args:
-        model_parts: the parts of the reference.
-        stage: its tape.
         mark: the mark that the layer's result has.
         target: the port's value there, [... out].
 
@@ -81,8 +79,6 @@ def words(linear: Linear, model_parts: ModelParts, matrix: Tensor, *, compared: 
     """Return the name, the detail, ``what`` and ``fix`` for a layer with other weights.
 
     Args:
-        linear: the layer.
-        model_parts: the parts of the reference.
         matrix: the weights that the port computes with and the bias, [in + 1, out].
         compared: the stored weights are known to be the checkpoint's, so that loading them is no fix.
     """

@@ -52,7 +52,6 @@ class Norm:
 
     Attributes:
         kind: ``layer`` or ``rms``.
-        source: the tensor that is normalised.
         eps, weight, bias: its parameters; None as far as they have not been applied.
     """
 

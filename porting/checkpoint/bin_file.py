@@ -115,8 +115,6 @@ class Loaded(Generic[Kind]):
     """What a pickle describes.
 
     Attributes:
-        machine: what read it.
-        value: its value.
         records: where the storages lie, by their keys.
     """
 
@@ -156,11 +154,7 @@ def _read_inside(
 
     Args:
         source, name, locate, part: as of :func:`read_bin`.
-        read: reads its pickle.
         refused: without an inner path, why the file is no state dict.
-
-    Raises:
-        CheckpointError: as of :func:`read_bin`.
     """
     try:
         loaded = read(source, InertMachine, locate=locate)

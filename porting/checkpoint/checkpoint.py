@@ -29,9 +29,7 @@ class StoredBox:
 
     Attributes:
         starts: where the box begins in the tensor, axis by axis.
-        sizes: its sizes.
         file: what it is read from: the file, or what its bytes are decoded to.
-        extent: where in that the elements of the box lie.
     """
 
     starts: tuple[int, ...]

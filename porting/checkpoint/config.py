@@ -29,7 +29,6 @@ def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
     """Parse the text of a ``config.json``.
 
     Args:
-        raw: the text.
         where: the file, for messages.
 
     Raises:

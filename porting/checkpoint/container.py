@@ -71,13 +71,7 @@ class FileKind(NamedTuple):
 
 
 class UnrecognisedError(CheckpointError):
-    """A file does not begin or end as its container's files do, so it may be of another kind.
-
-    Args:
-        fault: what was expected there.
-        source: the file.
-        title: what it should be.
-    """
+    """A file does not begin or end as its container's files do, so it may be of another kind."""
 
     def __init__(self, fault: Fault, source: ByteSource, title: str) -> None:
         super().__init__(fault)
@@ -116,7 +110,6 @@ class Found:
 
     Attributes:
         contents: what the headers of the files of weights say.
-        sources: the files.
         index: the index that names them; None when there is none.
         notes: what should be known and changes no value.
     """
@@ -154,12 +147,10 @@ class Shard:
     """A file of weights to be written: all of its bytes except the tensors' elements.
 
     Attributes:
-        name: its name.
         size: its bytes.
         frame: what stands around the tensors, each piece with its place.
         offsets: the place of each tensor's first byte, in the order of the data.
         tensors: its tensors, in the order in which they are listed.
-        seals: checksums of the tensors that have any.
         hidden: tensors whose place no reader learns, since they have no elements.
     """
 
@@ -177,7 +168,6 @@ class Outline:
     """All files of weights to be written.
 
     Attributes:
-        shards: the files.
         files: what else belongs to the container, such as an index, by name.
     """
 
@@ -390,10 +380,6 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
 
 def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
     """Open the files one after the other, and hold one at a time.
-
-    Args:
-        place: where the files are.
-        names: the files.
 
     Raises:
         CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.

@@ -160,11 +160,7 @@ def _files(found: DistributedContents) -> dict[str, None]:
 
 
 def _locate_chunk(source: LocalFile, chunk: Chunk, info: TensorInfo) -> Extent:
-    """Locate the elements of a chunk in its file, and check the archive around them.
-
-    Raises:
-        CheckpointError: it is no archive of ``torch.save``, or holds something else.
-    """
+    """Locate the elements of a chunk in its file, and check the archive around them."""
     where = f"{source.where}: tensor {quote(info.name)}, chunk at {list(chunk.starts)}"
     try:
         extent = locate_tensor(_FileRange(source, chunk, where), element=info.element, shape=chunk.sizes)
@@ -259,9 +255,6 @@ def _check_ranges(
 
     Returns:
         The groups of names that have the same chunks.
-
-    Raises:
-        CheckpointError: a chunk is not within its file or too short, or shares bytes; the budget ran out.
     """
     faults = FaultList(where)
     ranges: dict[str, list[tuple[int, int, str]]] = {}
@@ -328,11 +321,7 @@ def _shard(name: str, group: Mapping[str, Described]) -> tuple[Shard, Ranges]:
 
 
 def _metadata(tensors: Mapping[str, Described], tied: Mapping[str, str], ranges: Ranges, part: str) -> bytes:
-    """The ``.metadata``: the pickle of torch's objects that describes the checkpoint.
-
-    Raises:
-        CheckpointError: this torch has no ``torch.distributed``.
-    """
+    """The ``.metadata``: the pickle of torch's objects that describes the checkpoint."""
     import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
 
     try:

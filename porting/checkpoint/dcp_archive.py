@@ -50,7 +50,6 @@ def frame(dtype: torch.dtype, shape: Sequence[int], *, at: int) -> Frame:
     """The archive of a contiguous tensor, without its elements.
 
     Args:
-        dtype, shape: the tensor's.
         at: where in its file the archive begins; the elements begin at a multiple of :data:`ALIGNED` there.
     """
     pickled = b"\x80\x02" + _tensor(dtype, shape, "0") + b"."

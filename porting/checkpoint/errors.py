@@ -19,11 +19,7 @@ def checkpoint_error(code: Code, where: str, message: str, hint: str = "") -> Ch
 
 
 class FaultList:
-    """The faults of one file: all are reported at once, at most :data:`FAULTS_SHOWN` spelled out.
-
-    Args:
-        where: the file, for the messages.
-    """
+    """The faults of one file: all are reported at once, at most :data:`FAULTS_SHOWN` spelled out."""
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -348,7 +348,6 @@ class Decoded(Copying):
     """The elements of a part of a file that has them in another form: compressed, in pieces, or with other bytes.
 
     Args:
-        file: the file.
         size: bytes of the elements.
 
     Attributes:

@@ -64,8 +64,6 @@ class _Array:
     """An array as the file describes it.
 
     Attributes:
-        shape: its sizes.
-        dtype: the name of its dtype.
         start, stored: where its elements begin, and how many bytes they have.
     """
 
@@ -79,7 +77,6 @@ class _Walk:
     """Goes over a file from its first byte on.
 
     Args:
-        source: the file.
         name: its name inside the checkpoint.
     """
 
@@ -268,7 +265,6 @@ class _Joined(Decoded):
     """The elements of an array in pieces, one behind the other.
 
     Args:
-        file: the file.
         ranges: the first byte of each piece, and how many bytes it has.
     """
 

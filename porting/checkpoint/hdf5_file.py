@@ -104,11 +104,7 @@ class _File(io.RawIOBase):
 
 @contextmanager
 def _opened(source: ByteSource, *, charged: bool = True) -> Iterator[Any]:  # a group of h5py, which has no types
-    """The root group of a file.
-
-    Raises:
-        CheckpointError: h5py is not installed, or cannot read the file.
-    """
+    """The root group of a file."""
     try:
         import h5py  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -187,9 +183,6 @@ class _Rows(Decoded):
     """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere, read by rows.
 
     Args:
-        file: the file.
-        path: the dataset.
-        shape: its sizes.
         dtype: the type of its elements, little-endian.
     """
 

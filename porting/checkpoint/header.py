@@ -37,8 +37,6 @@ class HeaderReader:
     """Reads a header from its first byte on.  The bytes that are used are charged, whatever lies between them.
 
     Args:
-        source: the file.
-        code: of the faults.
         start, stop: where the header lies; to the end of the file where ``stop`` is None.
 
     Attributes:
@@ -169,8 +167,6 @@ class TensorList:
     """The tensors of a file as its header describes them, each checked against the file.
 
     Args:
-        source: the file.
-        code: of the faults.
         name: the file's name inside the checkpoint.
         format: the name of its container.
     """
@@ -206,9 +202,7 @@ class TensorList:
         """Add a tensor, or note why it cannot be read.
 
         Args:
-            tensor: its name.
             shape: its sizes, slowest axis first.
-            element: the type of its elements.
             start: where in the file they begin, or in what ``decode`` opens.
             stored: how many bytes the file has for it; None where the header does not say.
             decode, record: as of :class:`~porting.checkpoint.layout.Extent`.

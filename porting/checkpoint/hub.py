@@ -86,7 +86,6 @@ def download(
     When the hub gives no answer, a complete snapshot in the cache stands in for it.
 
     Args:
-        model: the model and its revision.
         token: of the hub; True for the stored one, None for the client's default.
         cache_dir: the cache; None for the client's default.
         local_files_only: use only what is cached.
@@ -118,7 +117,6 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
     """Open a model whose headers are read by range requests.
 
     Args:
-        model: the model and its revision.
         token: of the hub; True for the stored one, None for the client's default.
 
     Raises:
@@ -231,11 +229,7 @@ class Fetcher:
 
 
 def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:
-    """The snapshot in the cache; refused if it is incomplete.
-
-    Raises:
-        HubError: it is not there, or files of it are missing.
-    """
+    """The snapshot in the cache; refused if it is incomplete."""
     directory = os.fspath(cache_dir) if cache_dir is not None else None
     found: dict[str, Path] = {}
     with explained(str(model)):

@@ -36,7 +36,6 @@ class Exchange:
 
     Attributes:
         asked: the method and the URL; empty when no response came.
-        status: of the response.
         kind: its Content-Type.
         begins: its first bytes.
     """

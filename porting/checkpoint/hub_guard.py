@@ -156,7 +156,6 @@ class Guard:
         """Require that a downloaded file has the SHA-256 that is its name in the cache, if it is one.
 
         Args:
-            path: the file.
             again: check it even if nothing was downloaded now: an earlier process ended before its own check.
 
         Raises:

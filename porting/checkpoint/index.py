@@ -37,7 +37,6 @@ class ShardIndex:
 
     Attributes:
         name: its file's name inside the checkpoint.
-        content: the whole object.
         weight_map: tensor to shard, in the file's order.
         shards: the shards, each once, in the order in which they are first named.
         total_size: the bytes of all tensors, as the index says; None when it does not say a whole number.
@@ -56,8 +55,6 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
     """Parse the JSON text of an index.
 
     Args:
-        raw: the text.
-        name: the file's name.
         where: the file, for messages.
 
     Raises:
@@ -130,8 +127,6 @@ def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, Ten
     """Compare the index with the shards' headers.
 
     Args:
-        index: the index.
-        found: each shard's tensors.
         where: the index's path, for messages.
 
     Returns:

@@ -54,11 +54,8 @@ class InnerPathNeededError(CheckpointError):
     """A file holds more than a state dict, and no inner path says which part to read.
 
     Args:
-        source: the file.
-        places: the inner paths that hold tensors.
         location: what the user passed.
         format: the name of its container.
-        notes: what else is in it.
     """
 
     def __init__(
@@ -87,12 +84,7 @@ class InnerPathNeededError(CheckpointError):
 
 
 class Tree:
-    """The content of a pickle as a tree of names.
-
-    Args:
-        root: the value of the pickle.
-        machine: what read it.
-    """
+    """The content of a pickle as a tree of names."""
 
     def __init__(self, root: object, machine: InertMachine) -> None:
         self.root = root
@@ -185,7 +177,6 @@ class Tree:
         """The values below an inner path, by their names from there on: tensors, and values that hold none.
 
         Args:
-            node: where it is looked for.
             full: the keys that lead there.
             begin: the inner path with a dot behind; empty for everything.
             above: what the node lies in.
@@ -260,11 +251,7 @@ class Tree:
         return checkpoint_error(Code.INNER_PATH, self._where, message, known)
 
     def _require_untouched(self, plain: set[int]) -> None:
-        """Refuse what an object of an unknown class was given, since the class may change it.
-
-        Raises:
-            CheckpointError: one is.
-        """
+        """Refuse what an object of an unknown class was given, since the class may change it."""
         for stub in self._machine.stubs:
             if id(stub) in self._looked_at:
                 continue

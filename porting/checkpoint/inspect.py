@@ -57,12 +57,10 @@ class Inspection:
     """The summary that :func:`inspect_checkpoint` makes.
 
     Attributes:
-        location: what was inspected.
         commit: the commit of a model on the hub, else None.
         architectures: as ``config.json`` names them.
         model_type: as ``config.json`` names it; None when it does not.
         groups: the tensors, in the order of the files.
-        files: the files of weights.
         shared: groups of names that stand for one storage.
         count: how many tensors.
         parameters: how many elements they have in all.

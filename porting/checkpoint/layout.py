@@ -125,10 +125,6 @@ MAX_BYTES = 2**63 - 1
 def shape_fault(shape: Sequence[int], element: ElementType) -> str:
     """The reason why no tensor can have a shape; empty if one can.
 
-    Args:
-        shape: the sizes.
-        element: the type of its elements.
-
     >>> shape_fault([1 << 40, 0, 1 << 40], ElementType.FLOAT32)
     'its shape [1099511627776, 0, 1099511627776] overflows 64 bits'
     """
@@ -166,7 +162,6 @@ class TensorInfo:
     Attributes:
         name: the on-disk key.
         shape: its sizes, slowest dimension first; ``()`` for a scalar.
-        element: the type of its elements on disk.
         nbytes: its elements' bytes.
         file: the name, inside the checkpoint, of the file that it lies in.
         repeated: how many of its elements are not stored, since they repeat others (stride 0).
@@ -230,8 +225,6 @@ class Chunk:
 
     Attributes:
         starts: where the box begins in the tensor, axis by axis.
-        sizes: its sizes.
-        file: the name of the file.
         start: the archive's first byte there.
         stop: one past its last byte.
     """
@@ -275,9 +268,6 @@ class Contents:
     """The content of a weight file's header.
 
     Attributes:
-        file: the file.
-        tensors: its tensors, in the header's order.
-        extents: where each lies.
         shared: groups of names that stand for one and the same range of a storage.
         chunks: of the tensors of a distributed checkpoint, which have no extent, the boxes that make them up.
         locate: finds where the elements of a chunk lie, once its file is open.

@@ -211,7 +211,6 @@ def _header(described: Described, at: int) -> bytes:
     """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`.
 
     Args:
-        described: the array.
         at: where in the file it begins.
     """
     descr = np.dtype(NAMES[ElementType.of(described.dtype)]).newbyteorder("<").str
@@ -228,7 +227,6 @@ class _Member:
     """A member of an archive.
 
     Attributes:
-        name: its name.
         record: where its bytes lie in the file, and their checksum once they are inflated.
         size: how many bytes it has then.
         deflated: whether it is compressed.
@@ -245,7 +243,6 @@ class _Array:
     """The header of a member's array.
 
     Attributes:
-        shape, element: of the tensor.
         start: where in the member the elements begin.
         columns: the first axis is the fastest (Fortran's order).
         swapped: the elements are big-endian.
@@ -374,7 +371,6 @@ class _State:
     """A state of decompressing a member.
 
     Attributes:
-        stream: what inflates.
         position: how many bytes it gave.
         read: up to where the file was read.
         left: what was read there and not taken yet.
@@ -394,8 +390,6 @@ class _Inflated:
     """The decompressed bytes of a member.
 
     Args:
-        source: the file.
-        member: the member.
         places: those that are kept of the file.
     """
 
@@ -488,8 +482,6 @@ class _Decoded(Decoded):
     """The elements of a member that is compressed or big-endian; places are counted from the member's first byte.
 
     Args:
-        file: the archive.
-        member: the member.
         places: those that are kept of the file.
         order: numpy's kind and size of elements that are big-endian; empty for little-endian ones.
     """

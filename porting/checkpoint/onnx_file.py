@@ -114,8 +114,6 @@ class _Initialiser:
     """A tensor as the graph describes it.
 
     Attributes:
-        name: its name.
-        shape: its sizes.
         kind: the number of its type.
         fields: the fields that hold numbers, each with its first byte and its length.
         outside: the entries of ``external_data``: ``location``, ``offset`` and ``length`` of the bytes in another file.
@@ -175,11 +173,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _files(found: list[_Initialiser], source: ByteSource) -> tuple[str, ...]:
-    """The other files that hold initialisers, each in the model's own directory.
-
-    Raises:
-        CheckpointError: one would lie elsewhere.
-    """
+    """The other files that hold initialisers, each in the model's own directory."""
     names = dict.fromkeys(one.file for one in found if one.external)
     for name in names:
         if name != os.path.basename(name) or name in {"", ".", ".."} or "\\" in name or not name.isprintable():
@@ -191,12 +185,7 @@ def _files(found: list[_Initialiser], source: ByteSource) -> tuple[str, ...]:
 
 
 def _initialisers(source: ByteSource) -> list[_Initialiser]:
-    """The initialisers of a model's graph.
-
-    Raises:
-        UnrecognisedError: the file is no message with a graph.
-        CheckpointError: it is damaged.
-    """
+    """The initialisers of a model's graph."""
     header = HeaderReader(source, Code.ONNX_FILE)
     graphs: list[HeaderReader] = []
     try:
@@ -267,10 +256,7 @@ class _Listed(Decoded):
     """The elements of a tensor whose numbers are listed with a variable width.
 
     Args:
-        file: the file.
-        start, length: where the list lies.
         element: the type of the elements; of a floating-point type the numbers are its bits.
-        shape: the sizes of the tensor.
     """
 
     def __init__(

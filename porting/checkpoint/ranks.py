@@ -112,8 +112,6 @@ def joined(
     Args:
         location: what the user passed.
         home: the directory that is taken for the checkpoint's.
-        ranks: the ranks.
-        opened: the checkpoint of each.
         config: what describes the model.
     """
     contents: list[Contents] = []
@@ -143,11 +141,7 @@ def joined(
 
 
 class Folders:
-    """The directories of the ranks, held open.
-
-    Args:
-        folders: one for each rank.
-    """
+    """The directories of the ranks, held open."""
 
     def __init__(self, folders: Iterable[InPlace]) -> None:
         self._folders = tuple(folders)

@@ -178,7 +178,6 @@ def choose(names: Collection[str], place: Place) -> str:
     """Choose the main file of a checkpoint's weights.
 
     Args:
-        names: the files that are there.
         place: where they lie.
 
     Raises:
@@ -232,13 +231,7 @@ def explained(error: UnrecognisedError) -> CheckpointError:
 
 
 def wrong_kind(source: ByteSource, kind: FileKind, expected: str) -> Fault:
-    """The fault of a file that is of another kind than ``expected``.
-
-    Args:
-        source: the file.
-        kind: its kind.
-        expected: what was expected, in words.
-    """
+    """The fault of a file that is of another kind than ``expected``."""
     message = f"this is {kind.what}, not {expected}"
     return Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=kind.hint)
 

@@ -23,8 +23,6 @@ class RemoteFile:
 
     Args:
         repo: the model, ``org/name``.
-        name: the file's name.
-        commit: the commit to read at.
         token: the hub's access token; True for the stored one, False for none.  It is not sent along when the
             hub redirects to another host.
     """

@@ -350,13 +350,7 @@ def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | N
 
 
 def shard_of(name: str, header: Header, tensors: Mapping[str, Described]) -> Shard:
-    """A file with that header.
-
-    Args:
-        name: the file's name.
-        header: its header.
-        tensors: the tensors, by name.
-    """
+    """A file with that header."""
     data = len(header.prefix)
     offsets = {tensor: data + offset for tensor, offset in header.offsets.items()}
     return Shard(name=name, size=header.size, frame=((0, header.prefix),), offsets=offsets, tensors=tuple(tensors))

@@ -166,7 +166,6 @@ class LocalPlace:
     """A directory on this machine.
 
     Args:
-        folder: the directory.
         location: what the user passed, for messages.
         named: the file that the user named, which may be a link to anywhere; what it drags in may not.
     """
@@ -258,8 +257,6 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
     """Open the weights whose main file is given.
 
     Args:
-        place: the directory.
-        main: a file of weights or an index of them.
         part: the inner path of the state dict that is meant, of those that are nested in it; empty for all, None when
             none was given.
         commit: the commit of the hub that the directory is a snapshot of.

@@ -43,7 +43,6 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
     Args:
         value: what the pickle described.
         records: the storages' bytes, by key.
-        source: the file.
         name: its name inside the checkpoint.
 
     Raises:
@@ -116,9 +115,7 @@ def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, Checksumme
     """Require that tensors that are not read fit their storages too, as torch does.
 
     Args:
-        specs: the tensors.
         records: the ranges of the storages, by key.
-        source: the file.
 
     Raises:
         CheckpointError: with every fault found.

@@ -149,7 +149,6 @@ class StateMachine:
     """Runs the pickles of a file, which may follow each other.
 
     Args:
-        source: the file.
         start: where the first pickle begins.
         stop: where the last must have ended.
         legacy: whether storages are described as before torch 1.6: with one thing more, which is None.

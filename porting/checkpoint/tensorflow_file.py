@@ -138,9 +138,7 @@ class _Entry:
     """An entry of the index.
 
     Attributes:
-        name: the tensor.
         dtype: the number of its type.
-        shape: its sizes.
         shard: the number of the file that it lies in.
         offset, size: its first byte there, and how many bytes it has.
         crc: the checksum of these bytes; None without one.

@@ -64,7 +64,6 @@ def write_safetensors(
     """Write a safetensors file; the same tensors in the same order give the same bytes.
 
     Args:
-        path: the file to be made.
         tensors: names to tensors, in the order in which the header is to list them.
         metadata: strings for the header's ``__metadata__``, which are sorted.
         header: the header of an earlier file (:attr:`WeightFile.header`), to be reproduced byte for byte.
@@ -91,7 +90,6 @@ def write_directory(
     """Write a directory of files, all of them or none.
 
     Args:
-        path: the directory to be made.
         files: file names to contents.
         overwrite: whether a checkpoint that stands there may be replaced, as a whole.
         sources: what the files are made from; the destination may not touch them.
@@ -121,7 +119,6 @@ def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> d
     ``model.safetensors`` in the mapping's order.
 
     Args:
-        checkpoint: whose files to follow.
         tensors: every tensor to be written, by its on-disk name.
     """
     same = tensors.keys() == checkpoint.tensors.keys() and all(
@@ -149,7 +146,6 @@ class _Plan:
 
     Attributes:
         size: its bytes.
-        pieces: they follow each other.
         seals: once all pieces are taken, what is written over some of them, with its place.
     """
 

@@ -57,7 +57,6 @@ class Writer:
 
     Attributes:
         name: what messages call it.
-        code: the code of the faults.
         again: what to do about an archive of another program.
         methods: how it stores entries.
         one_case: names that differ only in case are the same to it.
@@ -99,7 +98,6 @@ class Archive:
     """An archive.
 
     Attributes:
-        writer: what wrote it.
         entries: by their names, in the order of the table of contents.
         contents: where the table of contents begins.
     """
@@ -127,7 +125,6 @@ def read_archive(source: ByteSource, writer: Writer) -> Archive:
     """Read the table of contents of an archive.
 
     Args:
-        source: the file.
         writer: the program whose archives are accepted.
 
     Raises:
@@ -246,7 +243,6 @@ def locate(
     Its own small header has to agree with the table of contents, and so has what stands behind its bytes.
 
     Args:
-        source: the file.
         entry: the entry, from the table of contents.
         writer: the program whose archives are accepted.
         faults: collects what is wrong.
@@ -285,10 +281,6 @@ def _descriptor_end(source: ByteSource, entry: ZipEntry, stop: int) -> int:
 
 def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRange]:
     """Locate the bytes of every entry: they must fill the file up to the table of contents.
-
-    Args:
-        source: the file.
-        archive: its table of contents.
 
     Returns:
         The range of each entry, with its checksum.
@@ -345,7 +337,6 @@ class Directory:
         """List an entry.
 
         Args:
-            name: its name.
             at: where its own header begins.
             nbytes: how many bytes it has.
             crc: their CRC-32.
@@ -379,10 +370,8 @@ def local_header(name: bytes, *, nbytes: int, crc: int, extra: bytes = b"") -> b
     """The header of a stored entry; its CRC-32 is at byte 14.
 
     Args:
-        name: its name.
         nbytes: how many bytes it has.
         crc: their CRC-32.
-        extra: extra fields.
     """
     extension = struct.pack("<HHQQ", 1, 16, nbytes, nbytes) if nbytes >= FULL else b""
     version, size, fields = (45 if extension else 20), min(nbytes, FULL), extension + extra

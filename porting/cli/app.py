@@ -174,11 +174,7 @@ NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT", "WORLD_SIZE", "RANK
 
 
 def _check_environment() -> None:
-    """Ignore terminal sizes that are not numbers, and require that the other variables are numbers.
-
-    Raises:
-        PortingError: some are not.
-    """
+    """Ignore terminal sizes that are not numbers, and require that the other variables are numbers."""
     wrong = [name for name in (*TERMINAL, *NUMBERS) if not re.fullmatch("[0-9]{1,5}", os.environ.get(name, "0"))]
     faults = []
     for name in wrong:

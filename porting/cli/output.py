@@ -460,8 +460,6 @@ def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fau
     """The words that follow ``porting``.
 
     Args:
-        command: the one that failed.
-        typed: its arguments and options.
         faults: what is wrong; none where the system refused something.
     """
     codes = list(dict.fromkeys(fault.code for fault in faults))

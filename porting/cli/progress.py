@@ -58,7 +58,6 @@ class Prompt:
     nothing in it.
 
     Args:
-        screen: where to ask.
         defaults: take every default, and say so.
 
     Attributes:

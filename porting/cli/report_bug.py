@@ -187,9 +187,7 @@ class Crash:
 
     Attributes:
         when: the time of it, UTC.
-        typed: the command line.
         stopped: the exception's own line, the last of the traceback.
-        text: the whole of it.
     """
 
     when: str

@@ -164,11 +164,7 @@ def _holding(
     checkpoint: Checkpoint | None,
     model: options.WeightOptions,
 ) -> nn.Module:
-    """The module that holds its weights, built as any other one is, or named itself.
-
-    Raises:
-        TargetError: there is none, or it cannot be built.
-    """
+    """The module that holds its weights, built as any other one is, or named itself."""
     from torch import nn
 
     from porting.build import OWN_CODE, bounds, build_with_values

@@ -41,7 +41,6 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
     """Find the tensors of a checkpoint under the names that it shares with its port.
 
     Args:
-        checkpoint: the checkpoint.
         table: the table; without it the tensors are taken as they are.
         side: the table's side that the checkpoint is on; None to see by its names.
 
@@ -78,36 +77,36 @@ def _refused(rule: Rule) -> Fault | None:
 
 def _from_left(checkpoint: Checkpoint, table: Table) -> Canonical:
     terms = [(rule, term) for rule in table.rules for term in rule.sources]
-    matcher = Matcher([((number, 0), term.key) for number, (_, term) in enumerate(terms)], table.prefix)
-    drops = Matcher([((number, 0), drop.name) for number, drop in enumerate(table.drops)], table.prefix)
+    matcher = Matcher([(term.key, (rule, term)) for rule, term in terms], table.prefix)
+    drops = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     known, unsized = sizes(table, checkpoint.config)
     filled = any(None in term.keys() for _, term in terms)  # noqa: SIM118  # Term.keys is ours
     faults = unsized if filled else []  # nothing else needs a size here
     found: dict[str, Recipe] = {}
     left_out: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
-        matches = matcher.read(name)
-        if not matches or (terms[matches[0].key[0]][0].rest and drops.read(name)):
-            dropped = drops.read(name)
-            if dropped:
-                left_out[name] = table.drops[dropped[0].key[0]].reason
+        read = matcher.first(name)
+        dropped = drops.first(name) if read is None or read.line[0].rest else None
+        if read is None or dropped is not None:
+            if dropped is not None:
+                left_out[name] = dropped.line.reason
             else:
                 hint = nearest(name, [str(term.key) for _, term in terms]) or "list it in [drop] with a reason"
                 message = "no rule reads it"
                 faults.append(Fault(code=Code.UNREAD_TENSOR, where=name, message=message, hint=hint))
             continue
-        rule, term = terms[matches[0].key[0]]
+        rule, term = read.line
         fault = _refused(rule)
         if fault is not None:
             faults += [fault] if fault not in faults else []
             continue
-        spelled = term.key.spell(matches[0].bindings)
+        spelled = term.key.spell(read.bindings)
         if spelled in found:
             message = f"it and another tensor are two spellings of {spelled!r}"
             faults.append(Fault(code=Code.SPELLED_TWICE, where=name, message=message, hint="keep one of them"))
             continue
         try:
-            found[spelled] = _with_filling(name, spelled, info, rule, term, matches[0].bindings, known)
+            found[spelled] = _with_filling(name, spelled, info, rule, term, read.bindings, known)
         except Mismatch as error:
             message = f"{list(info.shape)}: {error}, in '{rule}'"
             faults.append(Fault(code=Code.SHAPE_MISMATCH, where=name, message=message))
@@ -125,11 +124,7 @@ def _with_filling(
     bindings: Mapping[str, Value],
     known: Mapping[str, int],
 ) -> Recipe:
-    """The recipe of a tensor in which the elements that the table leaves out are replaced.
-
-    Raises:
-        Mismatch: its shape is not that of the term's axes.
-    """
+    """The recipe of a tensor in which the elements that the table leaves out are replaced."""
     plain = replace(as_it_is(name, info), name=spelled)
     if term.axes is None or None not in term.keys():  # noqa: SIM118  # Term.keys is ours
         return plain
@@ -174,12 +169,12 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         for recipe in made
         if not _is_held(recipe, checkpoint)
     ]
-    accounted = Matcher([((number, 0), name) for number, (name, _) in enumerate(named)], table.target_prefix)
+    accounted = Matcher(named, table.target_prefix)
     faults = [*alignment.faults, *wrong, *(differs(left, ()) for left in unequal)]
     for name in (unwritten for unwritten in alignment.unwritten if unwritten not in lines):
-        matches = accounted.read(name)
-        if matches:
-            left_out[name] = named[matches[0].key[0]][1]
+        reason = accounted.first(name)
+        if reason is not None:
+            left_out[name] = reason.line
         else:
             message = "no rule of the table writes it"
             hint = "list it in [ties], [make] or [fresh]"

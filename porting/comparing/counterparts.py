@@ -26,7 +26,6 @@ class Counterpart:
         recipe: how the tensor is made of those of ``left``.
         left: the checkpoint that the recipe reads.
         right: the checkpoint that has the tensor as it is.
-        name: its name there.
         note: why two tensors of one checkpoint are compared with each other; empty for most.
     """
 
@@ -76,11 +75,6 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
 
-    Args:
-        table: the table.
-        a: a checkpoint in the layout of the table's left side.
-        b: one in that of its right side.
-
     Raises:
         PlanError: the table does not fit the two; carries all faults.
     """
@@ -127,17 +121,17 @@ def _unread(
     table: Table, alignment: Alignment, a: Checkpoint
 ) -> tuple[list[Counterpart], dict[str, str], tuple[str, ...]]:
     """Tensors of the left side that no rule reads: copies of others, left out for a reason, or alone."""
-    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     copies: list[Counterpart] = []
     left_out: dict[str, str] = {}
     alone: list[str] = []
     for name in (*alignment.unread, *(name for unplaced in alignment.unplaced for name in unplaced.names)):
-        matches = matcher.read(name)
-        if not matches:
+        found = matcher.first(name)
+        if found is None:
             alone.append(name)
             continue
-        drop = table.drops[matches[0].key[0]]
-        other = "" if drop.equals is None else present(drop.equals, matches[0].bindings, table.prefix, a.tensors)
+        drop = found.line
+        other = "" if drop.equals is None else present(drop.equals, found.bindings, table.prefix, a.tensors)
         if other in a.tensors and a.tensors[other].shape == a.tensors[name].shape:
             recipe = as_it_is(other, a.tensors[other])
             copies.append(Counterpart(recipe=recipe, left=a, right=a, name=name, note=f"left out: equals {other}"))
@@ -148,13 +142,12 @@ def _unread(
 
 def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[Counterpart], tuple[str, ...]]:
     """Tensors of the right side that no rule writes: tied to others, or alone."""
-    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
     tied: list[Counterpart] = []
     alone: list[str] = []
     for name in (*alignment.unwritten, *(name for unsourced in alignment.unsourced for name in unsourced.names)):
-        matches = matcher.read(name)
-        tie = table.ties[matches[0].key[0]] if matches else None
-        other = "" if tie is None else present(tie.with_, matches[0].bindings, table.target_prefix, b.tensors)
+        tie = matcher.first(name)
+        other = "" if tie is None else present(tie.line.with_, tie.bindings, table.target_prefix, b.tensors)
         if other in b.tensors and b.tensors[other].shape == b.tensors[name].shape:
             recipe = as_it_is(other, b.tensors[other])
             tied.append(Counterpart(recipe=recipe, left=b, right=b, name=name, note=f"tied to {other}"))
@@ -166,11 +159,7 @@ def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[
 def _made(
     table: Table, names: Iterable[str], b: Checkpoint, values: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[Counterpart], tuple[str, ...]]:
-    """Divide the tensors of the right side that no rule writes: those that the table makes, and the rest.
-
-    Raises:
-        PlanError: one cannot hold what the table says.
-    """
+    """Divide the tensors of the right side that no rule writes: those that the table makes, and the rest."""
     lines = made_by(table, names)
     dtypes = {name: b.tensors[name].dtype for name in lines}
     recipes, faults = make_recipes(
@@ -187,7 +176,6 @@ def _made(
 
 def _fresh(table: Table, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Divide tensors that no rule writes: those that the table lists in [fresh], with their reasons, and the rest."""
-    matcher = Matcher((((number, 0), line.name) for number, line in enumerate(table.fresh)), table.target_prefix)
-    lines = {name: matches[0].key[0] for name in names if (matches := matcher.read(name))}
-    reasons = {name: table.fresh[number].reason for name, number in lines.items()}
-    return reasons, tuple(name for name in names if name not in lines)
+    matcher = Matcher(((fresh.name, fresh) for fresh in table.fresh), table.target_prefix)
+    reasons = {name: found.line.reason for name in names if (found := matcher.first(name)) is not None}
+    return reasons, tuple(name for name in names if name not in reasons)

@@ -39,8 +39,6 @@ class Place:
 
     Attributes:
         tensor: the tensor's name on disk.
-        index: its position there.
-        value: the element.
     """
 
     tensor: str
@@ -54,9 +52,7 @@ class Compared:
 
     Attributes:
         a, b: their names, those of ``a`` several where a table puts several together.
-        verdict: what it came to.
         shapes, dtypes: of the two; the first in the layout of the second.
-        difference: the numbers.
         largest_at: where the largest difference is, in each of the two; None where nothing differs.
         note: why two tensors of one checkpoint are compared with each other; empty for most.
     """

@@ -29,7 +29,6 @@ def spans(numel: int, itemsize: int, length: int = SPAN) -> Iterator[tuple[int, 
     """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element.
 
     Args:
-        numel: elements of the tensor.
         itemsize: bytes of an element.
         length: bytes of a span.
     """
@@ -61,7 +60,6 @@ def map_jobs(
 
     Args:
         jobs: what is to be done; taken one by one.
-        work: does one.
         nbytes: the bytes that one goes through.
         threads: how many are done at a time.
 

@@ -41,14 +41,12 @@ class Difference:
     """The result of comparing elements; the results of a tensor's pieces can be added.
 
     Attributes:
-        numel: how many elements were compared.
         same_bytes: whether the dtypes and all bytes are the same.
         unequal: how many elements have other values.  A NaN equals a NaN, and 0.0 equals -0.0.
         beyond: how many of these are further apart than the tolerance.
         largest: the largest distance; infinite where a number stands against NaN or an infinity.
         squares: the sum of the squares of the finite distances.
         at: the place of the largest distance in row-major order, None where nothing differs.
-        values: the two elements there.
         low, high: the smallest box that holds all that differs: its first and its last corner.
         odd: NaN and infinities of the two sides.
     """
@@ -94,8 +92,6 @@ def compare_pieces(
 
     Args:
         left, right: the elements in row-major order; 1-D, contiguous, of any dtypes.
-        start: which element of its tensor the first one is.
-        shape: the tensor's.
         atol, rtol: elements at most ``atol + rtol * abs(right)`` apart are not counted as ``beyond``.
     """
     found = Difference(numel=left.numel())

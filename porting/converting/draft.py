@@ -52,11 +52,8 @@ class Draft:
     """What a conversion will do.
 
     Attributes:
-        checkpoint: the input.
         like: the checkpoint that is followed on the way back; None when there is none.
-        table: the table.
         reverse: from the port's layout to the checkpoint's.
-        recipes: the tensors.
         outline: the files of weights.
         files: the other files, their contents or where they are copied from; the record is not among them.
         not_copied: files beside the input's weights that are left where they are.
@@ -287,8 +284,6 @@ def _other_config(
     """The ``config.json`` of the other side, from [config], and what it cannot say.
 
     Args:
-        checkpoint: the input.
-        table: the table.
         recipes: the output's tensors.
         reverse: the output is the checkpoint's side.
     """

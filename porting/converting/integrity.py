@@ -30,7 +30,6 @@ class FilesReport:
     """The result of comparing files with their record.
 
     Attributes:
-        path: the directory.
         files: how many files the record names.
         tensors: how many tensors were read.
         bytes: how many bytes were read.

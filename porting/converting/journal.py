@@ -61,8 +61,6 @@ class Journal:
     """A journal that is being written; an existing one of the same conversion is continued.
 
     Args:
-        folder: where it lies.
-        name: its file.
         key: what is being done; a journal of something else is thrown away.
 
     Raises:
@@ -149,10 +147,6 @@ def _is_of(folder: Folder, name: str, key: Mapping[str, object]) -> bool:
     """Whether a journal's first line belongs to this conversion.
 
     It does not when its writer died before the whole of the line was written.
-
-    Raises:
-        CheckpointError: it is not what a conversion writes.
-        LimitError: it holds more than a command may read.
     """
     with _opened(folder, name) as file:
         line = file.readline(LONGEST)

@@ -54,7 +54,6 @@ class Maker:
     """Makes tensors, one after the other, in a piece of memory of its own.
 
     Args:
-        checkpoint: the input.
         like: the followed checkpoint, for tensors that the input does not hold; None when there is none.
         memory: bytes for buffers, at least :data:`LEAST`; nothing else here grows with a tensor.
         on_written: called with the number of bytes of the output that were written since the last call.

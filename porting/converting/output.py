@@ -21,8 +21,6 @@ class Output(Sum):
     """A place in a file at which a tensor is written, and the digests of what was put there.
 
     Args:
-        target: the descriptor of the file.
-        at: the place.
         on_written: called with the number of bytes after each writing.
         crc: take the CRC-32 as well.
     """

@@ -41,7 +41,6 @@ class ProcessGroup:
         alone: whether this process works alone, whatever the group.
 
     Attributes:
-        rank: the number of this one.
         size: how many there are.
     """
 
@@ -158,10 +157,6 @@ def torchrun_group() -> Iterator[ProcessGroup]:
 
 def shares(costs: Sequence[int], size: int) -> list[list[int]]:
     """Divide jobs among processes by cost: the largest first, each to the process with the least work.
-
-    Args:
-        costs: the cost of each job.
-        size: the number of processes.
 
     Returns:
         For each process the numbers of its jobs.

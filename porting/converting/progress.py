@@ -115,7 +115,6 @@ def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int)
     """Estimate the seconds that a conversion takes, by copying some of the input to an unnamed file.
 
     Args:
-        draft: the conversion.
         destination: the directory that it would make; the file is made beside it, and is gone when this returns.
         threads: how many threads would work; two are taken to be half as fast again as one, more are as two.
 

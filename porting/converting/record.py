@@ -68,7 +68,6 @@ class Record:
     """A record that was read.
 
     Attributes:
-        content: all of it.
         damage: why it is not what was written; empty when it is.
     """
 
@@ -95,14 +94,14 @@ class Record:
     @property
     def sources(self) -> dict[str, Described]:
         """The tensors of the converted checkpoint, in their order."""
-        from porting.origin import PlannedTensor  # noqa: PLC0415  # files are compared with their record without torch
+        from porting.plan.recipe import TensorSpec  # noqa: PLC0415  # files are compared with their record without torch
 
         found: dict[str, Described] = {}
         for name, (_, group) in unpacked(self.section("source", "tensors")).items():
             match group:
                 case {"dtype": str(dtype), "shape": list(shape)} if dtype in SAFETENSORS_DTYPES:
                     sizes = tuple(size for size in shape if isinstance(size, int))
-                    found[name] = PlannedTensor(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype].dtype)
+                    found[name] = TensorSpec(shape=sizes, dtype=SAFETENSORS_DTYPES[dtype].dtype)
         return found
 
 

@@ -20,14 +20,14 @@ from porting.notation.name import Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
-from porting.origin import ANY_DTYPE, PlannedTensor
+from porting.origin import ANY_DTYPE
 from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
 from porting.plan.leftovers import made_by
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
-from porting.plan.recipe import Described, made_dtype
+from porting.plan.recipe import Described, TensorSpec, made_dtype
 from porting.plan.ties import present
 from porting.target import Slot
 
@@ -56,11 +56,6 @@ def _turned(rule: Rule) -> Rule:
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
     """The port's tensors that the rules make of a checkpoint's.
 
-    Args:
-        table: the table.
-        tensors: the checkpoint's tensors.
-        config: its config.
-
     Raises:
         PlanError: a name or a size follows from nothing; carries all faults.
     """
@@ -84,20 +79,14 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
     """The tensors that [make] adds without a module: one for each index that the other names have.
 
     Args:
-        table: the table.
         places: the tensors of the port that rules write.
         known: the sizes that [sizes] gives.
-
-    Raises:
-        PlanError: a shape is not stated, no name counts an index, or a tensor equals another one of [make].
     """
     found: dict[str, Shape] = {}
     faults = []
     stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
     copied = 0
-    made_names = Matcher(
-        (((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix
-    )
+    made_names = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     for make in table.makes:
         name = make.term.name
         counted = [_index_values(name, index, places, known) for index in name.indices]
@@ -152,23 +141,18 @@ Shape = tuple[int, ...]
 def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str, Slot], tuple[LeftOut, ...]]:
     """Take the tensors of a checkpoint in the port's layout for the places of a module.
 
-    Args:
-        table: the table.
-        tensors: the port's tensors.
-
     Returns:
         A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
         equal the other to be left out.
     """
-    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
+    matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
     for name, tensor in tensors.items():
-        matches = matcher.read(name)
+        tie = matcher.first(name)
         other = name
-        if matches:
-            tie = table.ties[matches[0].key[0]]
-            other = present(tie.with_, matches[0].bindings, table.target_prefix, tensors)
+        if tie is not None:
+            other = present(tie.line.with_, tie.bindings, table.target_prefix, tensors)
             same.append(LeftOut(name=name, reason="tied in the table", equals=other))
         places[name] = Slot(
             name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, parameter=True, built=False, same_as=other
@@ -184,9 +168,6 @@ def sources_of(
     Each gets the dtype of the port's tensor that it is made of.
 
     Args:
-        table: the table.
-        places: the port's tensors.
-        config: the config.
         recorded: the checkpoint's tensors that a record names; None without a record.
 
     Raises:
@@ -205,6 +186,4 @@ def sources_of(
     if recorded is not None:  # what the port does not hold goes with the rest where that was cast
         became = {recorded[name].dtype: dtype for name, dtype in dtypes.items()}
         dtypes = {**{name: became.get(tensor.dtype, tensor.dtype) for name, tensor in recorded.items()}, **dtypes}
-    return {
-        name: PlannedTensor(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in source_shapes.items()
-    }
+    return {name: TensorSpec(shape=shape, dtype=dtypes.get(name, ANY_DTYPE)) for name, shape in source_shapes.items()}

@@ -38,7 +38,6 @@ class Workplace:
     """A temporary directory that this process, or another one of its group, has locked.
 
     Args:
-        path: the destination.
         root: the directory; None to open it when it is used first.
         untouched: whether it is still as an earlier process left it.
 
@@ -119,7 +118,6 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
     What dead processes left beside the destination is swept first.
 
     Args:
-        path: the destination.
         first: whether this process is the first of those that work there together, and holds the lock for all.
 
     Raises:

@@ -37,13 +37,11 @@ def write_files(
     """Write every file of a draft.
 
     Args:
-        draft: what is to be written.
         place: where; what an earlier process left there is used as far as it is right.
         group: the processes that share the tensors; the first one does all the rest.
         threads: how many threads work.
         memory: bytes for the buffers of each.
         sha256: record the SHA-256 of every file as well.
-        meter: counts.
 
     Returns:
         The tensors, in the order of the output; and the bytes of each file.

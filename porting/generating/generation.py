@@ -214,10 +214,6 @@ class _Run:
     """A model that generates, with the text that it was given.
 
     Attributes:
-        model: the model.
-        text: the text.
-        encoding: its tokens.
-        settings: the checkpoint's.
         row: the tokens that the new ones are added to: the text's, or the decoder's start token.
         vocabulary: how many tokens there are to choose from.
     """

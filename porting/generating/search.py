@@ -33,7 +33,6 @@ class Step:
     """One token that was added.
 
     Attributes:
-        token: its id.
         probability: what it was chosen with, 0 to 1.
         best: the ids of the likeliest tokens there and their probabilities, the likeliest first.
     """
@@ -48,7 +47,6 @@ class Continuation:
     """The tokens that were added to a row.
 
     Attributes:
-        steps: them, in order.
         score: the log-probability of all of them, of a beam divided by its length to the power of the length penalty.
     """
 
@@ -100,9 +98,7 @@ def one_by_one(
 
     Args:
         next_logits: runs the model.
-        row: the tokens to begin with.
         settings: rules, and the tokens that end the row.
-        longest: tokens that the row may have in the end.
         draw: chooses each: :func:`likeliest` or a :func:`sampler`.
         top: how many of the likeliest tokens each step keeps.
     """

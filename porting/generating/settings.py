@@ -56,11 +56,9 @@ class Settings:
     """How rows start, end and are held to rules; ids of tokens throughout.
 
     Attributes:
-        ends: the tokens that end a row.
         start: the decoder's first token; None without a decoder.
         forced_first, forced_last: the only tokens allowed at the second place of a row, and at its last.
         banned: sequences that may not occur; of one token each, that token may not.
-        suppressed: tokens that may not occur.
         min_length: a shorter row does not end; the prompt counts, as the decoder's first token does.
         min_new_tokens: nor does one to which fewer tokens were added.
         repetition_penalty: scores of tokens that occurred are divided by it, negative ones multiplied.
@@ -153,7 +151,6 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
 
     Args:
         folder: where it lies; None when it is not on this machine.
-        config: its config.
         decoder: whether it is an encoder-decoder, whose rows begin with a token of their own.
         vocabulary: how many tokens there are to choose from.
 

@@ -37,8 +37,6 @@ class SampleRun:
     """A port with certain weights and inputs, in float64.
 
     Attributes:
-        model: the port.
-        given: the arguments.
         advice: what a test has to do to run it so, with ``{off}`` for the difference and ``{limit}`` for a tolerance
             below it.
     """
@@ -71,13 +69,7 @@ class SampleRun:
 def kinds(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inventory: Inventory
 ) -> dict[str, MistakeStatus]:
-    """Return for each mistake whether it changes a port, changes nothing, or cannot be made, and what shows it.
-
-    Args:
-        model: the port, which is not changed.
-        args, kwargs: the arguments of a call.
-        inventory: the operations of the port.
-    """
+    """Return for each mistake whether it changes a port, changes nothing, or cannot be made, and what shows it."""
     trials = list(_trials(model, (args, dict(kwargs))))
     return {fault.name: _kind(fault, trials, inventory) for fault in PLANTS}
 

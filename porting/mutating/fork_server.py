@@ -46,8 +46,6 @@ class SuiteRun:
     """A running command and its output.
 
     Args:
-        words: the command.
-        environment: its environment.
         printed: the file for its output; a pipe would fill up, or be kept open by processes that it started.
     """
 
@@ -104,11 +102,7 @@ PAUSE = 0.01
 
 
 class ForkServer:
-    """Receives requests in the process that has imported the tests.
-
-    Args:
-        path: the path of the socket.
-    """
+    """Receives requests in the process that has imported the tests."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -156,12 +150,7 @@ def _wait(child: int, timeout: float | None) -> int | None:
 
 
 class ForkClient:
-    """Sends requests to the process that has imported the tests.
-
-    Args:
-        running: that process.
-        listening: the socket to which it connects.
-    """
+    """Sends requests to the process that has imported the tests."""
 
     def __init__(self, running: SuiteRun, listening: socket.socket) -> None:
         self._running = running

@@ -69,10 +69,7 @@ class MutationResult:
     Attributes:
         built: how many times it was built.
         imported: whether the module that builds it was imported.
-        ran: whether it was called.
-        roles: the roles of its linear layers.
         inner: the events that are steps of a written-out operation.
-        mistakes: the status of each mistake.
         imports: installed modules that the tests imported while they ran.
     """
 

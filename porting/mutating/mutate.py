@@ -43,9 +43,7 @@ class Mutation:
     """One planted mistake.
 
     Attributes:
-        name: the entry of the catalogue.
         outcome: ``caught``, ``survived`` or ``timed out``, which counts as caught.
-        seconds: the duration of the run.
         looks: how the mistake shows in the model's values.
         advice: what a test needs to detect it.
     """
@@ -62,7 +60,6 @@ class Score:
     """The mutation score of a test.
 
     Attributes:
-        tests, into: the tests, and what builds the port.
         mutations: the mistakes, in the catalogue's order.
         equivalent: mistakes that change nothing in this port, in float64; left out.
         absent: mistakes that cannot be made in this port.
@@ -215,11 +212,7 @@ def _outcome(ended: SuiteResult) -> str:
 
 
 def _useful(first: SuiteResult, seen: MutationResult | None, run: _Run) -> MutationResult:
-    """Return what was observed of the port.
-
-    Raises:
-        MutationError: the tests fail without a mistake, there are none, or they do not run the port.
-    """
+    """Return what was observed of the port."""
     lines = [line for line in first.output.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1] if lines else "")
     where, hint = " ".join(run.tests), ""

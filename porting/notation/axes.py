@@ -125,7 +125,6 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False, named: bool = 
     """Parse what stands between the brackets.
 
     Args:
-        text: the axes, without the brackets.
         offset: where ``text`` begins in the string that faults refer to.
         rows: a number that is an axis of its own is a :class:`Row` (in a fold).
         named: only one that has an index is, ``p=0`` (in a formula).
@@ -338,9 +337,6 @@ def _solved_together(axis: Axis, total: int, sizes: Sizes) -> tuple[str, int] | 
     """The one unknown index of an axis that has it in several segments, and its size; None where that is not so.
 
     Every piece has an index at most once, so that the axis is ``a + b * x`` elements long.
-
-    Raises:
-        Mismatch: no size makes up the total.
     """
     unknown = [sized(name) for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
     if len(unknown) < 2 or len(set(unknown)) > 1:

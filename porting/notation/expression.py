@@ -78,7 +78,6 @@ class Expression:
         """The expression's value, its names looked up in ``values``.
 
         Args:
-            values: the config.
             bindings: values of the indices that stand between brackets.
 
         Raises:
@@ -107,14 +106,10 @@ def _parse(text: str) -> ast.expr:
         raise NotationError(Code.BAD_EXPRESSION, str(fault)) from fault
 
 
-def _is_number(value: object) -> bool:
-    return is_plain(ast.Constant(value))  # type: ignore[arg-type]  # of anything that a config may hold
-
-
 def _field_number(values: Mapping[str, object], bindings: Mapping[str, object], node: ast.expr) -> Number:
     """The number that a leaf is, or that the config has for it."""
     found = node.value if isinstance(node, ast.Constant) else _field(node, values, bindings)
-    if not isinstance(found, int | float) or not _is_number(found):
+    if not isinstance(found, int | float) or not is_plain(ast.Constant(found)):
         message = f"the config's {ast.unparse(node)!r} is {short(found)}, expected a number"
         raise NotationError(Code.BAD_EXPRESSION, message)
     return found

@@ -34,7 +34,6 @@ def gather(source: Path | str, *, where: str = "", above: tuple[Path, ...] = ())
     """The sections of a file (a path) or of a text, below them those of the tables that it extends.
 
     Args:
-        source: the file or the text.
         where: what a text is called in messages.
         above: the files that extend this one.
 

@@ -13,7 +13,6 @@ class NotationError(ValueError):
     """What is wrong inside one string, and where in it.
 
     Attributes:
-        code: the kind of fault.
         offset: index of the character of the string at which it was found; None when it concerns the whole.
         hint: what to do about it; may be empty.
     """

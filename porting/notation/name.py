@@ -64,7 +64,6 @@ class Decimal:
     """``{i}``: a number; ``{2*i+1}``: an affine spelling of it; ``{i:03}``: padded; ``{i:3..60}``: of a range.
 
     Attributes:
-        index: the index.
         factor, shift: the number that is written is ``factor * index + shift``.
         width: it is written with at least so many digits, zeros in front; 0 for no zeros.
         low, high: the least and the largest value of the index, both included; None for no bound.

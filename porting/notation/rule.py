@@ -127,7 +127,6 @@ class Rule:
     """Sources and targets that share their indices.
 
     Attributes:
-        sources, targets: the terms.
         pairs: which piece fills which; derived.
         constants: what is computed with a constant, in the order in which that is done, and the constants.
         fold: the target is the sum of the sources; the inverse gives it to the first, zeros to the others.
@@ -263,7 +262,6 @@ def make_rule(
     """A rule from its terms, held to the law that every index stands on both sides.
 
     Args:
-        sources, targets: the terms.
         constants: the expressions of the operations with a constant, by their keys.
         fold, fill, optional, where, formula, operands, dtype: as in :class:`Rule`.
         back: the formulas by which it is undone, by the operands that they give.
@@ -384,11 +382,7 @@ def _require_indices(found: frozenset[str], wanted: Sequence[str], text: str, na
 
 
 def _same_bounds(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[list[Term], list[Term]]:
-    """The terms, a range that one name gives an index given to it in every name.
-
-    Raises:
-        NotationError: two names give it other ranges, or one that becomes an axis does not begin at 0.
-    """
+    """The terms, a range that one name gives an index given to it in every name."""
     terms = [*sources, *targets]
     bounds: dict[str, tuple[int, int]] = {}
     for term in terms:

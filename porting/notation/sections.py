@@ -85,8 +85,6 @@ class Sections:
     Attributes:
         where: the file, for messages.
         texts: its text, then those of the tables that it extends.
-        entries, rules: what it says.
-        extends: the table that it extends.
         faults: what is wrong with it as far as its sections go.
     """
 
@@ -174,11 +172,7 @@ def split(text: str, file: str) -> Sections:
 
 
 def _refuse_large(content: object, file: str) -> None:
-    """A whole number can be written in few digits of base 16 and have too many to be printed.
-
-    Raises:
-        TableError: there is such a number.
-    """
+    """A whole number can be written in few digits of base 16 and have too many to be printed."""
     waiting = [content]
     while waiting:
         one = waiting.pop()

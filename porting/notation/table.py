@@ -40,8 +40,6 @@ class Drop:
     """Source tensors that are left out on purpose.
 
     Attributes:
-        name: the pattern of their names.
-        reason: why.
         equals: what they are proven to equal before they are left out: ``"arange"``, ``"zeros"`` or another tensor.
         where: the place in the table.
     """

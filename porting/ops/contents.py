@@ -145,7 +145,6 @@ class Content:
         """Whether a tensor holds it, bit for bit.
 
         Args:
-            value: the tensor, or a part of it.
             expected: what :meth:`row` or :meth:`box` gives for that part; None for a whole tensor.
             rounded: a number may be rounded as one of the dtypes has it that the module may have had before.
         """

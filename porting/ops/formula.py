@@ -123,7 +123,6 @@ class Formula(Operation):
         """The most values of float64 that are held at once while it is evaluated, beside its operands.
 
         Args:
-            operands: the indices of each operand.
             sizes: the size of every index.
         """
 
@@ -162,7 +161,6 @@ class Formula(Operation):
         """The elements of all values that come about while it is computed.
 
         Args:
-            operands: the indices of each operand.
             sizes: the size of every index.
         """
         computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))
@@ -310,11 +308,7 @@ def _leaf_indices(operands: Mapping[str, Sequence[str]], node: ast.expr) -> froz
 
 
 def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
-    """The indices of a call's value, of those of what it is given.
-
-    Raises:
-        FormulaError: an index is summed or resized that is not there, or given that is there already.
-    """
+    """The indices of a call's value, of those of what it is given."""
     function, first = ast.unparse(node.func), ast.unparse(node.args[0])
     named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     pairs = [_resized(one) for one in node.keywords]

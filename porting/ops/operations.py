@@ -73,7 +73,6 @@ class Constant(Operation):
     """An operation that has a number, written as one or as an expression over the config.
 
     Attributes:
-        number: the number.
         preposition: the word that stands before the number on a page: ``"times"``.
     """
 

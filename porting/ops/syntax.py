@@ -38,7 +38,6 @@ def parse(text: str, kind: str, longest: int) -> ast.expr:
     """The tree of a text.
 
     Args:
-        text: the text.
         kind: what it is to be, for messages: ``"formula"``.
         longest: the most characters that are read.
 
@@ -84,7 +83,6 @@ def walk(
     """What a tree comes to.
 
     Args:
-        node: the tree.
         leaf: what a number, or a name with what follows it, comes to.
         combine: what an operation makes of what its sides come to; ``-x`` is ``-1 * x``, of which -1 is a leaf.
         call: what a call makes of what its first argument comes to.

@@ -54,8 +54,6 @@ def in_frame(page: str, *, title: str, height: int) -> str:
     """A page in a frame, for a notebook: neither's styles reach the other.
 
     Args:
-        page: the page.
-        title: what the frame is called.
         height: of the frame, in CSS pixels; the reader may change it.
     """
     return (

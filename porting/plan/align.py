@@ -27,8 +27,6 @@ class Step:
     """One rule applied under one value of its outer indices.
 
     Attributes:
-        rule: the rule.
-        bindings: the values of its outer indices, under which it was applied.
         sources, targets: the tensors it reads and writes.
         copies: the moves; for a rule with a formula, from sources into the buffers that it is computed in.
         layout: for a rule with a formula, those buffers.
@@ -47,10 +45,7 @@ class Lone:
     """Names that a rule matched on one side and whose counterparts the other side does not have.
 
     Attributes:
-        rule: the rule.
         bindings: the values of its outer indices, under which it was applied.
-        names: the names that were found.
-        expected: the names that were not.
     """
 
     rule: Rule
@@ -64,14 +59,12 @@ class Alignment:
     """What a set of rules does to names and shapes.
 
     Attributes:
-        steps: what moves.
         unread, unwritten: source and target names that no rule matches.
         unplaced: source names whose targets do not exist.
         unsourced: target names whose sources do not exist.
         idle: rules that match nothing on either side.
         gaps: numbers that the source's names leave out.
         absent: members that a rule misses on each side beside others that are there, each with the rule's place.
-        faults: everything else that does not fit.
     """
 
     steps: tuple[Step, ...]
@@ -98,7 +91,6 @@ def align(
     """Find what each rule reads and writes.
 
     Args:
-        rules: the rules.
         sources, targets: names and shapes of the two sides.
         sizes: sizes of indices that are known beforehand.
         fields: config fields, for messages: a shape that does not fit may be one that the config says.

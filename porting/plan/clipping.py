@@ -26,7 +26,6 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
 
     Args:
         copy: the move; its strides are those of a target of ``shape`` in row-major order.
-        shape: the target's.
         starts, sizes: the box, axis by axis.
 
     Yields:
@@ -78,7 +77,6 @@ def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: 
     Args:
         copy: the move; each of its directions runs over whole axes of the source but for the slowest, as those of a
             plan do.
-        shape: the source's.
         starts, sizes: the box, axis by axis.
 
     Yields:

@@ -50,7 +50,6 @@ class KnownSizes(dict[str, int]):
 
     Attributes:
         by_layer: the expressions of sizes that depend on indices, ``num_heads[i]``.
-        values_of_config: the config.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ def sizes_under(
 
     Args:
         known: the sizes that [sizes] gives.
-        bindings: the values of indices.
         indices: those whose size is needed; None for all.
 
     Raises:

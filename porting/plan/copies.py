@@ -23,8 +23,6 @@ class Copy:
         source, target: names of the two tensors.
         sizes: the box, its slowest direction in the target first; neighbouring directions that run on are merged, so
             that a plain copy has one.
-        source_offset, source_strides: where the box lies in the source.
-        target_offset, target_strides: where it lies in the target.
     """
 
     source: str

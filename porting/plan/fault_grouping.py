@@ -56,7 +56,6 @@ class Nearest:
         """The hint at a name that nobody speaks of: the line that says nearly that.
 
         Args:
-            name: the name.
             lines: what lines of the table say and nobody has, each with its place.
             alike: all names that nobody speaks of; a line that says rather another one of them is not meant.
         """
@@ -87,7 +86,6 @@ def common_front(names: Sequence[str], expected: Iterable[str], prefix: str = ""
     """What a wrapper put before all names that nobody speaks of, such as ``"module."``; empty if that is not it.
 
     Args:
-        names: the names that nobody speaks of.
         expected: the names that are missing; most of ``names`` are these with something in front.
         prefix: what the missing names may do without.
 

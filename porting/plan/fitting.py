@@ -70,7 +70,6 @@ class Fitter:
     Args:
         sources, targets: the shapes of the two sides, by name.
         sizes: what [sizes] says.
-        fields: config fields, for messages.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class Fitter:
         """The moves, or None when the shapes do not fit: ``faults`` then says why.
 
         Args:
-            rule: the rule.
             left, right: for each source and each target term its members.
             counts: the sizes of the indices that stand in names.
             outer: the values of the indices that every name carries.
@@ -147,10 +145,8 @@ class Fitter:
         """The buffers of a rule's formula.
 
         Args:
-            rule: the rule.
             moves: what :meth:`fit` gave for it.
             copies: the same, with the names of the tensors.
-            target: the name of the target.
         """
         result, operand_indices, sizes = self._layouts[id(moves)]
         operands = []
@@ -298,11 +294,7 @@ def _charge_formula(
     *,
     whole: bool,
 ) -> None:
-    """Charge what a formula makes far beyond what it reads: all values together, those of a row, and the result.
-
-    Raises:
-        LimitError: it is more than a command may make.
-    """
+    """Charge what a formula makes far beyond what it reads: all values together, those of a row, and the result."""
     if formula is None:
         return
     read = sum(math.prod(sizes[index] for index in indices) for indices in operands.values())

@@ -30,7 +30,6 @@ class Operand:
     """A term of a formula.
 
     Attributes:
-        name: what the formula calls it.
         indices, sizes: the axes of its buffer.
         copies: the moves that fill the buffer.
     """
@@ -46,10 +45,7 @@ class Applied:
     """A formula and the tensors that it computes one tensor of.
 
     Attributes:
-        formula: the formula.
-        operands: its terms.
         numbers: the fields of the config that it reads.
-        sizes: the size of each index.
         result: the indices of the tensor, the slowest first.
         place: the move of the result, with an axis for each of its indices, into the tensor.
     """
@@ -111,7 +107,6 @@ class Applied:
         """The elements from ``start`` to ``stop`` of the tensor in row-major order, in float64.
 
         Args:
-            start, stop: the elements.
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
         """
         first, row = 0, math.prod(self.sizes[index] for index in self.result)
@@ -161,9 +156,7 @@ class Layout:
     """How the tensors of a step lie in the buffers of its rule's formula, whatever is computed.
 
     Attributes:
-        operands: those of the rule's sources.
         result: the target as an operand: its moves read the target.
-        sizes: the size of each index.
     """
 
     operands: tuple[Operand, ...]

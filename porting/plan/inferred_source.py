@@ -36,7 +36,6 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
     :func:`~porting.plan.align.align` reports those.
 
     Args:
-        table: the mapping.
         targets: shapes of the module's parameters and persistent buffers.
         sizes: the sizes that [sizes] gives (:func:`porting.plan.config.sizes`).
 
@@ -77,11 +76,7 @@ def _sources(
     sizes: Mapping[str, int],
     astray: Astray,
 ) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the sources of one application of a rule.
-
-    Raises:
-        PlanError: they do not follow from the targets.
-    """
+    """Names and shapes of the sources of one application of a rule."""
     if rule.formula is not None and not rule.back and not rule.turned:
         raise PlanError(irreversible(rule))
     counts: dict[str, int] = {}

@@ -18,7 +18,7 @@ from porting.notation.table import Drop, Make, Table
 from porting.ops import Content
 from porting.plan.align import Alignment, Lone
 from porting.plan.fault_grouping import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
-from porting.plan.matching import Match, Matcher
+from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut
 from porting.plan.recipe import Described, Recipe
 from porting.plan.ties import present
@@ -43,17 +43,19 @@ def leave_out(
         table, alignment, sources, config, near: as in :func:`porting.plan.check.check`.
         unsaved: tensors of the module that are not in its state, and what would put them there.
     """
-    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     faults: list[Fault] = []
     left_out: list[LeftOut] = []
 
     def dropped(name: str) -> bool:
-        matches = matcher.read(name)
-        if matches:
-            left = _left(table, name, matches[0], sources)
+        found = matcher.first(name)
+        if found is not None:
+            drop = found.line
+            equals = "" if drop.equals is None else present(drop.equals, found.bindings, table.prefix, sources)
+            left = LeftOut(name=name, reason=drop.reason, equals=equals)
             left_out.append(left)
             faults.extend(_unequal(left, sources, near))
-        return bool(matches)
+        return found is not None
 
     missed = dict(alignment.absent["source"])
     missed |= _said((lone.rule, lone.rule.sources, lone.bindings) for lone in alignment.unsourced)
@@ -87,9 +89,9 @@ def leave_out(
 
 def idle_drops(table: Table, names: Iterable[str]) -> list[Drop]:
     """The lines of [drop] that match nothing in a checkpoint."""
-    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
-    used = {match.key[0] for name in names for match in matcher.read(name)}
-    return [drop for number, drop in enumerate(table.drops) if number not in used]
+    matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
+    used = {id(match.line) for name in names for match in matcher.read(name)}
+    return [drop for drop in table.drops if id(drop) not in used]
 
 
 def _said(terms: Iterable[tuple[Rule, Sequence[Term], Bindings]]) -> dict[str, str]:
@@ -119,12 +121,6 @@ def _nearly_dropped(name: str, idle: Iterable[Drop]) -> str:
         if resembles(stem, head):
             return f"{drop.where or 'the table'} has '{drop.name}': is it this one?"
     return ""
-
-
-def _left(table: Table, name: str, match: Match, sources: Mapping[str, Described]) -> LeftOut:
-    drop = table.drops[match.key[0]]
-    equals = "" if drop.equals is None else present(drop.equals, match.bindings, table.prefix, sources)
-    return LeftOut(name=name, reason=drop.reason, equals=equals)
 
 
 def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> Iterator[Fault]:
@@ -157,7 +153,6 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
     """The fault of a tensor that cannot be left out: it does not hold the value that the table states.
 
     Args:
-        left: the tensor.
         tensors: the names of those beside it.
     """
     if left.made:
@@ -190,9 +185,7 @@ class Unfilled:
 
     Attributes:
         new: parameters that keep the module's own initialisation, which the caller accepts.
-        computed: buffers that the module computes.
         made: those whose content the table gives, each with its line.
-        faults: a fault for each that nothing accounts for.
     """
 
     new: tuple[str, ...]
@@ -212,15 +205,15 @@ def renew(
     allowed: bool,
 ) -> Unfilled:
     """What becomes of the targets that no step writes."""
-    matcher = Matcher((((number, 0), fresh.name) for number, fresh in enumerate(table.fresh)), table.target_prefix)
-    making = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
+    matcher = Matcher(((fresh.name, fresh) for fresh in table.fresh), table.target_prefix)
+    making = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     new: list[str] = []
     computed: list[str] = []
     made: dict[str, Make] = {}
     faults: list[Fault] = []
 
     def is_accounted(name: str) -> bool:
-        lines = [table.makes[match.key[0]] for match in making.read(name)]
+        lines = [match.line for match in making.read(name)]
         if len(lines) > 1:
             message = f"{name!r} is made by this line and by that at {lines[1].where}"
             hint = "make one pattern narrower, or take one line away"
@@ -273,11 +266,8 @@ def make_recipes(
 
     Args:
         made: their names, each with its line of [make].
-        targets: their shapes.
-        dtypes: their dtypes.
         config: the config, as :func:`porting.plan.config.effective` gives it.
         known: the sizes that [sizes] gives.
-        table: the table that they are lines of.
         recipe_of: how another target comes about, for one that equals it; None for one that nothing writes.
     """
     found: list[Recipe] = []
@@ -332,9 +322,8 @@ def _copied(
 
 def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
     """Those of the names that a table gives the content of, each with its line of [make]."""
-    matcher = Matcher((((number, 0), make.term.name) for number, make in enumerate(table.makes)), table.target_prefix)
-    found = {name: matcher.read(name) for name in names}
-    return {name: table.makes[matches[0].key[0]] for name, matches in found.items() if matches}
+    matcher = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
+    return {name: found.line for name in names if (found := matcher.first(name)) is not None}
 
 
 def content_of(make: Make, config: Mapping[str, object]) -> Content:

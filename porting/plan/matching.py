@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Generic, TypeVar
 
 from porting.notation.name import Decimal, Enumerated, Literal, Name, Rest, Value
 
@@ -19,51 +20,57 @@ MOST_SKELETONS = 64
 
 _DIGITS = re.compile(r"[0-9]+")
 
-Key = tuple[int, int]
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """A pattern that spells a name: its key, as it was given, and the index values."""
+class Match(Generic[Line]):
+    """What a pattern stands for that spells a name, and the index values."""
 
-    key: Key
+    line: Line
     bindings: dict[str, Value]
 
 
-class Matcher:
-    """Patterns, each under a key of the caller's, matched with and without a prefix."""
+class Matcher(Generic[Line]):
+    """Patterns, each with what it stands for, matched with and without a prefix."""
 
-    def __init__(self, patterns: Iterable[tuple[Key, Name]], prefix: str = "") -> None:
-        self._by_skeleton: dict[str, list[tuple[Key, Name]]] = {}
-        self._by_beginning: dict[str, list[tuple[Key, Name]]] = {}
-        for key, pattern in patterns:
+    def __init__(self, patterns: Iterable[tuple[Name, Line]], prefix: str = "") -> None:
+        self._by_skeleton: dict[str, list[tuple[int, Name]]] = {}
+        self._by_beginning: dict[str, list[tuple[int, Name]]] = {}
+        self._lines: list[Line] = []
+        for number, (pattern, line) in enumerate(patterns):
+            self._lines.append(line)
             for spelled in (pattern, pattern.without(prefix)):
                 if spelled is not None:
-                    self._add(key, spelled)
+                    self._add(number, spelled)
         # of one key the longest beginning comes first: "model.{*rest}" reads "model.a", and not with the prefix inside
         self._lengths = sorted({len(beginning) for beginning in self._by_beginning}, reverse=True)
 
-    def _add(self, key: Key, pattern: Name) -> None:
+    def _add(self, number: int, pattern: Name) -> None:
         skeletons = _skeletons(pattern)
         if skeletons is None:
             first = pattern.parts[0]
             beginning = first.text if isinstance(first, Literal) else ""
-            self._by_beginning.setdefault(beginning, []).append((key, pattern))
+            self._by_beginning.setdefault(beginning, []).append((number, pattern))
             return
         for skeleton in skeletons:
-            self._by_skeleton.setdefault(skeleton, []).append((key, pattern))
+            self._by_skeleton.setdefault(skeleton, []).append((number, pattern))
 
-    def read(self, name: str) -> list[Match]:
-        """Every pattern that spells ``name``, each key once, in the order of the keys."""
-        found: dict[Key, Match] = {}
-        for key, pattern in self._candidates(name):
-            if key not in found:
+    def read(self, name: str) -> list[Match[Line]]:
+        """What the patterns that spell ``name`` stand for, each once, in the order in which they were given."""
+        found: dict[int, Match[Line]] = {}
+        for number, pattern in self._candidates(name):
+            if number not in found:
                 bindings = pattern.read(name)
                 if bindings is not None:
-                    found[key] = Match(key, bindings)
-        return list(found.values()) if len(found) < 2 else [found[key] for key in sorted(found)]
+                    found[number] = Match(self._lines[number], bindings)
+        return [found[number] for number in sorted(found)]
 
-    def _candidates(self, name: str) -> Sequence[tuple[Key, Name]]:
+    def first(self, name: str) -> Match[Line] | None:
+        """The first of these; None where no pattern spells the name."""
+        return next(iter(self.read(name)), None)
+
+    def _candidates(self, name: str) -> Sequence[tuple[int, Name]]:
         candidates = self._by_skeleton.get(_DIGITS.sub("#", name), [])
         for length in self._lengths:
             candidates = candidates + self._by_beginning.get(name[:length], [])

@@ -26,9 +26,7 @@ class Astray:
     """Names that do not meet: a misspelling leaves one of each kind.
 
     Attributes:
-        unmatched: names of each side that no rule spells.
         absent: names that a rule misses on each side, each with the rule's place.
-        near: finds the nearest.
     """
 
     unmatched: Mapping[Side, Sequence[str]]
@@ -46,7 +44,6 @@ class Sorted:
 
     Attributes:
         terms: for each rule and each of its terms on this side, the members by the values of the outer indices.
-        unmatched: the names that no rule spells.
         faults: names that two rules spell, or two names that one rule takes for the same.
     """
 
@@ -62,7 +59,7 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
     with several targets.
     """
     terms = [rule.sources if side == "source" else rule.targets for rule in rules]
-    patterns = [((number, place), term.key) for number, one in enumerate(terms) for place, term in enumerate(one)]
+    patterns = [(term.key, (number, place)) for number, one in enumerate(terms) for place, term in enumerate(one)]
     matcher = Matcher(patterns, prefix)
     found = Sorted([[{} for _ in one] for one in terms])
     besides = _Besides(rules, side, prefix)
@@ -73,22 +70,22 @@ def sort_names(rules: Sequence[Rule], names: Iterable[str], side: Side, prefix: 
         if not matches:
             found.unmatched.append(name)
             continue
-        claiming = [rules[match.key[0]] for match in matches]
+        claiming = [rules[match.line[0]] for match in matches]
         together = _seen(claiming[0], side) == "source" and (
             all(rule.formula is not None for rule in claiming)
             or (all(rule.again for rule in claiming[1:]) and len({rule.where for rule in claiming}) == 1)
         )
         if len(matches) > 1 and not together:
-            found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.key for m in matches)], side))
+            found.faults.append(_claimed(name, [(rules[n], terms[n][k]) for n, k in (m.line for m in matches)], side))
         for match in matches if together else matches[:1]:
-            number, place = match.key
+            number, place = match.line
             _add(found, rules[number], terms[number][place], match, name)
     return found
 
 
-def _add(found: Sorted, rule: Rule, term: Term, match: Match, name: str) -> None:
+def _add(found: Sorted, rule: Rule, term: Term, match: Match[tuple[int, int]], name: str) -> None:
     """Put a name to the members of the term that spells it."""
-    number, place = match.key
+    number, place = match.line
     outer = tuple([match.bindings[index] for index in rule.outer if index in match.bindings])
     inner = tuple([value for index, value in match.bindings.items() if index not in rule.outer])
     members = found.terms[number][place].setdefault(outer, {})
@@ -105,7 +102,6 @@ class _Besides:
 
     Args:
         rules: the rules, lines of [rest] among them.
-        side, prefix: whose names are sorted.
     """
 
     def __init__(self, rules: Sequence[Rule], side: Side, prefix: str) -> None:
@@ -113,14 +109,14 @@ class _Besides:
         self._rest = {number: len(terms[0].name.front) for number, terms in sides if rules[number].rest}
         self.needed = bool(self._rest)
         listed = next((rule.besides[side == "target"] for rule in rules if rule.rest), ())
-        self._listed = Matcher((((number, 0), name) for number, name in enumerate(listed)), prefix)
+        self._listed = Matcher(((name, name) for name in listed), prefix)
 
-    def __call__(self, name: str, matches: list[Match]) -> list[Match]:
+    def __call__(self, name: str, matches: list[Match[tuple[int, int]]]) -> list[Match[tuple[int, int]]]:
         """Of the rules that spell a name, those that are meant."""
-        named = [match for match in matches if match.key[0] not in self._rest]
+        named = [match for match in matches if match.line[0] not in self._rest]
         if named:
             return named
-        longest = max(matches, key=lambda match: self._rest[match.key[0]])
+        longest = max(matches, key=lambda match: self._rest[match.line[0]])
         return [] if self._listed.read(name) else [longest]
 
 

@@ -109,8 +109,6 @@ def compute(
     """Elements of a tensor as they come about from others.
 
     Args:
-        recipe: how the tensor comes about.
-        where: which elements.
         read: gives what a move of the recipe brings there, or into a range of an operand of its formula.
         base: the same of the moves that bring the elements of ``recipe.base``.
         take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
@@ -238,8 +236,6 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     """A tensor as it comes about from others in memory; a view of one of them where that is possible.
 
     Args:
-        recipe: how it comes about.
-        read: gives a tensor that it is made of.
         base: gives ``recipe.base``.
         device: where it is computed; that of its first source when left out.
 
@@ -277,8 +273,6 @@ def gather(
 
     Args:
         copies: they fill disjoint boxes of the tensor.
-        shape: the tensor's.
-        read: gives the tensors that the copies read.
         fill, base: what stands where no copy writes, as in :func:`backward`; ``base`` goes first.
 
     Raises:
@@ -298,14 +292,7 @@ def gather(
 
 
 def forward(step: Step, targets: Tensors, read: Read, arithmetic: Arithmetic = NOTHING) -> Iterator[tuple[str, Tensor]]:
-    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible.
-
-    Args:
-        step: the step.
-        targets: shapes of its targets.
-        read: gives a source tensor.
-        arithmetic: what its rule computes.
-    """
+    """The target tensors of a step, in the source's dtype; views of what ``read`` gives where that is possible."""
     for recipe in forward_recipes(step, _Read(read), targets, arithmetic):
         yield recipe.name, compute_whole(recipe, read)
 
@@ -316,9 +303,6 @@ def backward(
     """The source tensors of a step from its targets, in the targets' dtype: :func:`forward` read from right to left.
 
     Args:
-        step: the step.
-        sources: shapes of its sources.
-        read: gives a target tensor.
         arithmetic: what :func:`forward` computed, to be undone.
         base: gives a source tensor as it was, for the parts that the targets do not hold; without it these parts are
             the rule's ``fill``, and zero in the sources of a sum to which its inverse gives nothing.
@@ -353,9 +337,6 @@ def pullback(
     reads has none: zero.
 
     Args:
-        step: the step.
-        source, shape: one of its sources.
-        read: gives the gradient of a target.
         arithmetic: what :func:`forward` computes.
         values: gives a source tensor, which the gradient through a formula depends on.
 

@@ -145,7 +145,6 @@ def parts(copy: Copy, itemsize: int, most: int, *, sparing: bool = False) -> Ite
     """A move in parts, each of which is read into a buffer of at most ``most`` elements.
 
     Args:
-        copy: the move.
         itemsize: bytes of an element.
         most: elements, at least 1.
         sparing: read no more than what is wanted, and what lies between short runs near each other.

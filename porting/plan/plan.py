@@ -36,7 +36,6 @@ class LeftOut:
     """A source tensor that is not loaded.
 
     Attributes:
-        name: the tensor.
         reason: why, in the table's words.
         equals: what it has to equal, a word such as ``"arange"`` (:class:`porting.ops.Content`) or a tensor beside it;
             empty when nothing is said.
@@ -129,7 +128,6 @@ class RuleMoves:
     Attributes:
         source, target: its two sides, as the table spells them.
         read, written: how many tensors.
-        where: its place in the table.
     """
 
     source: str

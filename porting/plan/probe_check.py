@@ -20,9 +20,7 @@ def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Itera
     """Entries of [arguments], [inputs] and [probes] that name nothing in the module: warnings, loading needs none.
 
     Args:
-        table: the table.
         sources: the checkpoint's tensors, which show what parts the reference will have.
-        module: the target.
     """
     parameters = inspect.signature(module.forward).parameters
     taken = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
@@ -50,11 +48,11 @@ def _doubtful_probe(rule: Rule, table: Table, sources: Collection[str], paths: C
             message = f"the probe '{rule}' names the output {term.output!r}"
             yield Fault(code=Code.NO_PROBES, where=rule.where, message=message, hint=near)
     suffix = f" -> {rule.targets[0].output}" if rule.targets[0].output else ""
-    matcher = Matcher((((0, n), term.key) for n, term in enumerate(rule.targets)), table.target_prefix)
+    matcher = Matcher(((term.key, term) for term in rule.targets), table.target_prefix)
     if any(matcher.read((path or ".") + suffix) for path in paths):
         return
     suffix = f" -> {rule.sources[0].output}" if rule.sources[0].output else ""
-    matcher = Matcher((((0, n), term.key) for n, term in enumerate(rule.sources)), table.prefix)
+    matcher = Matcher(((term.key, term) for term in rule.sources), table.prefix)
     parts = {".".join(name.split(".")[:end]) for name in sources for end in range(1, name.count(".") + 1)}
     if not any(matcher.read(part + suffix) for part in parts):
         return  # the checkpoint has no such part either: a head that others have

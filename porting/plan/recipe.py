@@ -29,6 +29,14 @@ class Described(Protocol):
         """Its dtype."""
 
 
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor that nothing holds."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class Tensors(Protocol):
     """Descriptions of tensors by their names."""
 
@@ -44,10 +52,6 @@ class Recipe:
     there is something to compute, rounded to ``work``, and then cast to ``dtype``.
 
     Attributes:
-        name: the tensor.
-        shape: its extents.
-        work: the dtype in which it is gathered.
-        dtype: its dtype in the end.
         copies: the moves that bring its elements; disjoint boxes of it, except in a sum.
         arithmetic: what is computed of the elements that moves bring, and of no others.
         fill: the value of elements that no move writes.
@@ -128,9 +132,6 @@ def forward_recipes(
     """The recipes of a step's targets.
 
     Args:
-        step: the step.
-        sources, targets: what its tensors hold.
-        arithmetic: what its rule computes.
         dtype: what floating-point sources are cast to as they are read; None keeps theirs.
     """
     copies = grouped(step.copies, "target")
@@ -171,8 +172,6 @@ def backward_recipes(
     """The recipes of a step's sources from its targets: :func:`forward_recipes`, undone.
 
     Args:
-        step: the step.
-        sources, targets: what its tensors hold.
         arithmetic: what its rule computes, as in :func:`forward_recipes`.
         dtype: what floating-point tensors are cast to, last of all; None keeps the targets' dtype.
         kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the

@@ -25,7 +25,6 @@ def scan(
     """Read every source tensor that is loaded, once, and look for NaN and infinities.
 
     Args:
-        plan: the plan.
         read: gives a source tensor; each is let go before the next is read.
         progress: called with the number of tensors that were read, and of all.
 

@@ -24,16 +24,15 @@ def resolve_ties(table: Table, alignment: Alignment, places: Mapping[str, Slot])
     written = {name for step in alignment.steps for name in step.targets}
     written |= {name for lone in alignment.unsourced for name in lone.names}
     anchors = _anchors(places, written)
-    matcher = Matcher((((number, 0), tie.name) for number, tie in enumerate(table.ties)), table.target_prefix)
-    fresh = Matcher((((number, 0), one.name) for number, one in enumerate(table.fresh)), table.target_prefix)
+    matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
+    fresh = Matcher(((line.name, line) for line in table.fresh), table.target_prefix)
     tied: dict[str, str] = {}
     faults: list[Fault] = []
     for name, slot in places.items():
-        matches = matcher.read(name)
-        if matches:
-            tie = table.ties[matches[0].key[0]]
-            tied[name] = present(tie.with_, matches[0].bindings, table.target_prefix, places)
-            faults += _declared(tie, name, tied[name], places, written)
+        tie = matcher.first(name)
+        if tie is not None:
+            tied[name] = present(tie.line.with_, tie.bindings, table.target_prefix, places)
+            faults += _declared(tie.line, name, tied[name], places, written)
             continue
         anchor = anchors[slot.same_as]
         computed = not slot.parameter and anchor not in written  # whether it is shared is the module's matter

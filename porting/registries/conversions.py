@@ -26,12 +26,7 @@ from porting.verification.reference_class import declared, usual_classes
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """Tensors of a file that become tensors of the model together.
-
-    Attributes:
-        sources: the tensors of the file, in order.
-        targets: the tensors of the model, and their axes.
-    """
+    """Tensors of a file that become tensors of the model together."""
 
     sources: tuple[Source, ...]
     targets: Mapping[str, tuple[Axis, ...]]
@@ -42,8 +37,6 @@ class Loading:
     """What transformers makes of a checkpoint.
 
     Attributes:
-        architecture: the class of transformers.
-        conversions: what becomes of the tensors.
         unread: tensors of the file that the model does not have; transformers leaves them out.
         ties: names of the model that share the storage of another one, which is written.
         untrained: names of the model that the file has nothing for; transformers draws them.
@@ -80,7 +73,6 @@ def loading(
         entry: the name of an entry of the registry, or a model type.
         config: the checkpoint's config; empty for the usual one of the entry.
         tensors: the checkpoint's tensors; None for those that transformers itself would save.
-        ported: the tensors that transformers makes of them, where only they are there.
 
     Raises:
         TableError: transformers has no such entry, it is not for this config, or an operation of it is nothing that a
@@ -195,13 +187,8 @@ def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Des
     """The model of transformers that a checkpoint holds, without weights.
 
     Args:
-        entry: the entry that it is for.
         config: the checkpoint's config; empty for the usual one, which is transformers' own.
         tensors: what bounds its size.
-
-    Raises:
-        TableError: there is none, or the entry is not for it.
-        TargetError: it is larger than the tensors can be meant for.
     """
     import transformers  # noqa: PLC0415  # only those who ask for such a table wait for it
 

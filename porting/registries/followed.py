@@ -29,8 +29,6 @@ class FollowedTensor(Tensor):
     """A tensor on the meta device that knows which elements of which source it holds.
 
     Attributes:
-        axes: its axes.
-        sources: what it is made of.
         entire: it is the one source, with nothing done to it yet.
     """
 

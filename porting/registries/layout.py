@@ -23,7 +23,6 @@ class Part:
         size: how many values it has.
 
     Attributes:
-        size: the same.
         factors: the product that it was taken apart into; None while it was not.
         segments: the concatenation that it was taken apart into; None while it was not.
     """
@@ -200,8 +199,6 @@ class Source:
     """Tensors of a file that one term of a rule names: one, or those that an index of the name counts.
 
     Attributes:
-        names: their names.
-        axes: their axes, which they share.
         count: the index of the name; None for one tensor.
         whole: the source that this one became a member of; None while it is on its own.
     """
@@ -219,7 +216,6 @@ def stacked(tensors: Sequence[tuple[Axis, ...]], sources: Sequence[Source | None
     concatenation of single rows.
 
     Args:
-        tensors: the axes of each.
         sources: the tensor of the file that each is, as a whole; None where it is made of something else.
 
     Raises:

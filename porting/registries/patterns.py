@@ -23,7 +23,6 @@ class Spelling:
 
     Attributes:
         texts: what stands between the numbers, and around them.
-        numbers: the numbers.
         count: which of the numbers is the first of those that an index counts; -1 for none.
         length: how many it counts.
     """
@@ -78,7 +77,6 @@ class Wording:
     """A rule for single names.
 
     Attributes:
-        sources, targets: the names of each side.
         axes: what stands behind each name, of the sources first.
         sizes: the sizes of indices that no shape tells.
     """

@@ -34,8 +34,6 @@ class Sample:
     """Tensors that a rule reads, and what it makes of them.
 
     Attributes:
-        rule: the rule.
-        sources, targets: the tensors by their names.
         config: the fields of the config that sizes were computed from.
     """
 
@@ -55,9 +53,7 @@ def sample(table: Table, rule: Rule, *, into: str, equal: bool = False) -> Sampl
     """Random tensors for one rule.
 
     Args:
-        table: the table of the rule.
         rule: the rule, without arithmetic.
-        into: what it is to be said as, for messages.
         equal: segments whose sizes the table does not say are of one size.
 
     Raises:

@@ -37,8 +37,6 @@ class Entry:
     """An entry of the list.
 
     Attributes:
-        rule: the rule that it is for.
-        sources, targets: its patterns.
         operations: of a converter; none for a renaming.
         equal: its reverse cuts into parts of one size.
     """
@@ -117,11 +115,7 @@ def as_weight_converters(table: Table) -> str:
 
 
 def _translated(table: Table, rule: Rule) -> tuple[list[Entry], Sample]:
-    """The entries for one rule, and tensors that it was tried on.
-
-    Raises:
-        TableError: there are none.
-    """
+    """The entries for one rule, and tensors that it was tried on."""
     terms = (*rule.sources, *rule.targets)
     if any(index.startswith("_") for term in terms for index in leaves(term.axes or ())):
         raise untranslated(rule, rule.where, INTO, "no operation leaves elements out")
@@ -146,11 +140,7 @@ def _translated(table: Table, rule: Rule) -> tuple[list[Entry], Sample]:
 
 
 def _renaming(rule: Rule, source: Parts, target: Parts) -> list[Entry]:
-    """The renaming of one name to another; none where they are the same.
-
-    Raises:
-        TableError: the numbers in it do not stay together.
-    """
+    """The renaming of one name to another; none where they are the same."""
     if source == target:
         return []
     for part in (*source, *target):
@@ -181,11 +171,7 @@ def _escaped(text: str) -> str:
 
 
 def _converter(rule: Rule, sources: Sequence[Parts], targets: Sequence[Parts], tried: Sample) -> list[Entry] | None:
-    """The converter of a rule and the renamings that it needs before; None where no operations do it.
-
-    Raises:
-        TableError: its names cannot be said.
-    """
+    """The converter of a rule and the renamings that it needs before; None where no operations do it."""
     outer = set(rule.outer)
     heads = {str(Name(_head(one, outer))) if _head(one, outer) else "" for one in targets}
     if len(heads) > 1:
@@ -213,11 +199,7 @@ def _head(parts: Parts, outer: set[str]) -> Parts:
 
 
 def _tail(rule: Rule, parts: Parts) -> str:
-    """The end of a name as a pattern of a converter.
-
-    Raises:
-        TableError: what an index of its own counts does not begin with 0.
-    """
+    """The end of a name as a pattern of a converter."""
     for part in parts:
         if isinstance(part, Decimal) and (part.shift or part.factor != 1 or part.width or part.high is not None):
             raise untranslated(rule, rule.where, INTO, f"{part} does not count from 0")
@@ -258,11 +240,7 @@ def _chains(sources: int, targets: int, counted: bool) -> Iterator[tuple[Operati
 
 
 def _require_same(entries: Sequence[Entry], samples: Sequence[Sample]) -> None:
-    """See that the list does what the table does, in both directions.
-
-    Raises:
-        TableError: it does not: names the rule.
-    """
+    """See that the list does what the table does, in both directions."""
     wrong = _holds(entries, samples)
     if wrong is not None:
         rule, message = wrong

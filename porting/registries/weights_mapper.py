@@ -118,11 +118,7 @@ def _spelled(name: Name) -> list[str]:
 
 
 def _add_drop(mapper: Mapper, drop: Drop) -> None:
-    """The entries of a tensor that is dropped.
-
-    Raises:
-        TableError: it has none.
-    """
+    """The entries of a tensor that is dropped."""
     last = drop.name.parts[-1]
     if not any(isinstance(part, Decimal) for part in drop.name.parts):
         mapper.prefix.update(
@@ -139,11 +135,7 @@ def _lines(mapping: Mapping[str, str | None]) -> list[str]:
 
 
 def _add(mapper: Mapper, rule: Rule) -> None:
-    """The entries of one rule.
-
-    Raises:
-        TableError: it has none.
-    """
+    """The entries of one rule."""
     where = rule.where
     if rule.operations or rule.fill is not None or len(rule.sources) > 1 or len(rule.targets) > 1:
         raise untranslated(rule, where, INTO, "names are replaced, and nothing is computed, joined or cut")
@@ -156,11 +148,7 @@ def _add(mapper: Mapper, rule: Rule) -> None:
 
 
 def _add_name(mapper: Mapper, rule: Rule, source: Parts, target: Parts) -> None:
-    """The entries of one name.
-
-    Raises:
-        TableError: it has none.
-    """
+    """The entries of one name."""
     where = rule.where
     ours, theirs = _apart(source), _apart(target)
     if ours[1] != theirs[1]:

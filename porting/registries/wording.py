@@ -122,11 +122,7 @@ def worded(conversion: Conversion) -> Wording:
 
 
 def _require_order(conversion: Conversion) -> None:
-    """Rows of one element that an axis is cut into have no index: the targets have to stand in their order.
-
-    Raises:
-        TableError: they do not, or what became of them is not known.
-    """
+    """Rows of one element that an axis is cut into have no index: the targets have to stand in their order."""
     for source in conversion.sources:
         for rows in _rows(source.axes):
             found = [id(part) for axes in conversion.targets.values() for axis in axes for part in axis]
@@ -173,11 +169,7 @@ def _terms(source: Source) -> list[tuple[Spelling, tuple[Axis, ...]]]:
 
 
 def _checked(name: str) -> str:
-    """A name that a table can hold.
-
-    Raises:
-        TableError: it cannot.
-    """
+    """A name that a table can hold."""
     try:
         Name.parse(name)
     except NotationError as error:
@@ -195,7 +187,6 @@ class _Namer:
     Args:
         terms: the axes of each term, of the sources first.
         sources: how many terms are sources.
-        counts: the indices that stand in names.
 
     Attributes:
         sizes: the sizes that no shape tells, by the index's name.

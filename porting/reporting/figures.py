@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from porting.printable import safe
 from porting.reporting.outcome import Outcome, rows_of
 from porting.tracing.measure import ROUNDING, ErrorProfile
+from porting.tracing.trace import INNER
 
 LEAST, MOST = 1e-17, 1e12
 """What is smaller or larger is drawn here: zero and infinity have no place on a logarithmic axis."""
@@ -122,13 +123,9 @@ def _size(shape: Sequence[int], axis: int) -> int:
     return shape[axis] if len(shape) >= -axis else 1
 
 
-ATTENTION = ("scores", "probabilities")
-"""How the points of attention end whose axes are batch, head, query and key, in this order."""
-
-
 def _axes(shape: Sequence[int], name: str) -> tuple[str, str, str]:
     """What the axes of an activation are called in a plot: those taken for rows, for positions and for channels."""
-    known = ("batch", "head", "query", "key") if len(shape) == 4 and name.endswith(ATTENTION) else ()
+    known = ("batch", "head", "query", "key") if len(shape) == 4 and name.endswith(INNER) else ()
     names = [f"{known[axis] if known else f'axis {axis}'} ({size})" for axis, size in enumerate(shape)]
     lone = "one row"
     return " and ".join(names[:-2]) or lone, names[-2] if len(names) > 1 else lone, names[-1] if names else lone

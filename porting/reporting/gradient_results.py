@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from porting.tracing.dropout import DropoutMask
 from porting.tracing.measure import MEANING, luck
 
 
@@ -13,8 +14,6 @@ class Gradient:
     """The gradient of one parameter, compared: the port's, through the table, with the reference's.
 
     Attributes:
-        reference: the parameter of the reference.
-        port: the parameters of the port that are made from it.
         meaning: largest difference in float64, relative to the gradient's largest element.
         bound: what of it rounding explains.
         rounding: dtype -> the port's rounding error over the reference's.
@@ -52,7 +51,6 @@ class Steps:
 
     Attributes:
         optimiser: as it was made, ``"AdamW(lr=0.001)"``.
-        taken: how many steps.
         differing: step, from 1 -> parameters of the port that had moved otherwise after it; the first and the last.
         meaning: largest difference in float64, relative to how far the parameter moved.
         bound: what of that rounding explains.
@@ -79,21 +77,6 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropoutSite:
-    """One place at which values are dropped in training.
-
-    Attributes:
-        module: the innermost module that was running.
-        rate: the share that is dropped, 0 to 1.
-        shape: of what is dropped from.
-    """
-
-    module: str
-    rate: float
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainMode:
     """Both models in training mode, in float64, with the same dropout masks.
 
@@ -108,8 +91,8 @@ class TrainMode:
     """
 
     sites: int = 0
-    missing: tuple[DropoutSite, ...] = ()
-    added: tuple[DropoutSite, ...] = ()
+    missing: tuple[DropoutMask, ...] = ()
+    added: tuple[DropoutMask, ...] = ()
     difference: float = 0.0
     bound: float = MEANING
     where: str = ""

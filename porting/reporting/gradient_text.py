@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from porting.reporting.gradient_results import DropoutSite, GradientResults, Steps, TrainMode
+from porting.reporting.gradient_results import GradientResults, Steps, TrainMode
 from porting.reporting.outcome import listed
+from porting.tracing.dropout import DropoutMask
 from porting.tracing.measure import ROUNDING
 
 
@@ -51,7 +52,7 @@ MOST_SITES = 3
 """So many places are listed; then comes how many more there are."""
 
 
-def _sites(title: str, sites: Sequence[DropoutSite]) -> Iterator[Text]:
+def _sites(title: str, sites: Sequence[DropoutMask]) -> Iterator[Text]:
     for site in sites[:MOST_SITES]:
         yield Text(f"  {title} drops {100 * site.rate:g} % of {list(site.shape)} in {site.module}")
     if len(sites) > MOST_SITES:

@@ -13,6 +13,7 @@ from porting.causes.finding import Finding
 from porting.notation.table import Approximation
 from porting.reporting.gradient_results import GradientResults
 from porting.tracing.code_coverage import INPUTS, Branch
+from porting.tracing.float64 import ITSELF
 from porting.tracing.measure import MEANING, ROUNDING, ErrorProfile, luck
 from porting.tracing.trace import ARROW, ROOT, is_returned, output_of
 from porting.trials.scope import Scope
@@ -116,7 +117,6 @@ class Shown:
     Attributes:
         activation: parameters that a float64 gradient of a compared probe reaches, and the share of their elements.
         copy: the rest of those that are bit-equal to the checkpoint's through the table.
-        nothing: those that nothing showed.
         differing: those whose values are not the checkpoint's.
         parts: those that were shown by activation in part, and whose rest nothing showed.
         rows: of those that were shown in part, the rows of which nothing was shown, where these are few.
@@ -385,9 +385,6 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
         count += 1
     return count
 
-
-ITSELF = "the model itself"
-"""What a report calls the point of the whole model."""
 
 MOST_NAMED = 8
 """Names are listed up to this many; then comes how many more there are."""

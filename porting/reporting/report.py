@@ -86,8 +86,6 @@ def spelled_call(name: str, function: Callable[..., object], given: Mapping[str,
     """The call of a function, without the arguments that have their default.
 
     Args:
-        name: what the function is called by its users.
-        function: for its signature.
         given: every argument; ``progress`` changes nothing and is left out.
     """
     words = []

@@ -21,7 +21,6 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
     """The scope: a line of what ran, one of the outputs that were compared, and one of what did not run.
 
     Args:
-        report: the report.
         verbose: name each kind of mask, argument, place in the code and parameter; otherwise count them.
     """
     scope = report.scope
@@ -213,9 +212,7 @@ def never_ran(module: nn.Module, ran: set[str], shown: Shown) -> tuple[str, ...]
     """The outermost modules with weights that were never called, nor their weights used by others.
 
     Args:
-        module: the port.
         ran: the modules that ran, of those with weights of their own or without parts.
-        shown: what was shown of the weights.
     """
     idle: list[str] = []
     unshown = {*shown.copy, *shown.nothing, *shown.differing}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from itertools import islice
 
@@ -20,11 +20,9 @@ from porting.reporting.outcome import (
     DIFFERENT,
     FAITHFUL,
     IMPRECISE,
-    ITSELF,
     MOST_NAMED,
     UNPROVEN,
     Outcome,
-    Probe,
     ReportRow,
     listed,
     ranges,
@@ -32,6 +30,7 @@ from porting.reporting.outcome import (
 )
 from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
+from porting.tracing.float64 import ITSELF
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
 
 NOTICEABLE = 100 * MEANING
@@ -53,7 +52,6 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     """The report for a rich console.
 
     Args:
-        report: the report.
         every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
             what that comes to, and no details of what ran.
@@ -83,7 +81,6 @@ def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, ver
     """The report as plain text.
 
     Args:
-        report: the report.
         width: of a line; longer ones are wrapped.
         every_probe, verbose: as of :func:`render`.
     """
@@ -98,7 +95,6 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     """The verdict in a sentence, the scope, and the largest difference in each dtype.
 
     Args:
-        report: the report.
         verbose: the scope in full, and a line for each dtype; otherwise the differences come first, on one line, and
             the scope is at most a line each of what ran, what was compared and what did not run.
     """
@@ -124,7 +120,7 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 
 def _size_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
     """The largest difference in float64, and the largest rounding error in each working dtype."""
-    largest = _largest(report.probes)
+    largest = max((probe.meaning.worst for probe in report.probes), default=0.0)
     raised = max((probe.bound.end_to_end or 0.0 for probe in report.probes if probe.leak or probe.lowered), default=0.0)
     inside = f"; {raised:.0e} behind float32 inside" if largest > MEANING and raised > NOTICEABLE else ""
     off = f"{largest:.1e} of the activations' scale"
@@ -150,10 +146,6 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
         yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
         yield Text(f"  fix: {cause.fix}")
-
-
-def _largest(probes: Iterable[Probe]) -> float:
-    return max((probe.meaning.worst for probe in probes), default=0.0)
 
 
 def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:

@@ -22,7 +22,6 @@ class Layer:
     """The heads of one layer.
 
     Attributes:
-        name: the module that holds them.
         heads: [h q k], float32: how much of its attention the token at q gives to the one at k; rows sum to 1.
     """
 
@@ -39,7 +38,6 @@ class Shares:
     Attributes:
         tokens: the word pieces, special tokens included.
         layers: the layers, in the order in which they ran.
-        model: what attends, in words.
         special: the places of the tokens that the tokenizer added, as far as that is known.
     """
 
@@ -96,10 +94,6 @@ def square(value: Tensor, length: int) -> Tensor | None:
     The keys' axis is the one that sums to 1, the queries' the one before it or the last other of that length; what is
     left are heads, and a batch of 1.  (Where there are as many heads as tokens, only the usual orders, [h q k] and
     [q k h], can be told apart.)
-
-    Args:
-        value: what a softmax gave.
-        length: tokens in the text.
 
     Returns:
         float32 on the CPU; None when this is no attention from the text to itself.

@@ -51,8 +51,6 @@ def head_picture(attention: Shares, *, layer: int, head: int, token: int | str |
     """One head as PNG, the tokens along both sides; for short texts with the numbers, in percent.
 
     Args:
-        attention: what is drawn.
-        layer, head: the head.
         token: mark the row of this token.
 
     Raises:
@@ -95,7 +93,6 @@ def grid_picture(attention: Shares, *, layer: int | None = None) -> bytes:
     :func:`head_picture`.
 
     Args:
-        attention: what is drawn.
         layer: the only layer to be drawn; None for all.
 
     Raises:

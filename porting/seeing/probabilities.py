@@ -151,9 +151,7 @@ def attention_of_inputs(model: TextModel, inputs: Mapping[str, Tensor], encoding
     """See what a model attends to in a text that was taken apart.
 
     Args:
-        model: the model.
         inputs: what the reference would be given for it.
-        encoding: its tokens.
 
     Raises:
         AttentionError, VerifyError: as :func:`attention_of`.

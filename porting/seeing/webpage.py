@@ -32,7 +32,6 @@ class ShadedToken:
     """A token as the page shows it.
 
     Attributes:
-        text: its spelling.
         share: how much of the attention it gets, 0 to 1.
         pressed: whether it is the one that attends.
         special: whether the tokenizer added it.
@@ -69,7 +68,6 @@ def attention_page(
     """The page.
 
     Args:
-        attention: what is shown.
         layer, head, token: what is shown first.
         answer: what the model says about the text, shown above.
 

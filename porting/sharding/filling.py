@@ -65,8 +65,6 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     """Read this process's part of the targets; the module is not changed yet.
 
     Args:
-        plan: the plan.
-        checkpoint: the checkpoint.
         module: the module; its DTensors say which part.
 
     Raises:
@@ -106,9 +104,7 @@ def compute_box(recipe: Recipe, box: Box, reader: MoveReader) -> Tensor:
     """Compute the elements of a box of a tensor.
 
     Args:
-        recipe: how the tensor is made.
         box: the box, in the tensor's coordinates.
-        reader: reads the checkpoint.
     """
     return compute(recipe, Window(recipe.shape, box.starts, box.sizes), reader.read).view(box.sizes)
 
@@ -135,7 +131,6 @@ def unequal(
 
     Args:
         pairs: tensors that are left out, each with what it equals; those that equal nothing are none.
-        checkpoint: the checkpoint that has them.
         rank, count: which of how many processes this is; each compares a share of every tensor.
 
     Returns:

@@ -32,7 +32,6 @@ class Box:
     Attributes:
         starts: where they begin in the whole tensor, axis by axis.
         sizes: how many there are along each axis.
-        local: where they begin in the shard.
     """
 
     starts: tuple[int, ...]
@@ -71,10 +70,6 @@ def _between(pieces: Sequence[Run], low: int, high: int) -> Iterator[Run]:
 
 def boxes(tensor: Tensor, *, name: str) -> list[Box]:
     """The elements that this process holds; all of a plain tensor.
-
-    Args:
-        tensor: a DTensor, or a plain one.
-        name: its name, for messages.
 
     Raises:
         TargetError: it is placed in a way in which no process holds its elements, or this process is outside of the

@@ -29,7 +29,6 @@ class Place:
     Attributes:
         file: the file's name.
         start: its first byte there.
-        dtype: its dtype there.
         nbytes: its bytes there.
     """
 
@@ -44,8 +43,6 @@ class Layout:
     """The files to write, and the places of tensors in them.
 
     Attributes:
-        shards: each, without its tensors.
-        places: the tensors.
         same: whether all of it is as in the checkpoint that is followed.
     """
 
@@ -98,7 +95,6 @@ class Places:
         """Write the elements that a move reads, cast to the file's dtype.
 
         Args:
-            copy: the move.
             values: its target's elements in a row.
             name: the tensor to write to, in place of the move's source.
             counted: which of ``values`` count when they become infinite; all when left out.
@@ -139,7 +135,6 @@ class Places:
         """Write the checksums of a share of the tensors, once all processes have put their values.
 
         Args:
-            number: which share.
             count: of how many.
         """
         sealed = [(name, seal) for shard in self._layout.shards.values() for name, seal in shard.seals.items()]
@@ -175,12 +170,7 @@ def run_of(copy: Copy) -> tuple[list[int], list[int]]:
 
 
 def pieces(copy: Copy, most: int) -> Iterator[Copy]:
-    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target.
-
-    Args:
-        copy: the move.
-        most: elements.
-    """
+    """Cut a move into moves of at most ``most`` elements, along the axes that are slowest in the target."""
     if copy.numel <= most or not copy.sizes:
         yield copy
         return

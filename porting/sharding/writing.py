@@ -54,9 +54,7 @@ def write_shards(
     """Write the directory; called by every process.
 
     Args:
-        module: the sharded module.
         plan: how the checkpoint maps to it.
-        checkpoint: the checkpoint that is followed.
         left_out: its tensors that the module does not hold.
         weights: the files of weights, of tensors without values.
         files: what stands beside the weights.

@@ -319,11 +319,7 @@ def _confirmed(line: Line) -> Line:
 
 
 def _against(checkpoint: Checkpoint, architecture: str | None, ask: Asker) -> ReferenceClass:
-    """The reference's class: the one that was asked for, or answered, or that the checkpoint holds.
-
-    Raises:
-        VerifyError: nothing says which.
-    """
+    """The reference's class: the one that was asked for, or answered, or that the checkpoint holds."""
     names = declared(checkpoint.config)
     if architecture is not None or len(names) == 1 or not (names or ask.present):
         return reference_class(checkpoint, architecture)

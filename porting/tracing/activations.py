@@ -27,11 +27,9 @@ class StoredTensor:
     """A tensor in a file.
 
     Attributes:
-        file: the file.
         offset: where its elements begin, in bytes.
         nbytes: the number of bytes that are read; those of a view's whole storage.
         shape, stride, start: the tensor in that storage; the last two count elements.
-        dtype: of the elements.
     """
 
     file: TensorFile

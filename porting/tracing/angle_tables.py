@@ -26,11 +26,7 @@ SAME = 1e-10
 
 
 class AnglesSeen(DispatchMode):
-    """Collects the cosines and sines that are computed.
-
-    Attributes:
-        found: they.
-    """
+    """Collects the cosines and sines that are computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +131,6 @@ def replacements(angles: Iterable[tuple[int, Tensor]], columns: Tensor) -> tuple
 
     Args:
         angles: the numbers of the port's operations, and what they gave.
-        columns: the reference's.
     """
     found: dict[int, Tensor] = {}
     worst = 0.0

@@ -99,10 +99,6 @@ def in_order(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Put a call's arguments in the order of the function's signature.
 
-    Args:
-        function: the function.
-        args, kwargs: the arguments of the call.
-
     Returns:
         The positional arguments, extended by named ones up to the first that is missing, and the remaining named ones.
 

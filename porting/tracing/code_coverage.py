@@ -27,13 +27,7 @@ _LIBRARY = MODELS.partition(".")[0]
 
 @dataclass
 class EnteredFunction:
-    """A function that was entered.
-
-    Attributes:
-        code: its code object.
-        globals: its global names.
-        offsets: the offsets of the instructions that ran.
-    """
+    """A function that was entered."""
 
     code: CodeType
     globals: dict[str, Any] = field(repr=False)
@@ -41,14 +35,7 @@ class EnteredFunction:
 
 
 class Executed:
-    """Records which instructions of a port's own functions ran, over several passes.
-
-    Args:
-        module: the port.
-
-    Attributes:
-        functions: the functions that were entered.
-    """
+    """Records which instructions of a port's own functions ran, over several passes."""
 
     def __init__(self, module: nn.Module) -> None:
         self.functions: list[EnteredFunction] = []
@@ -85,12 +72,7 @@ class Executed:
             sys.settrace(before)
 
     def would_watch(self, name: str, code: CodeType) -> bool:
-        """Return whether code of a module would be recorded if its source were readable.
-
-        Args:
-            name: the import path of the module.
-            code: the code.
-        """
+        """Return whether code of a module would be recorded if its source were readable."""
         outermost = name.partition(".")[0]
         return outermost != "torch" and (
             not linecache.getlines(code.co_filename) or is_own(name, code.co_filename, self._package)
@@ -123,7 +105,6 @@ def is_own(name: str, file: str, package: str) -> bool:
 
     Args:
         name: the import path of the code's module.
-        file: the path of its source.
         package: the outermost package of the port's class.
     """
     outermost = name.partition(".")[0]
@@ -173,7 +154,6 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
     """Return the branches that never ran in functions that were entered.
 
     Args:
-        executed: the recorded instructions.
         module: the port, whose attributes decide some conditions.
     """
     files: dict[str, list[EnteredFunction]] = {}
@@ -185,14 +165,13 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
     return tuple(dict.fromkeys(branches))
 
 
-def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
-    """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source.
+def untaken(executed: Executed, module: nn.Module) -> list[Branch]:
+    """Return the branches that never ran and that some input may take."""
+    return [one for one in never_ran_in(executed, module) if one.why == INPUTS]
 
-    Args:
-        executed: the recorded instructions.
-        module: the port.
-        ran: the paths of the modules that ran.
-    """
+
+def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
+    """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source."""
     entered = {id(function.code) for function in executed.functions}
     classes: dict[str, None] = {}
     for path, part in module.named_modules():

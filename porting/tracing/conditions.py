@@ -40,10 +40,7 @@ class _Site:
     """One operation in one line.
 
     Attributes:
-        code, line: its function and line.
-        name: the operation.
         true, false: whether any element was true or false; for a clamp, whether any was changed or kept.
-        numbers: the integers that were compared with.
     """
 
     code: CodeType
@@ -79,9 +76,6 @@ class Conditions(FunctionMode):
     """Records the outcomes of conditions on tensors in a port's own code, over several passes.
 
     It is a mode of torch functions because it needs the comparisons of tensors, and the line that makes each.
-
-    Args:
-        module: the port.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -140,9 +134,6 @@ def constants_of(module: nn.Module) -> tuple[int, ...]:
     """Return the integers in a port's own code, in globals that it names, and in attributes of its modules.
 
     One of them may be the id of a token that gets special treatment in a line that no batch has reached so far.
-
-    Args:
-        module: the port.
     """
     package = type(module).__module__.partition(".")[0]
     classes = dict.fromkeys(class_ for part in module.modules() for class_ in type(part).__mro__)

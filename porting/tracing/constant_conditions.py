@@ -44,9 +44,7 @@ class ConditionEvaluator:
     """Evaluates the conditions of one function.
 
     Attributes:
-        node: the function.
         class_name: the class of which it is a method; empty for none.
-        globals: its global names.
         module: the model, which contains the instances of that class.
         written: attributes that are assigned outside of ``__init__``, and so may depend on inputs.
         nested: it is a function inside the method, in which ``self`` is unknown.

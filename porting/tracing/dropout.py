@@ -31,13 +31,12 @@ class DropoutMask:
 
     Attributes:
         rate: the probability of dropping an element.
-        shape: its shape.
         module: the path of the innermost module that was running.
     """
 
+    module: str
     rate: float
     shape: tuple[int, ...]
-    module: str
 
     @property
     def kind(self) -> tuple[float, int]:
@@ -92,7 +91,7 @@ class SameDropout(DispatchMode):
 
     def _mask(self, rate: float, shape: torch.Size) -> Tensor:
         """Return the next mask of a rate and shape, zeros and ones in float64."""
-        mask = DropoutMask(round(rate, DIGITS), tuple(shape), running())
+        mask = DropoutMask(running(), round(rate, DIGITS), tuple(shape))
         self.drawn.append(mask)
         return (self._numbers("dropout", mask.kind) >= mask.rate).double().view(shape)
 

@@ -30,6 +30,8 @@ from porting.tracing.torch_modes import DispatchMode, FunctionMode, eagerly
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
+"""What a report calls the module that is no part of another one."""
+
 LAZY = 0
 """Address of a lazy weight, which has no storage until an operation reads it."""
 

@@ -27,8 +27,6 @@ class LazyWeight(Tensor):
 
     Args:
         read: returns the values, in any dtype; called by each operation that needs them.
-        shape: their shape.
-        dtype: the dtype to which they are cast.
         hollow: never read the values, so that results have the right shape and meaningless values.
     """
 

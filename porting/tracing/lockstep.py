@@ -36,12 +36,7 @@ class Lockstep:
         self._returned = threading.Semaphore(0)
 
     def add(self, work: Callable[[], None], *, leads: bool = False) -> None:
-        """Add a member, which begins when :meth:`run` gives it its first turn.
-
-        Args:
-            work: what the member does.
-            leads: whether it is a leader.
-        """
+        """Add a member, which begins when :meth:`run` gives it its first turn."""
         self._members.append(_Member(work, leads=leads))
 
     def wait(self, ready: Ready = lambda: True) -> None:

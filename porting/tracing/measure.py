@@ -34,7 +34,6 @@ class Anchor:
     """A float64 activation of the reference, from which distances are measured.
 
     Attributes:
-        value: the activation.
         scale: its largest absolute value; 1 if all elements are 0.
         rms: its root mean square.
         seen: True at the elements that are compared, of the value's shape; None if all are.
@@ -58,10 +57,7 @@ class Error:
     """The distance of a value from its anchor, relative to the anchor's scale; inf if any element is not finite.
 
     Attributes:
-        largest: the largest difference.
-        squares: the sum of the squared differences.
         floor: the sum of the anchor's own squares, relative to its scale.
-        count: the number of elements.
     """
 
     largest: float
@@ -85,7 +81,6 @@ def error(value: Tensor, anchor: Anchor) -> Error:
 
     Args:
         value: of the anchor's shape, in any dtype.
-        anchor: the anchor.
 
     Returns:
         The distance over the elements that are compared.
@@ -104,7 +99,6 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
 
     Args:
         value: the matrix, of the anchor's shape, in float64.
-        anchor: the anchor.
     """
     if value.ndim != 2 or len(value) < 2 or anchor.seen is not None:
         return False
@@ -158,8 +152,6 @@ def ratio(port: Error, reference: Error, dtype: torch.dtype, doubt: float = 0.0)
     float16, the port can only be as good (1) or better (0).
 
     Args:
-        port, reference: the errors.
-        dtype: the working dtype.
         doubt: the possible error of the exact values themselves, below which errors do not count either.
     """
     if math.isinf(reference.largest):
@@ -201,7 +193,6 @@ def bound(
 
     Args:
         port, reference: the errors in the most precise working dtype; None if there is none.
-        dtype: that dtype.
         single: the float64 run computed in a lower precision here, and rounds as in the working dtype.
         leak: the measured error that propagates to here from such rounding; None if it was not measured, and then the
             reference's error in the working dtype is tolerated. An error above the square root of that dtype's roundoff
@@ -255,7 +246,6 @@ class ErrorProfile:
 
     Attributes:
         case: the number of the case, from 0.
-        shape: the activation's shape.
         positions: the largest difference over the channels, by row and position.
         channels: the largest difference over all rows and positions, by channel.
     """

@@ -25,7 +25,6 @@ class RoundingNoise(DispatchMode):
     alone. It is a mode of the dispatcher because each operation rounds, and a function calls several.
 
     Args:
-        seed: the seed of the rounding errors.
         exact: move float64 values, and not those of lower precision.
     """
 

@@ -54,9 +54,6 @@ def limit_threads(elements: int) -> None:
     """Use one thread for a small model, until :func:`undisturbed` ends.
 
     Threads that share small operations mostly wait for one another, on busy cores ten times as long.
-
-    Args:
-        elements: the number of parameters.
     """
     if elements < SMALL:
         torch.set_num_threads(1)
@@ -94,10 +91,7 @@ class Side:
     """One of the two models, with its inputs for every case.
 
     Attributes:
-        title: its name in messages.
-        module: the model.
         arguments: for each case the forward arguments by name; a name that is a number is a position.
-        wanted: the points to observe.
         clock: counts the passes and their time.
         lifted: the modules that asked for less than float64 in a float64 run, and got float64.
         written: the arguments that a pass has changed in place; each pass gets copies.
@@ -142,10 +136,8 @@ class Side:
         """Run one forward pass.
 
         Args:
-            case: the number of the case.
             visit, ran: as in :func:`porting.tracing.trace.trace`.
             wanted: the points to observe; by default those of the side.
-            gradients: record the graph for gradients.
             isolated: the visitor substitutes the exact values; a recorded side then shows its isolated run.
 
         Raises:
@@ -168,7 +160,6 @@ class Side:
         """Return the result of one forward pass without observing it.
 
         Args:
-            case: the number of the case.
             around: makes the context of the pass: ``torch.no_grad``, ``torch.enable_grad`` ...
 
         Raises:

@@ -65,10 +65,6 @@ class FunctionMode(TorchFunctionMode):
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """Make a call in the way of this mode; without an override, unchanged.
 
-        Args:
-            func: the torch function.
-            args, kwargs: what it is given.
-
         Returns:
             The result.
         """
@@ -118,10 +114,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """Run an operation in the way of this mode.
-
-        Args:
-            func: the operation.
-            args, kwargs: what it is given.
 
         Returns:
             The result.

@@ -58,7 +58,7 @@ MASKED = -40.0
 def points(terms: Iterable[Term], module: nn.Module, prefix: str = "") -> list[Point]:
     """Return the points of a module that the terms of a probe table name, with or without ``prefix``."""
     terms = list(terms)
-    matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+    matcher = Matcher(((term.key, term) for term in terms), prefix)
     outputs = {term.output for term in terms}
     suffixes = [f"{ARROW}{output}" if output else "" for output in (*INNER, *sorted(outputs)) if output in outputs]
     paths = [path or ROOT for path, _ in module.named_modules(remove_duplicate=False)]

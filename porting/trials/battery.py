@@ -76,7 +76,6 @@ class Trial:
 
     Attributes:
         case: the batch, as the reference takes it.
-        kind: the property that it varies.
         what: in words, ``"left padding"``.
         past: it is longer than the model's own limit, so that an error on both sides is as right as equal numbers.
     """
@@ -132,8 +131,6 @@ def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[
     """The trials for a model.
 
     Args:
-        model: what is known of its inputs.
-        seed: of what is drawn.
         tokens: they hold no more than this many tokens in all; where that is too little, each kind has some.
         overhead: a batch counts for so many tokens more than it holds: what reading the weights costs.
     """
@@ -339,7 +336,6 @@ class _Rows:
         """The padding's token where the mask keeps it, other tokens where it does not, and masks of other dtypes.
 
         Args:
-            width: tokens in a row.
             right: a mask of rows that are padded on the right; None where they are too short.
         """
         if right is not None:

@@ -44,7 +44,6 @@ def with_derived(names: Iterable[str], inputs: Mapping[str, Tensor]) -> dict[str
     """The reference's inputs, and those of these names that follow from them.
 
     Args:
-        names: of inputs.
         inputs: what the reference is given: token ids and masks [b s]. Without a mask no token is padding.
 
     Raises:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
+from porting.tracing.code_coverage import Executed, untaken
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
@@ -60,7 +60,6 @@ class Explored:
     """What the trials came to.
 
     Attributes:
-        scope: what was run.
         cases: batches that differ, to be run again with all probes.
     """
 
@@ -73,14 +72,11 @@ class Explorer:
     """Runs the trials.
 
     Attributes:
-        table: with the probes of what is returned.
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
-        dtype: that dtype.
         differs: whether outputs that are so far apart in float64, relative to scale, are other ones.
         plainly: neither side cast to less than float64 so far.
-        seed: of what is drawn.
         overhead: what each batch costs beside its tokens, in tokens.
         otherwise: within it the reference runs in another implementation of its own attention; None where it has none.
         executed: which of the port's own instructions ran so far; those of trials with equal results are added.
@@ -105,10 +101,8 @@ class Explorer:
         """Run all trials.
 
         Args:
-            model: what is known of the inputs.
             cases: the batches that every probe sees.
             returned: how the outputs were paired.
-            module: the port, for its size.
         """
         table = returned_only(self.table)
         if not table.compared:
@@ -141,7 +135,7 @@ class Explorer:
 
     def _open(self, module: nn.Module) -> bool:
         """Whether there is code of the port that has not run, and that some input may reach."""
-        return self.executed is not None and any(one.why == INPUTS for one in never_ran_in(self.executed, module))
+        return self.executed is not None and bool(untaken(self.executed, module))
 
     def _watched(self, trial: Trial, module: nn.Module) -> tuple[Result, bool]:
         """One trial, and whether code ran in it that had not run before; it counts where what it gives was compared."""

@@ -23,6 +23,7 @@ from porting.notation.rule import MASK_KINDS, Rule
 from porting.opening import Folder
 from porting.plan.align import align
 from porting.plan.move import forward
+from porting.plan.recipe import TensorSpec
 from porting.trials.derived_inputs import NAMES, source_of, with_derived
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS
 from porting.trials.padding import DECODER_MASK, MASK
@@ -53,7 +54,6 @@ class Case:
     """One batch, as the reference takes it.
 
     Attributes:
-        name: what it is there to show.
         inputs: forward argument -> tensor; ``attention_mask`` is [b s], 1 = attend.
     """
 
@@ -61,16 +61,8 @@ class Case:
     inputs: Mapping[str, Tensor]
 
 
-def make_cases(
-    config: Mapping[str, object],
-    *,
-    seed: int,
-    longest: int = 512,
-    special: Sequence[int] = (),
-    choices: int | None = None,
-    padding_words: bool = True,
-) -> list[Case]:
-    """The cases for a model with this config.
+class Maker:
+    """Makes batches, one after the other, and deals words that did not occur before.
 
     Args:
         config: the checkpoint's config: ``vocab_size``, ``max_position_embeddings`` (without it a row may have any
@@ -83,19 +75,6 @@ def make_cases(
         padding_words: ``pad_token_id`` stands where the mask says padding, and may stand elsewhere.  False for a
             reference that counts the words that are no padding to find their positions: what the mask says is padding
             is a word like any other then, and has the position where it stands.
-
-    Raises:
-        VerifyError: the config does not say what is needed.
-    """
-    maker = Maker(config, seed=seed, longest=longest, special=special, choices=choices, padding_words=padding_words)
-    return maker.first()
-
-
-class Maker:
-    """Makes batches, one after the other, and deals words that did not occur before.
-
-    Args:
-        config, seed, longest, special, choices, padding_words: as for :func:`make_cases`.
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
         full: every row is padded to the longest length: a port may take no other.
@@ -112,7 +91,7 @@ class Maker:
         config: Mapping[str, object],
         *,
         seed: int,
-        longest: int,
+        longest: int = 512,
         special: Sequence[int] = (),
         choices: int | None = None,
         padding_words: bool = True,
@@ -366,7 +345,6 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     Args:
         rules: the table's [inputs].
         inputs: what the reference is given.  A rule for another of its usual arguments is left out: no side gets it.
-        dtype: of the model.
 
     Raises:
         VerifyError: a rule does not fit the inputs, or takes what no reference has.
@@ -402,7 +380,7 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
     faults += alignment.faults
     if faults:
         raise VerifyError(faults)
-    shapes = {name: _Shaped(shape) for name, shape in targets.items()}
+    shapes = {name: TensorSpec(shape, torch.long) for name, shape in targets.items()}
     given: dict[str, Tensor] = {}
     for step in alignment.steps:
         for point, value in forward(step, shapes, inputs.__getitem__):
@@ -411,12 +389,6 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
             same = own.shape == value.shape and torch.equal(own, value)
             given[name] = _mask(own if same else value, kind, dtype)  # as it lies in memory
     return given
-
-
-@dataclass(frozen=True)
-class _Shaped:
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.long
 
 
 def _shape(rule: Rule, sources: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -452,7 +424,6 @@ class TokenSampler:
 
     Args:
         size: how many token ids there are, from 0.
-        first: those that have to occur.
         generator: of the order, and of what comes after the last.
 
     >>> sampler = TokenSampler(5, (3,), torch.Generator().manual_seed(0))

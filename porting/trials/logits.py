@@ -18,6 +18,7 @@ from porting.notation.rule import Rule, Term, make_rule
 from porting.notation.table import Table
 from porting.plan.align import align
 from porting.plan.move import backward
+from porting.plan.recipe import TensorSpec
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, INNER, ROOT, Point, is_returned, leaves, output_of, points, select, split
 from porting.trials.returned import layouts
@@ -78,7 +79,6 @@ class LogitsReader:
 
         Args:
             arguments: the port's forward arguments; a name that is a number is a position.
-            wanted: what is asked for.
 
         Returns:
             ``wanted.shape``, but for a larger last axis; float32 or float64.  With ``wanted.last`` only the last place
@@ -136,11 +136,7 @@ class LogitsReader:
                     yield _Found(point, rule, found)
 
     def _of_returned(self, side: Side, returned: Mapping[str, Tensor], wanted: Wanted) -> _Found | None:
-        """The output that is the logits by its name or its shape; None where none is.
-
-        Raises:
-            LogitsError: several may be.
-        """
+        """The output that is the logits by its name or its shape; None where none is."""
         fitting = {name: _fitted(one, wanted, None, loose=name in wanted.names) for name, one in returned.items()}
         fits = {name: one for name, one in fitting.items() if one is not None}
         groups = (
@@ -232,12 +228,6 @@ def _laid_out(value: Tensor, shape: tuple[int, ...], *, last: bool) -> Tensor | 
     return None
 
 
-@dataclass(frozen=True)
-class _Shaped:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def _carried_back(value: Tensor, shape: tuple[int, ...], rule: Rule) -> Tensor | None:
     """The reference's tensor from the port's, by a probe read from right to left; zeros where the port has none."""
     source, target = (term.key.spell({}) for term in (rule.sources[0], rule.targets[0]))
@@ -245,7 +235,7 @@ def _carried_back(value: Tensor, shape: tuple[int, ...], rule: Rule) -> Tensor |
     found = align([rule], {source: shape}, {target: tuple(value.shape)})
     if found.faults or not found.steps:
         return None
-    given = {source: _Shaped(shape, value.dtype)}
+    given = {source: TensorSpec(shape, value.dtype)}
     return dict(backward(found.steps[0], given, lambda _: value))[source]
 
 

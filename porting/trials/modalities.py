@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from porting.target import signature_parameters
+
 PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "pixel_values",
     "input_values",
@@ -87,10 +89,7 @@ class Signal:
 
 def parameters_of(module: nn.Module) -> dict[str, bool]:
     """The arguments of a forward by name, and whether each is required."""
-    try:
-        every = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
+    every = signature_parameters(module.forward).values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {one.name: one.default is one.empty for one in every if one.kind not in kinds}
 
@@ -342,8 +341,6 @@ def completed(
     Boxes of tokens are given wherever a forward takes some, other token ids and masks where they are required.
 
     Args:
-        inputs: the arguments.
-        module, config: the reference's.
         port: arguments that the port takes: they are made although the reference has a default for them.
     """
     taken = parameters_of(module)
@@ -393,9 +390,7 @@ def with_places(signal: Signal, module: nn.Module, config: Mapping[str, object])
     """The signal between tokens: which token stands for it, and how many of these, as the reference counts them.
 
     Args:
-        signal: the signal.
         module: the reference, in the dtype that its weights have.
-        config: its config.
     """
     token = _token(config, "image|img|media" if signal.kind == "picture" else "audio|sound|speech")
     if token is None:

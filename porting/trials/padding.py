@@ -30,12 +30,7 @@ SAME_COUNT = "rows that keep as many tokens at other places"
 
 
 def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's.
-
-    Args:
-        width: tokens in a row.
-        generator: draws the random ones.
-    """
+    """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's."""
     yield "no padding", torch.ones(2, width, dtype=torch.long)
     if width < 3:  # too short to be padded on either side
         return
@@ -77,7 +72,6 @@ def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...])
 
     Args:
         inputs: what the reference is given; ``attention_mask`` and ``decoder_attention_mask`` are [b s], 1 = attend.
-        point: the reference's.
         shape: of its value: [b s ...], or [b h s ...] with heads, as inside of attention, or [b ...].
 
     Returns:
@@ -127,7 +121,6 @@ def hides_token(run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]], ids: Ma
     Args:
         run: gives the model's outputs for token ids.
         ids: the model's inputs that are token ids, [b s], by name; what they hold is replaced.
-        token: the token.
     """
     used = {int(one) for value in ids.values() for one in value.flatten()} - {token}
     if len(used) < 2 or any(value.shape[-1] <= EVERY for value in ids.values()):

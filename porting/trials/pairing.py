@@ -32,7 +32,6 @@ class Pair:
         step: the move that makes the port's value from the reference's.
         point: the port's point, as the step names it.
         call: the number of the call that both belong to.
-        shape: the port's shape.
         whole: whether the reference fills all of the port's value.
     """
 
@@ -56,7 +55,6 @@ class Pair:
         """The reference's value as the port should have it; a view where the layout allows it.
 
         Args:
-            trace: the reference's activations.
             own: the port's own value, kept in parts that have no counterpart; without it they are zeros.
         """
         copies = [copy for copy in self.step.copies if copy.target == self.point]
@@ -70,7 +68,6 @@ class Pair:
         """What the port's value is measured from, at the places that are no padding.
 
         Args:
-            trace: the reference's activations.
             inputs: what the reference was given: its masks say what is padding.
             own: the port's own value, kept in parts that have no counterpart.
         """
@@ -92,11 +89,7 @@ class Pair:
         return self.carry(whole) != 0
 
     def compared(self, value: Tensor) -> Tensor:
-        """The port's value with zeros in the parts that have no counterpart: nothing is compared there.
-
-        Args:
-            value: the port's, with its graph.
-        """
+        """The port's value with zeros in the parts that have no counterpart: nothing is compared there."""
         if self.whole:
             return value
         kept = torch.zeros(self.shape, dtype=value.dtype)
@@ -215,9 +208,7 @@ def _without_misfits(
         )
         places = {one.where for one in found.faults if one.where in inner}
         wrong = [rule for rule in table.probes if rule.where in places]
-        matcher = Matcher(
-            (((0, number), rule.targets[0].key) for number, rule in enumerate(wrong)), table.target_prefix
-        )
+        matcher = Matcher(((rule.targets[0].key, rule) for rule in wrong), table.target_prefix)
         gone = [point for point in left if wrong and matcher.read(point)]
         if not gone:
             return found, [point for point in port if point not in left]
@@ -249,8 +240,6 @@ def refuse_unknown(table: Table, reference: Callable[[Sequence[Term]], list[Poin
 
     Args:
         table: its [probes].
-        reference: gives the points of the reference that terms name.
-        port: the port.
 
     Raises:
         VerifyError: there are such probes: all of them, with the nearest name.

@@ -52,8 +52,6 @@ def impurities(
     Args:
         make: gives the port with its cases, each time in a fresh copy that was never called; no row of the first case
             is padded.
-        dtype: of its weights.
-        judge: measures an output.
         short: the port with short batches of different shapes, and some of the same token ids, each of which is run
             after each other one.
         alone: gives the port in a fresh copy with one of these batches alone, by its number.

@@ -45,7 +45,6 @@ class _Match:
     """One way to lay a tensor of the reference out as an output of the port.
 
     Attributes:
-        source: the reference's point.
         far: how far the two are apart, relative to scale.
         axes: the axes of both, as the notation has them; empty for the same.
     """
@@ -167,10 +166,7 @@ class _Fits:
     """Which output of the reference each output of the port may be.
 
     Args:
-        ours, theirs: the outputs of one case, by name.
-        reference: the reference, and what it was given.
         table: its [probes].
-        port: the port.
     """
 
     def __init__(

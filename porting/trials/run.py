@@ -42,7 +42,6 @@ def run_trial(
     """Run both forwards on one batch and compare what they return.
 
     Args:
-        trial: the batch.
         table: with the probes of what is returned: see :func:`returned_only`.
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.

@@ -40,12 +40,7 @@ class Result:
     """What came of one trial.
 
     Attributes:
-        kind: the property that it varied.
-        what: in words.
-        batch: the batch, in words.
-        status: what came of it.
         difference: the largest difference of an output, relative to its scale; None where nothing was compared.
-        rows, length: of the batch.
         said: why a side failed, in one line; empty where none did.
         written: the port's arguments that its forward changed in place.
     """
@@ -86,7 +81,6 @@ class Impurity:
     """One way in which a port is impure.
 
     Attributes:
-        kind: which.
         detail: the argument, the weight or the generator; empty where there is nothing to name.
         size: by how much the outputs are apart, relative to their scale; None where that is not the point.
     """
@@ -165,8 +159,6 @@ class Scope:
         tokens: how many different token ids occurred, of how many.
         ways: how the model was called: ``"no_grad"``, ``"inference_mode"``, ``"gradients on"``, ``"twice"``.
         returned: how the outputs were paired.
-        not_run: what was not run, and why.
-        results: what came of each trial.
         impurities: in which ways the port is not a pure function of its inputs.
     """
 

@@ -62,8 +62,6 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
     """Find out what a reference runs with.
 
     Args:
-        reference: it.
-        config: its config.
         maker: makes token batches; None where the config knows no vocabulary.
     """
     module = reference.module
@@ -171,8 +169,6 @@ def trial(
     """What a reference says to a batch that it does not run with; None where it runs.
 
     Args:
-        reference: it.
-        inputs: the batch.
         returned: is given the first tensor that the reference returns.
     """
 

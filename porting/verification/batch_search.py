@@ -7,7 +7,6 @@ when nothing more is gained or so many batches were tried.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,12 +16,14 @@ from torch import Tensor, nn
 from porting.errors import VerifyError
 from porting.notation.rule import Rule
 from porting.notation.table import Table
-from porting.tracing.code_coverage import INPUTS, Executed, never_ran_in
+from porting.target import signature_parameters
+from porting.tracing.code_coverage import Executed, untaken
 from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import ARROW, Point
 from porting.trials.derived_inputs import source_of
 from porting.trials.inputs import Case
 from porting.trials.pairing import Pair
+from porting.trials.run import MakeSide
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
 from porting.verification.coverage import Observer
@@ -44,7 +45,6 @@ ROWS = tuple(range(17, 1, -1))
 """Tokens in the rows of a batch that is there for the weights: many first tokens, for heads that read no others."""
 
 More = Callable[[str, Sequence[int]], Case]
-MakeSide = Callable[[Case], Side]
 
 
 @dataclass
@@ -53,7 +53,6 @@ class Found:
 
     Attributes:
         cases: the batches that show more, in the order in which they were found.
-        tried: how many were tried.
         failed: what the port fails at and the reference does not, in words.
     """
 
@@ -77,11 +76,9 @@ def search(
     """Look for batches that show more.
 
     Args:
-        batch: the first batches, and what makes more.
         table: its [inputs].
         reference, port: the two sides; the port in float64, as it has run.
         comparison: what ran of the port's code.
-        observer: what was reached of its weights.
     """
     if batch.more is None or comparison.executed is None:
         return Found()
@@ -143,7 +140,7 @@ class _Search:
             case = self._more(f"2 rows of {max(self._fit(rows))} tokens without {name}", self._fit(rows))
             self._try(Case(case.name, {key: one for key, one in case.inputs.items() if key != name}), without=name)
         for length, count in self._turns(module):
-            if not self._open(module):
+            if not untaken(self._executed, module):
                 break
             self._try(self._more(f"{count} row{'s' if count > 1 else ''} of {length} tokens", [length] * count))
         vain = 0
@@ -156,15 +153,9 @@ class _Search:
     def _fit(self, rows: Sequence[int]) -> list[int]:
         return [min(one, self._longest) for one in rows]
 
-    def _open(self, module: nn.Module) -> bool:
-        """Whether there are branches that some input may take."""
-        return any(one.why == INPUTS for one in never_ran_in(self._executed, module))
-
     def _turns(self, module: nn.Module) -> Iterator[tuple[int, int]]:
         """Lengths and numbers of rows at which a condition of a branch that was not taken may turn."""
-        constants = [
-            number for one in never_ran_in(self._executed, module) if one.why == INPUTS for number in one.constants
-        ]
+        constants = [number for one in untaken(self._executed, module) for number in one.constants]
         lengths = [one for number in constants for one in (number - 1, number, number + 1)]
         if constants:
             lengths += [1, 2, self._longest]
@@ -225,8 +216,6 @@ def omittable(
 
     Args:
         rules: the table's [inputs].
-        inputs: what the reference is given.
-        reference, port: the modules.
     """
     pairs = [(source_of(str(rule.sources[0].key)), str(rule.targets[0].key)) for rule in rules]
     named = {theirs: ours.partition(ARROW)[0] for theirs, ours in pairs} or {name: name for name in inputs}
@@ -236,9 +225,5 @@ def omittable(
 
 def _optional(module: nn.Module) -> set[str]:
     """The arguments of forward with a default, by name and by place."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return set()
-    found = [(place, one.name) for place, one in enumerate(parameters) if one.default is not one.empty]
-    return {str(place) for place, _ in found} | {name for _, name in found}
+    every = enumerate(signature_parameters(module.forward).values())
+    return {text for place, one in every if one.default is not one.empty for text in (str(place), one.name)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from porting.notation.field import spellings
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.plan.config import arguments
+from porting.target import signature_parameters
 from porting.tracing.running import Side
 from porting.trials.derived_inputs import LENGTHS
 from porting.trials.inputs import Case, Maker, named_inputs, positions_of, special_tokens, withheld
@@ -73,8 +73,6 @@ def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Ba
     table; then the config promises positions that do not exist.
 
     Args:
-        reference: the reference.
-        batch: what was made.
         make: makes it with another longest row.
 
     Returns:
@@ -122,8 +120,6 @@ def another(case: Case, batch: Batches, seed: int) -> Case:
 
     Args:
         case: one of those that both sides take.
-        batch: what was made.
-        seed: of what is drawn.
     """
     if batch.more is not None:
         return batch.more("to confirm a cause", [min(length, batch.longest) for length in ROWS])
@@ -186,8 +182,7 @@ def make_batches(
         table: what a family calls the usual fields; its [inputs].
         checkpoint: its config, its special tokens.
         config: the config, the table's defaults filled in.
-        own: cases that somebody gave.
-        longest, seed, choices: as in :func:`porting.trials.inputs.make_cases`.
+        longest, seed, choices: as in :class:`porting.trials.inputs.Maker`.
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
         masks: the reference is given these although [inputs] does not name them: the port hides padding by itself.
         full: every row is padded to the longest length.
@@ -300,10 +295,7 @@ def _main(module: nn.Module) -> str:
 
 def _lone(module: nn.Module) -> str:
     """Where a forward takes its tokens, if that is its only argument and has another name; else nothing."""
-    try:
-        every = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return ""
+    every = list(signature_parameters(module.forward).values())
     required = [one for one in every if one.default is one.empty]
     if len(required) != 1 or required[0].kind is not required[0].POSITIONAL_OR_KEYWORD or IDS in parameters_of(module):
         return ""

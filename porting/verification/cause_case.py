@@ -66,7 +66,6 @@ class PassCost(FunctionMode):
         usual: what a pass of the unchanged port takes; one that takes :data:`CHANGED_PASS` times as much is ended.
 
     Attributes:
-        calls: the number of calls.
         largest: bytes of the largest tensor.
     """
 
@@ -98,8 +97,6 @@ class CauseCase:
     """One case in one dtype.
 
     Attributes:
-        reference, port: the two sides.
-        case: the number of the case.
         exact: the reference's float64 activations.
         pairing: which point of the port is compared with what.
         anchors: the exact activations in the port's layout.
@@ -220,8 +217,6 @@ class CauseCase:
         It may take some times as many calls of torch as the port does, and make tensors some times as large.
 
         Args:
-            changed: the context in which it is the other one.
-            probes: the probes.
             hopeless: called with each probe and how far it is off, as soon as that is known; True ends the pass.
 
         Returns:

@@ -6,11 +6,9 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, product
-from typing import TypeVar
+from itertools import chain, product
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from porting.causes.cause_matching import Search
 from porting.causes.diverging import Divergence
 from porting.causes.extra import ADDED
 from porting.causes.finding import Candidate, Explained, Finding, Mark, Suspicion
-from porting.causes.line_edits import line_edits
 from porting.causes.repairs import RepairSet
 from porting.causes.step_differences import WORDS
 from porting.causes.step_differences import Kind as Repaired
@@ -32,20 +29,20 @@ from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
+from porting.verification.fixes import (
+    HELD_OUT,
+    SEVERAL,
+    Layouts,
+    inverted_masks,
+    is_explained,
+    laid_out_otherwise,
+    with_edits,
+    with_lines,
+)
 from porting.verification.rounding_propagation import reference_angles
-from porting.verification.table_layouts import WHAT, Correction
-
-Attempt = TypeVar("Attempt")
-
-Layouts = Callable[[Sequence[str]], Iterator[Correction]]
-"""Yields other lines of the table for those at some places, :func:`porting.verification.table_layouts.corrections`."""
-
 
 LARGE = 256 << 20
 """A case with more bytes of activations at the probes is large: its whole pass has several times as many."""
-
-HELD_OUT = 3
-"""In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
 
 END_TO_END = 1e-6
 """What the model returns has to differ by as much, for an alteration of the whole to be told from rounding."""
@@ -59,12 +56,6 @@ REPAIRING = 20.0
 REPAIRING_EXPLAINED = 4.0
 """So many, where entries of the catalogue explain every probe: there, repairs can only be more exact."""
 
-CHANGING = 8.0
-"""So many seconds changes of the table, and then of the user's lines, are tried."""
-
-EDITS_EXPLAINED = 600
-"""So many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
-
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
 
@@ -76,9 +67,6 @@ NOISE = 1e-15
 
 PRECISE = 100.0
 """An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
-
-SEVERAL = " + "
-"""Between the names of several mistakes that are one finding."""
 
 COMBINED = 64
 """So many combinations of tied entries are tried end to end."""
@@ -99,10 +87,7 @@ def name_causes(
     """Why the guilty probes differ, where the port leaves the reference, and why the imprecise probes round worse.
 
     Args:
-        comparison: what was measured.
-        probes: its probes.
         both: makes the two sides.
-        dtypes: the working dtypes.
         drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
@@ -118,85 +103,58 @@ def name_causes(
     if drawn is None or seconds <= 0:
         return (), None
     with reference_angles(comparison, probes, both) as same:
-        return _named(
-            comparison,
-            probes,
-            same(both),
-            dtypes,
-            drawn=same(drawn),
-            turned=turned and same(turned),
-            layouts=layouts,
-            weights_compared=weights_compared,
-            seconds=seconds,
-        )
-
-
-def _named(
-    comparison: Comparison,
-    probes: Sequence[Probe],
-    both: Both,
-    dtypes: Sequence[torch.dtype],
-    *,
-    drawn: Both,
-    turned: Both | None,
-    layouts: Layouts | None,
-    weights_compared: bool,
-    seconds: float,
-) -> tuple[tuple[Finding, ...], Divergence | None]:
-    """What :func:`name_causes` finds, where the port has the reference's angles."""
-    until = time.thread_time() + seconds
-    found: list[Finding] = []
-    diverges: Divergence | None = None
-    if any(probe.guilty or probe.differs for probe in probes):
-        reference, port = both(torch.float64)
-        guilty = [probe for probe in probes if probe.guilty]
-        cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
-        known = [CauseCase.known(comparison, reference, port, case) for case in cases]
-        if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
-            known = [cause_case.with_hidden_places for cause_case in known]
-            probes = _guilty_at_hidden_places(known, probes)
-        guilty = [probe for probe in probes if probe.guilty]
-        held_out = _held_out(comparison, drawn)
-        tied = _held_out(comparison, turned)
-        trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
-        found += _inverted(known, probes)
-        laid_out = (
-            [] if found or layouts is None else _laid_out([*_drawn_first(held_out), *known], probes, layouts, until)
-        )
-        in_table = {point for _, one in laid_out for point in one.probes}
-        repaired = None
-        if not found:
-            searched = [*_drawn_first(held_out), *known]
-            found = trials.why(searched, guilty, listed=True)
-            named = [one for one in found if one.name]
-            explained = all(_explained(probe, named) for probe in guilty)
-            if not in_table:
-                seconds = REPAIRING_EXPLAINED if explained else REPAIRING
-                repaired = trials.repaired = trials.repair(seconds, complete=explained)
-            if not explained:
-                found = trials.why(searched, guilty)
-        found = _with_lines(found, laid_out)
-        if repaired is not None:
-            found = _with_repairs(found, repaired, guilty)
-        diverges = first_divergence(comparison, probes, both)
-        if not laid_out and diverges is not None:
-            lines = [
-                diverges.line,
-                diverges.also,
-                *([diverges.moved.line] if diverges.moved else []),
-                *diverges.callers,
-            ]
-            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = _with_edits(found, [*_drawn_first(held_out), *known], probes, lines, until)
-    imprecise = [probe for probe in probes if probe.imprecise]
-    if imprecise and dtypes:
-        dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
-        reference, port = both(dtype)
-        cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
-        loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
-        marks = cause_case.marks(loose)
-        found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
-    return tuple(found), diverges
+        both, drawn, turned = same(both), same(drawn), turned and same(turned)
+        until = time.thread_time() + seconds
+        found: list[Finding] = []
+        diverges: Divergence | None = None
+        if any(probe.guilty or probe.differs for probe in probes):
+            reference, port = both(torch.float64)
+            guilty = [probe for probe in probes if probe.guilty]
+            cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
+            known = [CauseCase.known(comparison, reference, port, case) for case in cases]
+            if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
+                known = [cause_case.with_hidden_places for cause_case in known]
+                probes = _guilty_at_hidden_places(known, probes)
+            guilty = [probe for probe in probes if probe.guilty]
+            held_out = _held_out(comparison, drawn)
+            tied = _held_out(comparison, turned)
+            trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
+            found += inverted_masks(known, probes)
+            searched = known if held_out is None else [held_out, *known]  # the smallest first
+            laid_out = [] if found or layouts is None else laid_out_otherwise(searched, probes, layouts, until)
+            in_table = {point for _, one in laid_out for point in one.probes}
+            repaired = None
+            if not found:
+                found = trials.why(searched, guilty, listed=True)
+                named = [one for one in found if one.name]
+                explained = all(is_explained(probe, named) for probe in guilty)
+                if not in_table:
+                    seconds = REPAIRING_EXPLAINED if explained else REPAIRING
+                    repaired = trials.repaired = trials.repair(seconds, complete=explained)
+                if not explained:
+                    found = trials.why(searched, guilty)
+            found = with_lines(found, laid_out)
+            if repaired is not None:
+                found = _with_repairs(found, repaired, guilty)
+            diverges = first_divergence(comparison, probes, both)
+            if not laid_out and diverges is not None:
+                lines = [
+                    diverges.line,
+                    diverges.also,
+                    *([diverges.moved.line] if diverges.moved else []),
+                    *diverges.callers,
+                ]
+                lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
+                found = with_edits(found, searched, probes, lines, until)
+        imprecise = [probe for probe in probes if probe.imprecise]
+        if imprecise and dtypes:
+            dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
+            reference, port = both(dtype)
+            cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
+            loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
+            marks = cause_case.marks(loose)
+            found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
+        return tuple(found), diverges
 
 
 def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
@@ -214,7 +172,7 @@ def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Pro
         exact = PRECISE * max(way.residual, NOISE)
         found = [one for one in found if one.residual <= exact or not {*one.where}.isdisjoint(repaired.where)]
     named = [one for one in found if one.name]
-    open_ = [probe for probe in guilty if not _explained(probe, named)]
+    open_ = [probe for probe in guilty if not is_explained(probe, named)]
     if not open_:
         return named
     difference = max(probe.meaning.isolated or probe.meaning.end_to_end for probe in open_)
@@ -234,8 +192,6 @@ def first_divergence(comparison: Comparison, probes: Sequence[Probe], both: Both
     """The first step of the port whose result the reference does not have, on the way to the first guilty probe.
 
     Args:
-        comparison: what was measured.
-        probes: its probes.
         both: makes the two sides.
 
     Returns:
@@ -263,35 +219,6 @@ def _held_out(comparison: Comparison, drawn: Both | None) -> CauseCase | None:
         return None
 
 
-POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'
-
-
-def _inverted(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Finding]:
-    """Whether the port is right in every case when its masks of True and False are inverted: [inputs] says which."""
-    guilty = [probe for probe in probes if probe.guilty]
-    names = dict.fromkeys(
-        name
-        for cause_case in known
-        for name, one in cause_case.port.arguments[cause_case.case].items()
-        if one.dtype == torch.bool
-    )
-    for name in names:
-        left = [cause_case.left_when_inverted(name, probes) for cause_case in known]
-        if any(one is not None for one in left) and all(one is None or one <= END for one in left):
-            return [
-                Finding(
-                    name="mask polarity in [inputs]",
-                    detail=f"with {name} inverted the port computes what the reference does",
-                    probes=tuple(probe.port for probe in guilty),
-                    difference=max(probe.meaning.isolated or 0.0 for probe in guilty),
-                    residual=max(one for one in left if one is not None),
-                    what=f"the port takes True in {name} for what [inputs] gives it as False",
-                    fix=POLARITY,
-                )
-            ]
-    return []
-
-
 def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Probe]:
     """The probes with the largest difference that each makes by itself, also where a mask hides it."""
     marks = [cause_case.marks(probes) for cause_case in known]
@@ -301,171 +228,6 @@ def _guilty_at_hidden_places(known: Sequence[CauseCase], probes: Sequence[Probe]
     return [
         replace(probe, meaning=replace(probe.meaning, isolated=max(off[probe.port], default=None))) for probe in probes
     ]
-
-
-def _drawn_first(held_out: CauseCase | None) -> list[CauseCase]:
-    """The case that was drawn: it is the smallest, and what fits it is confirmed in the others."""
-    return [] if held_out is None else [held_out]
-
-
-def _laid_out(
-    cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float
-) -> list[tuple[Correction, Finding]]:
-    """The lines of the table that make guilty probes right when they are written otherwise, in every case."""
-    rules = tuple(dict.fromkeys(where for probe in probes if probe.guilty for where in probe.rules))
-    attempts = ((one, lambda case, one=one: case.with_weights(one.values)) for one in layouts(rules))
-    return [
-        (
-            correction,
-            Finding(
-                name=correction.name,
-                detail=correction.detail,
-                probes=tuple(right),
-                difference=max(before for before, _ in right.values()),
-                residual=max(left for _, left in right.values()),
-                what=WHAT[correction.name],
-                fix=correction.fix,
-            ),
-        )
-        for correction, right in _mended(cases, probes, attempts, until)
-    ]
-
-
-def _mended(
-    cases: Sequence[CauseCase],
-    probes: Sequence[Probe],
-    attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
-    until: float,
-    refused: Callable[[Attempt], bool] = lambda attempt: False,
-    together: Sequence[Collection[Point]] = (),
-) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
-    """The changes of the port that make guilty probes right in every case, and none wrong.
-
-    Args:
-        cases: the cases; the changes are tried in the first one.
-        probes: all probes.
-        attempts: the changes, each with what makes the context in which it is made.
-        until: the deadline, by ``time.thread_time``.
-        refused: whether a change does not count, once it was tried in all cases.
-        together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
-
-    Returns:
-        For each change the probes that it alone, of those before it, makes right: how far they were and are off.
-    """
-    begun = time.thread_time()
-    until = begun + min(CHANGING, (until - begun) / 4)
-    open_ = {probe.port: probe for probe in probes if probe.guilty}
-    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
-    before = cases[0].left_with(nullcontext(), probes)
-    wrong = {point for point in open_ if before.get(point, 0.0) > limits[point]}
-    found: list[tuple[Attempt, dict[Point, tuple[float, float]]]] = []
-    for attempt, made in attempts if wrong else ():
-        if time.thread_time() > until:
-            break
-        left = cases[0].left_with(made(cases[0]), probes, _Hopeless(before, limits, wrong, together))
-        right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
-        if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
-            continue
-        ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
-        right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
-        if refused(attempt):
-            continue
-        if right:
-            off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
-            found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
-        if len(right) == len(wrong):
-            break
-    result = []
-    for attempt, distances in sorted(found, key=lambda one: -len(one[1])):
-        mended = {point: far for point, far in distances.items() if point in open_}
-        if mended:
-            result.append((attempt, mended))
-            open_ = {point: probe for point, probe in open_.items() if point not in mended}
-    return result
-
-
-class _Hopeless:
-    """Whether what a pass has shown so far of a change says that it is none to make, called with probe after probe.
-
-    Args:
-        before: how far each probe is off without the change.
-        limits: how far each may be off.
-        wrong: the probes that are to become right.
-        together: those of them that only count together.
-    """
-
-    def __init__(
-        self,
-        before: Mapping[Point, float],
-        limits: Mapping[Point, float],
-        wrong: Collection[Point],
-        together: Sequence[Collection[Point]],
-    ) -> None:
-        self._before, self._limits = before, limits
-        self._open = {*wrong}
-        self._together = together
-
-    def __call__(self, point: Point, far: float) -> bool:
-        if far <= self._limits[point]:
-            return False
-        if self._before.get(point, math.inf) <= self._limits[point]:
-            return True
-        self._open.discard(point)
-        self._open.difference_update(*(points for points in self._together if point in points))
-        return not self._open
-
-
-def _with_edits(
-    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
-) -> list[Finding]:
-    """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
-    entries = [one for one in found if one.name]
-    explained = all(_explained(probe, entries) for probe in probes if probe.guilty)
-    edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
-    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
-    together = [one.probes for one in found]
-    result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together):
-        same = [one for one in result if {*one.probes} & {*right}]
-        if not all({*one.probes} <= {*right} for one in same):
-            continue  # it mends a part of what has one cause: by chance, or in a roundabout way
-        written = f"{edit.place}: write `{edit.new}`"
-        named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
-        if not named:
-            off = list(right.values())
-            named = [
-                Finding(
-                    name="another expression",
-                    detail=f"`{edit.old}` should be `{edit.new}`",
-                    probes=tuple(right),
-                    difference=max(before for before, _ in off),
-                    residual=max(left for _, left in off),
-                    what="one expression of a line differs from what the reference computes",
-                    fix=edit.fix,
-                )
-            ]
-        result = [*(one for one in result if one not in same), *named]
-    return result
-
-
-def _with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:
-    """The findings, with the lines of the table that would mend them; an entry keeps its name."""
-    names = {cause.name for cause in CATALOGUE}
-    result = list(found)
-    for correction, line in laid_out:
-        same = [one for one in result if {*one.probes} & {*line.probes}]
-        result = [one for one in result if one not in same]
-        named = next((one for one in same if one.name in names and not {*line.probes} - {*one.probes}), None)
-        if named is not None:
-            fix = line.fix if correction.explicit else f"{line.fix}; or, in the module: {named.fix}"
-            result.append(replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix))
-        else:
-            result.append(line)
-    return result
-
-
-def _explained(probe: Probe, found: Sequence[Finding]) -> bool:
-    return any(probe.port in one.probes for one in found)
 
 
 def _shortest_first(comparison: Comparison, reference: Side) -> list[int]:
@@ -519,14 +281,12 @@ class _Trials:
         """The causes of the differences, each from the first case that shows it.
 
         Args:
-            cases: the cases, in the order in which they are searched.
-            guilty: the probes that differ.
             listed: entries of the catalogue alone: nothing that is solved for, and no alteration of the whole.
         """
         found: list[Finding] = []
         for cause_case in cases:
-            found += self._in_case(cause_case, [probe for probe in guilty if not _explained(probe, found)], listed)
-            if all(_explained(probe, found) for probe in guilty):
+            found += self._in_case(cause_case, [probe for probe in guilty if not is_explained(probe, found)], listed)
+            if all(is_explained(probe, found) for probe in guilty):
                 break
         return found
 

@@ -596,8 +596,6 @@ class Anchors(Mapping[Point, Anchor]):
     """The anchors of a case, at the port's points; those of activations that lie in a file are made when asked for.
 
     Args:
-        pairs: what is compared with what.
-        exact: the reference's activations.
         make: measures the anchor of a pair.
     """
 

@@ -74,7 +74,6 @@ def resolve_models(
         into, table, revision, loaded: as in :func:`porting.verify`.
         reference: a model with its weights, what builds one, a function that computes the reference's values, the file
             of a recorded trace, or None.
-        inputs: the batches, if they were given.
 
     Raises:
         CheckpointError, TableError, TargetError: as :func:`porting.load`.
@@ -133,8 +132,6 @@ def built_reference(
     """The module that was given, or that what was given builds.
 
     Args:
-        given: the module, or what builds it.
-        config: what the builder is given.
         within: how large the module may become.
 
     Raises:

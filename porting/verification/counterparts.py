@@ -21,7 +21,6 @@ class Counterpart:
     Attributes:
         names: its names in the reference, the first one first.
         steps: what carries it over; more than one where the port has it several times.
-        shape: the parameter's.
         trains: whether the reference's and the port's take gradients, as their owners left them.
         padded: whether the reference's and the port's is an embedding whose padding word takes no gradient; not so in
             the reference if the port does not have that row at all.
@@ -72,7 +71,6 @@ class Counterparts:
     """All parameters of the reference that the port has.
 
     Attributes:
-        table: their rules.
         config: what a rule's constants are computed from.
         found: one for each parameter of the reference that is trained on either side.
         alone: parameters of the port that nothing of the reference is carried into.
@@ -115,7 +113,6 @@ def counterparts(
     """Hold the table's rules against the parameters of the two modules.
 
     Args:
-        table: the table.
         config: the checkpoint's config, the table's defaults filled in.
         sizes: of indices, from [sizes].
         reference, port: the modules, with ``requires_grad`` as their owners left it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from porting.loading import same_bits
 from porting.reporting.outcome import Shown, Unseen
-from porting.target import named_tensors
+from porting.target import named_tensors, signature_parameters
 from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
 from porting.tracing.conditions import Conditions
 from porting.tracing.measure import MEANING
@@ -84,11 +84,7 @@ class Observer:
                 self._reached[name] = self._reached[name] | reached if name in self._reached else reached
 
     def fails(self, why: str) -> None:
-        """Note that the port cannot be run with gradients on.
-
-        Args:
-            why: in one line.
-        """
+        """Note that the port cannot be run with gradients on."""
         self.failed = self.failed or why
 
     @property
@@ -181,7 +177,7 @@ def shown(
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        same = name in expected and _equal(tensor.detach(), expected[name])
+        same = name in expected and same_bits(tensor.cpu(), expected[name])
         if name in expected and not same:
             differing.append(name)
         elif same and name not in shares:
@@ -209,16 +205,6 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
         whole = isinstance(size, int) and not isinstance(size, bool) and size >= longest
         if WINDOW.search(field) and whole and not switched_off:
             yield Unseen("the window's edge", f"{field} = {size}, and rows of at most {longest} tokens")
-
-
-def _equal(tensor: Tensor, expected: Tensor) -> bool:
-    """Bit for bit: a NaN equals itself."""
-    if tensor.dtype != expected.dtype or tensor.shape != expected.shape:
-        return False
-    if tensor.data_ptr() == expected.data_ptr() and tensor.stride() == expected.stride():
-        return True
-    tensor, expected = tensor.cpu().contiguous(), expected.contiguous()
-    return torch.equal(tensor.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
 
 
 def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:
@@ -282,10 +268,8 @@ def reached(
     """How far the float64 passes of the port got.
 
     Args:
-        port: the port, with all that it was given.
         executed: which of its instructions ran; None before any pass.
         conditions: how the conditions on tensors turned out.
-        ran: the names of the modules that ran.
         tried: the arguments that trials gave.
     """
     if executed is None:
@@ -301,14 +285,10 @@ def reached(
 
 def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[Unseen]:
     """The arguments of forward that were never given."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return
     everything = {name for arguments in given for name in arguments}
     missing = [
         one.name
-        for place, one in enumerate(parameters)
+        for place, one in enumerate(signature_parameters(module.forward).values())
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         and one.name not in everything
         and str(place) not in everything

@@ -19,7 +19,6 @@ def dense_experts(model: nn.Module, tokens: int, limit: int) -> Iterator[bool]:
     """A context in which each expert of a mixture takes all tokens, and those that are not sent to it count nothing.
 
     Args:
-        model: a model of transformers'.
         tokens: how many tokens it is given.
         limit: bytes of a tensor that this makes; nothing is changed where it may be larger.
 

@@ -33,8 +33,6 @@ class Float64Comparison:
         rows: weight -> its rows of which no probe saw anything, where it has other rows.
         unseen: what could not be seen of the weights.
         reach: how far the inputs got in the port's code.
-        searched: the batches that were found.
-        scope: what was tried besides.
     """
 
     shares: dict[str, float]
@@ -49,6 +47,32 @@ Explore = Callable[[Side, Sequence[Case]], Explored]
 """Runs the trials: the port in float64, and the cases that both sides have run on."""
 
 
+def in_fitting_rows(
+    theirs: Reference, batch: Batches, make: Callable[[int], Batches], cases: list[Case], run: Callable[[], object]
+) -> Batches:
+    """Run the reference; with a shorter longest row where it has no place for the one that was made.
+
+    Args:
+        make: makes the batches with another longest row.
+        cases: those of the batches, as the reference takes them; they are replaced where they have to be.
+        run: runs the reference on the cases.
+
+    Returns:
+        The batches that fit; where these are others than the given ones, the reference has not run on them.
+
+    Raises:
+        VerifyError: the reference fails, and not for the length of a row.
+    """
+    try:
+        run()
+    except VerifyError:
+        if not isinstance(theirs, LiveReference) or not batch.more or (fit := that_fits(theirs, batch, make)) is batch:
+            raise
+        cases[:] = [theirs.taken(case) for case in fit.cases]
+        return fit
+    return batch
+
+
 def anchored(
     comparison: Comparison,
     reference: Callable[[], Side],
@@ -57,33 +81,16 @@ def anchored(
     make: Callable[[int], Batches],
     cases: list[Case],
 ) -> Batches:
-    """Run the reference in float64; with a shorter longest row where it has no place for the one that was made.
-
-    Args:
-        comparison: is told of all that the reference computes.
-        reference: makes the reference in float64, on the cases.
-        theirs: the reference.
-        batch: the batches.
-        make: makes them with another longest row.
-        cases: those of the batches, as the reference takes them; they are replaced where they have to be.
-
-    Returns:
-        The batches that were run.
+    """Run the reference in float64, :func:`in_fitting_rows`, and tell the comparison all that it computes.
 
     Raises:
-        VerifyError: the reference fails, and not for the length of a row.
+        VerifyError: as there.
     """
-    try:
-        comparison.anchor(reference())
-    except VerifyError:
-        fitting = that_fits(theirs, batch, make) if isinstance(theirs, LiveReference) and batch.more else batch
-        if fitting is batch or not isinstance(theirs, LiveReference):
-            raise
+    fitting = in_fitting_rows(theirs, batch, make, cases, lambda: comparison.anchor(reference()))
+    if fitting is not batch:
         comparison.exact.clear()
-        cases[:] = [theirs.taken(case) for case in fitting.cases]
         comparison.anchor(reference())
-        return fitting
-    return batch
+    return fitting
 
 
 def compare_in_float64(

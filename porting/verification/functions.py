@@ -19,6 +19,7 @@ from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
 from porting.printable import dtype_name
+from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
 from porting.trials.inputs import USUAL, Case
@@ -40,7 +41,6 @@ def computes(given: object, inputs: Collection[str] = ()) -> bool:
     parameters has the name of an input; any other callable object, such as what ``jax.jit`` makes, computes as well.
 
     Args:
-        given: a callable.
         inputs: the names of the inputs; the usual ones of transformers count as well.
 
     >>> computes(lambda input_ids: input_ids), computes(lambda: nn.Linear(1, 1)), computes(nn.Linear)
@@ -59,7 +59,7 @@ def computes(given: object, inputs: Collection[str] = ()) -> bool:
         made = None
     if isinstance(made, type) and issubclass(made, nn.Module):
         return False
-    parameters = _parameters(given)
+    parameters = signature_parameters(given)
     if parameters.keys() & ({*inputs, *USUAL} - {"config"}):
         return True
     required = [one for name, one in parameters.items() if one.default is one.empty and name != DTYPE]
@@ -113,7 +113,7 @@ class _Held:
     parameters: Mapping[str, inspect.Parameter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parameters = _parameters(self.function)
+        self.parameters = signature_parameters(self.function)
 
     def __deepcopy__(self, memo: object) -> _Held:
         return self
@@ -152,9 +152,7 @@ class LivingFunction(LiveReference):
     """A function that is run here.
 
     Attributes:
-        names: the points that it gives.
         own: those of them that are no other names of others.
-        first: the batch that it was tried on.
         exact: what it gave then, in float64.
     """
 
@@ -168,7 +166,6 @@ class LivingFunction(LiveReference):
         """The function, tried on one batch.
 
         Args:
-            function: the function.
             case: a batch, as the reference takes it.
 
         Raises:
@@ -213,7 +210,7 @@ class LivingFunction(LiveReference):
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
         """Its points that the terms name."""
-        matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+        matcher = Matcher(((term.key, term) for term in terms), prefix)
         return [name for name in self.names if matcher.read(name)]
 
     def taken(self, case: Case) -> Case:
@@ -306,9 +303,6 @@ def possible(
 
     Args:
         reference: the reference; None for the checkpoint in transformers.
-        dtypes: the working dtypes that are wanted.
-        inputs: the batches that were given.
-        gradients: whether gradients are wanted.
         autocast: whether a run under autocast is wanted.
 
     Returns:
@@ -362,11 +356,7 @@ def aliases(values: Mapping[Point, Tensor], returned: object) -> dict[Point, Ten
 
 
 def _tensors(values: object) -> object:
-    """What a function returned, as a tensor, a tuple of tensors or a dict of them.
-
-    Raises:
-        TypeError: it holds something that is no array.
-    """
+    """What a function returned, as a tensor, a tuple of tensors or a dict of them."""
     if isinstance(values, Mapping):
         return _flat(values)
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
@@ -415,13 +405,6 @@ def _same(tensor: Tensor) -> Tensor:
 def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype of numpy; bfloat16 is known once JAX, or ml_dtypes by itself, has been imported."""
     return np.dtype(dtype_name(dtype))
-
-
-def _parameters(given: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(given).parameters)
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
 
 
 def _line(error: Exception) -> str:

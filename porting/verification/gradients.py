@@ -48,7 +48,6 @@ class Objective:
 
     Args:
         comparison: what was compared, and the reference's float64 activations.
-        seed: of the function.
     """
 
     def __init__(self, comparison: Comparison, seed: int) -> None:
@@ -234,8 +233,6 @@ def judged(
     """One gradient in the report.
 
     Args:
-        one: the parameter.
-        found: its gradients.
         lower: working dtype -> those of the reference and of the port.
         largest: of all gradients in float64, the largest element.
         single: a side computes in less than float64 somewhere, whatever its weights are.
@@ -293,7 +290,6 @@ def boundary(objective: Objective, comparison: Comparison, exact: Slope, port: S
     """Going back from the outputs: the last probe at which the gradient is right, the first at which it is wrong.
 
     Args:
-        objective, comparison: what was differentiated.
         exact, port: the gradients in float64.
         limit: relative to a gradient's largest element, above this it is wrong.
     """

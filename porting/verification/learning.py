@@ -45,7 +45,6 @@ def learn(
     Args:
         reference, port: give a side with a model of its own in a dtype.
         comparison: what was compared of the forward passes.
-        table: which parameter is which.
         dtypes: the working dtypes; without one float32, since it takes two dtypes to tell a gradient from rounding.
         steps: of each optimiser; 0 for none.
         seed: of the function that is differentiated, and of dropout masks.

@@ -19,7 +19,6 @@ class HeldWeights(Checkpoint):
 
     Args:
         held: the module, or tensors by name; they are read when they are asked for, and never written to.
-        location: what it is called in messages.
     """
 
     def __init__(self, held: nn.Module | Mapping[str, Tensor], location: str) -> None:
@@ -64,7 +63,6 @@ def share(module: nn.Module, checkpoint: Checkpoint) -> None:
 
     Args:
         module: its large parameters and buffers are replaced where they are found.
-        checkpoint: its files.
     """
     names: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
     for name, info in checkpoint.tensors.items():

@@ -36,14 +36,13 @@ from porting.verification.batches import (
     another,
     make_batches,
     padded_in_front,
-    that_fits,
 )
 from porting.verification.cause_search import name_causes
 from porting.verification.compare import Comparison, Progress
 from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts
 from porting.verification.coverage import shown, unseen
-from porting.verification.float64_tier import Explore, anchored, compare_in_float64
+from porting.verification.float64_tier import Explore, anchored, compare_in_float64, in_fitting_rows
 from porting.verification.functions import has_parts, possible
 from porting.verification.learning import learn
 from porting.verification.module_checkpoint import share
@@ -224,7 +223,7 @@ def _verify(
     sides = _Sides(theirs, subject, checkpoint, chosen, cases, clock)
     reference, port = sides.reference, sides.port
     doubled = partial(reference, torch.float64)
-    batch = _that_runs(theirs, batch, make, cases, doubled)
+    batch = in_fitting_rows(theirs, batch, make, cases, lambda: doubled().returned(0))
     batch, make, (chosen, returned), said = _that_the_port_takes(
         theirs, batch, make, cases, partial(_with_returned, chosen, doubled, partial(port, torch.float64), random), said
     )
@@ -371,7 +370,6 @@ class _Sides:
         theirs, subject, checkpoint: the reference, the port, and what both were loaded from.
         table: what is compared, and how the port is given its inputs.
         cases: the batches; those that are added to the list later are run as well.
-        clock: is told of passes.
     """
 
     theirs: Reference
@@ -397,7 +395,6 @@ class _Sides:
         """Both in a dtype, with the same two models at each call: in float64 a copy takes twice what is stored.
 
         Args:
-            dtype: of both.
             on: other batches than :attr:`cases`, for a reference that has parts.
         """
         if dtype not in self._shared:
@@ -464,21 +461,6 @@ def _batches(
     return make(longest, masks=masks), partial(make, masks=masks), [said]
 
 
-def _that_runs(
-    theirs: Reference, batch: Batches, make: Callable[[int], Batches], cases: list[Case], reference: Callable[[], Side]
-) -> Batches:
-    """The batches, with shorter rows where the reference has no place for the first of them."""
-    try:
-        reference().returned(0)
-    except VerifyError:
-        fitting = that_fits(theirs, batch, make) if isinstance(theirs, LiveReference) and batch.more else batch
-        if fitting is batch or not isinstance(theirs, LiveReference):
-            raise
-        cases[:] = [theirs.taken(case) for case in fitting.cases]
-        return fitting
-    return batch
-
-
 def _that_the_port_takes(
     theirs: Reference,
     batch: Batches,
@@ -490,9 +472,6 @@ def _that_the_port_takes(
     """What probing the port gives; on rows of the longest length alone, where it refuses the others and takes these.
 
     Many a model adds its whole table of positions to a row, or has a mask for one length.
-
-    Raises:
-        VerifyError: the port fails on both.
     """
     try:
         return batch, make, probe(), [*said]

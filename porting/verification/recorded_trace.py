@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,13 +33,12 @@ from porting.checkpoint.write import write_safetensors
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.limits import charge
 from porting.printable import dtype_name
-from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, VERSION, WEIGHTS
+from porting.recordings import EXACT, FORMAT, INPUTS, ISOLATED, NUMBERED, VERSION, WEIGHTS, numbered
 from porting.tracing.trace import Point, Trace
 from porting.trials.inputs import Case
 
 WORKING = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_NAME = re.compile(rf"({INPUTS}|{EXACT}|(?:{'|'.join(WORKING)})(?:{ISOLATED})?)/(0|[1-9]\d{{0,5}})/(.+)")
 MOST_GAPS = 20
 """Cases that are missing and are named."""
 
@@ -55,11 +53,7 @@ class Recording:
     """A recorded trace that has been opened; activations are read from the file when they are asked for.
 
     Attributes:
-        where: the file.
-        cases: what the reference was given.
-        metadata: what is said of it.
         lowered: point -> operations before it that computed with less than float64.
-        weights: the names of the weights that it holds.
     """
 
     where: str
@@ -109,23 +103,14 @@ def write_recording(
     """Write a recording; the same content gives the same bytes.
 
     Args:
-        path: the file to be made.
-        cases: what the reference was given.
         traces: ``"float64"``, ``"float32"``, ``"float32 isolated"``, ... -> the activations of each case.
-        metadata: what is said of it.
         weights: those of the model, where they are to be kept with it.
         overwrite: whether a file that stands there may be replaced.
 
     Raises:
         CheckpointError: the destination is refused, or the system failed; nothing is left behind.
     """
-    tensors = {
-        f"{INPUTS}/{number}/{name}": one for number, case in enumerate(cases) for name, one in case.inputs.items()
-    }
-    for kind, found in traces.items():
-        tensors |= {
-            f"{kind}/{number}/{point}": one for number, trace in enumerate(found) for point, one in trace.items()
-        }
+    tensors = numbered({INPUTS: [case.inputs for case in cases], **traces})
     tensors |= {f"{WEIGHTS}/{name}": one for name, one in (weights or {}).items()}
     said = {"format": FORMAT, "version": VERSION, "cases": json.dumps([case.name for case in cases]), **metadata}
     write_safetensors(path, tensors, metadata=said, overwrite=overwrite)
@@ -215,7 +200,7 @@ def _sorted(file: Checkpoint) -> tuple[dict[tuple[str, int], dict[Point, str]], 
         if name.startswith(f"{WEIGHTS}/"):
             weights.append(name.removeprefix(f"{WEIGHTS}/"))
             continue
-        found = _NAME.fullmatch(name)
+        found = NUMBERED.fullmatch(name)
         if found is None:
             faults.append(f"a tensor is called {name!r}, expected KIND/CASE/NAME, such as 'float64/0/encoder.layer.1'")
             continue

@@ -133,11 +133,7 @@ class _Subject:
     """What is recorded.
 
     Attributes:
-        living: the reference.
-        checkpoint: its weights.
         table: its [probes] name what is recorded.
-        batch: what the reference is given.
-        stored: a dtype that holds the weights.
     """
 
     living: LiveReference

@@ -59,7 +59,6 @@ def load_reference(
     Args:
         checkpoint: a checkpoint with a directory and a config.
         architecture: the class, as ``config.json`` spells it.
-        dtype: what the weights are cast to.
         untouched: no value is read before it is used.  transformers' own reading maps the files as well, but has half
             of each fetched ahead.
 
@@ -112,11 +111,7 @@ MOST_VALUES = 500_000
 
 
 def _require_small(checkpoint: Checkpoint) -> None:
-    """Refuse a config that transformers would take minutes and gigabytes for.
-
-    Raises:
-        VerifyError: it has too many values, or asks for the names of too many labels.
-    """
+    """Refuse a config that transformers would take minutes and gigabytes for."""
     labels = checkpoint.config.get("num_labels")
     if isinstance(labels, int) and labels > MOST_VALUES:
         reason = f"{labels} labels (num_labels), and transformers makes a name for each"

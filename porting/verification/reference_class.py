@@ -34,8 +34,6 @@ class Coverage:
     """How the parameters of a class and the tensors of a checkpoint cover each other, by transformers' own loading.
 
     Attributes:
-        name: the class.
-        lacks: the checkpoint's tensors that it does not have.
         random: its parameters that the checkpoint has nothing for: transformers draws them.
     """
 
@@ -54,7 +52,6 @@ class ReferenceClass:
     """The class of transformers that a port is compared with.
 
     Attributes:
-        name: the class.
         lacks: the checkpoint's tensors that it does not have.
         fuller: a class that has a place for all tensors, where this one has not.
         said: why it is not the one that config.json names; empty where it is.
@@ -139,11 +136,7 @@ def parts(names: Sequence[str]) -> str:
 
 
 def _named(checkpoint: Checkpoint, names: Sequence[str], equal: Sequence[str]) -> str:
-    """The first of the names.
-
-    Raises:
-        VerifyError: there is none.
-    """
+    """The first of the names."""
     if names:
         return names[0]
     message = "neither the table nor config.json says which architecture the reference has"

@@ -24,12 +24,7 @@ from porting.verification.subject import cast
 
 @dataclass
 class LiveReference:
-    """A model that is run here.
-
-    Attributes:
-        module: the model.
-        title: what it is called in the report.
-    """
+    """A model that is run here."""
 
     module: nn.Module
     title: str
@@ -107,11 +102,7 @@ LARGE = 256 << 20
 
 @dataclass
 class Recorded:
-    """A model that was run elsewhere.
-
-    Attributes:
-        recording: its trace.
-    """
+    """A model that was run elsewhere."""
 
     recording: Recording
 
@@ -122,7 +113,7 @@ class Recorded:
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
         """The points that were recorded and that the terms name."""
-        matcher = Matcher((((0, number), term.key) for number, term in enumerate(terms)), prefix)
+        matcher = Matcher(((term.key, term) for term in terms), prefix)
         return list(dict.fromkeys(name for name in map(_bare, self.recording.points()) if matcher.read(name)))
 
     def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
@@ -143,12 +134,7 @@ Reference = LiveReference | Recorded
 
 @dataclass(kw_only=True)
 class RecordedSide(Side):
-    """Shows what was recorded as if it were computed.
-
-    Attributes:
-        recording: the trace.
-        dtype: of the run that is shown.
-    """
+    """Shows what was recorded as if it were computed."""
 
     recording: Recording
     dtype: torch.dtype

@@ -141,8 +141,6 @@ def reference_angles(comparison: Comparison, probes: Sequence[Probe], both: Both
     What a mistake does to the outputs is not hidden by the roundings then, nor is what explains it.
 
     Args:
-        comparison: what was measured.
-        probes: its probes.
         both: makes the two sides.
 
     Yields:

@@ -29,7 +29,6 @@ def same_points(recorded: Sequence[Point], port: nn.Module) -> Table:
     Args:
         recorded: the reference's points.  One that no module of the port is named after is an output of the whole
             model: ``logits`` is compared with what the port returns under that name.
-        port: the port.
     """
     paths = {path or ROOT for path, _ in port.named_modules(remove_duplicate=False)}
     names = dict.fromkeys(split(point)[0] for point in recorded)

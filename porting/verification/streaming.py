@@ -51,8 +51,6 @@ class Streamed(Comparison):
         """Run every pass that :class:`Comparison` runs one after the other.
 
         Args:
-            reference, port: make the sides.
-            dtypes: the working dtypes.
             tell: is told how many of how many of the reference's probes are done.
 
         Raises:
@@ -144,8 +142,6 @@ class Relay(Mapping[Point, Tensor]):
     """The reference's activations on their way: who asks for one that is not there yet waits for it.
 
     Args:
-        convoy: of the passes.
-        pairing: what is compared.
         references, ports: how many passes of each side follow.
     """
 

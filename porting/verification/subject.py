@@ -133,11 +133,7 @@ def refuse_beside_streaming(*, loaded: bool, gradients: bool, autocast: bool, in
 def _against(
     module: nn.Module, plan: Plan, checkpoint: Checkpoint, kind: Architecture | None, architecture: str | None
 ) -> Subject:
-    """The port, beside the class that transformers runs: the one that its table names, or that the checkpoint holds.
-
-    Raises:
-        VerifyError: nothing says which.
-    """
+    """The port, beside the class that transformers runs: the one that its table names, or that the checkpoint holds."""
     if kind is not None:
         return Subject(module=module, plan=plan, reference=kind.name)
     found = reference_class(checkpoint, architecture)
@@ -172,8 +168,6 @@ def cast(module: nn.Module, dtype: torch.dtype, like: nn.Module | None = None) -
     Parameters that are of it already are shared with the original; nothing that is run here writes to them.
 
     Args:
-        module: what is copied.
-        dtype: of the copy.
         like: a module of that dtype: the copy shares its parameters that hold the same numbers, to save memory.
 
     Raises:
@@ -296,11 +290,7 @@ def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str,
 
     Args:
         step: it would write them.
-        theirs: the reference's tensors.
         homes: the reference's name -> the port's parameter that the checkpoint fills from it; empty for none.
-
-    Raises:
-        VerifyError: they are.
     """
     for source, target in zip(step.sources, step.targets, strict=False):
         same = next((name for name, one in theirs.items() if one is theirs[source] and homes[name]), None)
@@ -317,7 +307,6 @@ def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
     """What is allowed and should be known, in words.
 
     Args:
-        subject: the port.
         random: its new parameters that the reference does not have.
     """
     plan = subject.plan

@@ -82,7 +82,6 @@ class Correction:
     """Lines of a table, and what should stand there.
 
     Attributes:
-        name: what kind of mistake they have.
         lines: the rules of the table, each with the one in its place.
         values: what the corrected rules write, by name.
         sizes: sizes of indices that ``[sizes]`` would have to give.
@@ -129,8 +128,6 @@ def corrections(plan: Plan, read: Callable[[str], Tensor], where: Sequence[str])
     """Yield other lines for those that write some modules' weights, the likeliest first.
 
     Args:
-        plan: what the table loads.
-        read: gives a tensor of the checkpoint.
         where: the places of the lines in the table, ``bert.toml:12:3``.
     """
     rules = [rule for rule in dict.fromkeys(step.rule for step in plan.steps) if rule.where in where]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from porting.errors import VerifyError
-from porting.reporting.gradient_results import DropoutSite, TrainMode
+from porting.reporting.gradient_results import TrainMode
 from porting.tracing.dropout import DropoutMask, SameDropout
 from porting.tracing.measure import MEANING, error
 from porting.tracing.running import Side
@@ -43,7 +43,6 @@ def compare_training(reference: Make, port: Make, comparison: Comparison) -> Tra
 
     Args:
         reference, port: give sides in training mode: see :func:`in_training`.
-        comparison: what was compared in eval mode.
     """
     theirs, ours = reference(DOUBLE), port(DOUBLE)
     far = max(comparison.differences(END).values(), default=0.0)
@@ -94,11 +93,11 @@ def _shares(draws: Sequence[DropoutMask]) -> dict[float, int]:
     return dict(found)
 
 
-def _sites(draws: Sequence[DropoutMask], wanted: Counter[tuple[float, int]]) -> tuple[DropoutSite, ...]:
+def _sites(draws: Sequence[DropoutMask], wanted: Counter[tuple[float, int]]) -> tuple[DropoutMask, ...]:
     """The draws of these kinds, as many of each as are wanted: the last ones, if there are more."""
     left, found = Counter(wanted), []
     for one in reversed(draws):
         if left[one.kind] > 0:
             left[one.kind] -= 1
-            found.append(DropoutSite(module=one.module, rate=one.rate, shape=one.shape))
+            found.append(one)
     return tuple(reversed(found))

@@ -45,12 +45,8 @@ def trained(
     """Train both sides in float64 and in each working dtype, and compare.
 
     Args:
-        name: of the optimiser.
         make: give the reference and the port with weights of their own.
-        objective: what is minimised.
-        table: which parameter is which.
         gradients: reference's name -> what is known of its gradient.
-        dtypes: the working dtypes, at least one.
         steps: how many steps, at least one.
         single: a side computes in less than float64 somewhere.
     """

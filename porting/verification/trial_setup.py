@@ -66,15 +66,9 @@ def explore(
     """Run the trials, unless what is returned differs on the first batches already.
 
     Args:
-        theirs: the reference.
         module: the port as its owner has it.
-        table: with the probes of what is returned.
-        batch: the first batches.
         returned: how the outputs were paired.
         port: in float64.
-        cases: all batches that both sides have run on.
-        comparison: what these came to.
-        seed: of what is drawn.
         clock: is told of every pass.
         given: the batches are somebody's own.
     """

@@ -14,7 +14,7 @@ from torch import nn
 
 from porting.causes.line_edits import line_edits
 from porting.verification.cause_case import CHANGED_PASS, PassCost
-from porting.verification.cause_search import _Hopeless
+from porting.verification.fixes import _hopeless
 
 HEAD = """\
 import os
@@ -142,9 +142,9 @@ def test_a_changed_function_has_the_lines_of_the_file(imported: ModuleType) -> N
 
 def test_a_pass_of_changed_code_ends_when_it_can_mend_nothing_more() -> None:
     limits = dict.fromkeys("abcd", 0.1)
-    hopeless = _Hopeless({"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}, limits, "abd", [["a", "d"]])
+    hopeless = _hopeless({"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}, limits, "abd", [["a", "d"]])
     assert not hopeless("a", 0.05)
     assert not hopeless("c", 0.0)
     assert not hopeless("b", 0.5)  # a and d may still be mended
     assert hopeless("d", 0.5)  # a counts only with d
-    assert _Hopeless({"c": 0.0, "a": 1.0}, limits, "a", [])("c", 0.5)  # it was right
+    assert _hopeless({"c": 0.0, "a": 1.0}, limits, "a", [])("c", 0.5)  # it was right

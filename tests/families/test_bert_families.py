@@ -22,7 +22,7 @@ from porting.plan.config import effective
 from porting.plan.plan import PlanError
 from porting.tables import find_table
 from porting.tracing.measure import luck
-from porting.trials.inputs import make_cases
+from porting.trials.inputs import Maker
 from porting.verification import verify
 from porting.verification.reference import choices
 from tests.families.pairs import ALBERT, BERT, BERT_GENERATION, DISTILBERT, ELECTRA, LONG_ROBERTA, MPNET, Fields
@@ -74,7 +74,7 @@ def batch(family: str, architecture: str) -> dict[str, Tensor]:
     """Padded rows without the padding word: where there are no positions to be counted, every place compares."""
     table = find_table(family, {})
     config = {**effective(table, FAMILIES[family]), "max_position_embeddings": 29, "type_vocab_size": 2}
-    case = make_cases(config, seed=0, choices=choices(architecture), padding_words=False)[0]
+    case = Maker(config, seed=0, choices=choices(architecture), padding_words=False).first()[0]
     return {
         name: case.inputs[name]
         for name in case.inputs

@@ -22,8 +22,8 @@ PATTERNS = [
 ]
 
 
-def matcher(patterns: list[str], prefix: str = "") -> Matcher:
-    return Matcher((((number, 0), Name.parse(text)) for number, text in enumerate(patterns)), prefix)
+def matcher(patterns: list[str], prefix: str = "") -> Matcher[int]:
+    return Matcher(((Name.parse(text), number) for number, text in enumerate(patterns)), prefix)
 
 
 @given(
@@ -33,27 +33,27 @@ def matcher(patterns: list[str], prefix: str = "") -> Matcher:
     )
 )
 def test_it_finds_what_trying_every_pattern_finds(name: str) -> None:
-    found = {match.key[0]: match.bindings for match in matcher(PATTERNS).read(name)}
+    found = {match.line: match.bindings for match in matcher(PATTERNS).read(name)}
     tried = {number: Name.parse(text).read(name) for number, text in enumerate(PATTERNS)}
     assert found == {number: bindings for number, bindings in tried.items() if bindings is not None}
 
 
 def test_a_name_is_matched_with_the_prefix_and_without() -> None:
     made = matcher(["trunk.l.{i}", "head", "trunk.{*rest}"], "trunk.")
-    assert [match.key[0] for match in made.read("trunk.l.3")] == [0, 2]
+    assert [match.line for match in made.read("trunk.l.3")] == [0, 2]
     assert [match.bindings for match in made.read("l.3")] == [{"i": 3}, {"rest": "l.3"}]
-    assert [match.key[0] for match in made.read("head")] == [1, 2]
+    assert [match.line for match in made.read("head")] == [1, 2]
     assert matcher(["l.{i}"], "trunk.").read("trunk.l.3") == []
 
 
-def test_a_key_is_found_once() -> None:
+def test_a_pattern_is_found_once() -> None:
     made = matcher(["{p:a,b/c}.{i}"])
-    assert [match.key for match in made.read("c.1")] == [(0, 0)]
+    assert [match.line for match in made.read("c.1")] == [0]
 
 
-def test_matches_come_in_the_order_of_their_keys() -> None:
+def test_matches_come_in_the_order_of_the_patterns() -> None:
     made = matcher(["{*rest}", "a.{i}", "a.{*rest}"])
-    assert [match.key[0] for match in made.read("a.1")] == [0, 1, 2]
+    assert [match.line for match in made.read("a.1")] == [0, 1, 2]
 
 
 def test_a_name_is_tried_against_few_of_many_patterns() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import porting
 from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
-from porting.trials.inputs import TokenSampler, make_cases
+from porting.trials.inputs import Maker, TokenSampler
 from porting.verification import Case, Report, verify
 from tests.small_checkpoint import CONFIG
 from tests.verification.flags import FLAGS, complete_but_for_flags
@@ -152,7 +152,7 @@ def test_every_word_is_dealt_before_any_comes_again(seed: int) -> None:
 def test_small_tables_are_reached_in_every_row(vocabulary: int, rows: int | None) -> None:
     """95 words in the short batch, 40 in the long row, and up to 1024 more in rows of their own."""
     config = {"vocab_size": vocabulary, "max_position_embeddings": 40, "type_vocab_size": 3}
-    cases = make_cases(config, seed=1, special=range(30))
+    cases = Maker(config, seed=1, special=range(30)).first()
     seen = {int(one) for case in cases for one in case.inputs["input_ids"][case.inputs["attention_mask"] == 1]}
     assert len(cases) == (2 if rows is None else 3)
     if rows is not None:

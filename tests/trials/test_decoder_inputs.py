@@ -12,7 +12,7 @@ from porting.checkpoint import open_checkpoint
 from porting.embedded import embedded_checkpoint
 from porting.errors import VerifyError
 from porting.tables import find_table
-from porting.trials.inputs import make_cases
+from porting.trials.inputs import Maker
 from porting.verification.batches import make_batches, padded_in_front
 from porting.verification.reference import usual_fields
 
@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {  # Any: fields of several types
 
 
 def test_a_decoder_is_given_rows_of_its_own() -> None:
-    padded, full = make_cases(CONFIG, seed=0)
+    padded, full = Maker(CONFIG, seed=0).first()
     assert set(padded.inputs) == {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"}
     ids, mask = padded.inputs["decoder_input_ids"], padded.inputs["decoder_attention_mask"]
     theirs = padded.inputs["attention_mask"]
@@ -42,7 +42,7 @@ def test_a_decoder_is_given_rows_of_its_own() -> None:
 
 
 def test_a_decoder_s_rows_are_padded_in_front_as_the_encoder_s_are() -> None:
-    case = make_cases(CONFIG, seed=0)[0]
+    case = Maker(CONFIG, seed=0).first()[0]
     front = padded_in_front(case, ())
     for mask, ids in (("attention_mask", "input_ids"), ("decoder_attention_mask", "decoder_input_ids")):
         assert bool((front.inputs[mask].diff(dim=1) >= 0).all())
@@ -55,27 +55,27 @@ def test_a_decoder_s_rows_are_padded_in_front_as_the_encoder_s_are() -> None:
 
 def test_the_start_is_the_padding_when_the_config_is_silent() -> None:
     config = {field: value for field, value in CONFIG.items() if field != "decoder_start_token_id"}
-    for case in make_cases(config, seed=0):
+    for case in Maker(config, seed=0).first():
         assert bool((case.inputs["decoder_input_ids"][:, 0] == 49).all())
     with pytest.raises(VerifyError, match="decoder_start_token_id = 'x'"):
-        make_cases({**CONFIG, "decoder_start_token_id": "x"}, seed=0)
+        Maker({**CONFIG, "decoder_start_token_id": "x"}, seed=0).first()
 
 
 @pytest.mark.parametrize("silent", [{"is_encoder_decoder": False}, {"is_encoder_decoder": None}])
 def test_other_models_are_given_none(silent: dict[str, object]) -> None:
-    for case in make_cases({**CONFIG, **silent}, seed=0):
+    for case in Maker({**CONFIG, **silent}, seed=0).first():
         assert set(case.inputs) == {"input_ids", "attention_mask"}
 
 
 def test_token_types_are_given_to_models_that_have_some() -> None:
-    without, with_ = make_cases(CONFIG, seed=0)[0], make_cases({**CONFIG, "type_vocab_size": 2}, seed=0)[0]
+    without, with_ = Maker(CONFIG, seed=0).first()[0], Maker({**CONFIG, "type_vocab_size": 2}, seed=0).first()[0]
     assert "token_type_ids" not in without.inputs
     assert set(with_.inputs["token_type_ids"].flatten().tolist()) == {0, 1}
 
 
 def test_a_model_without_a_position_table_takes_rows_of_any_length() -> None:
     config = {field: value for field, value in CONFIG.items() if field != "max_position_embeddings"}
-    assert max(case.inputs["input_ids"].shape[1] for case in make_cases(config, seed=0, longest=77)) == 77
+    assert max(case.inputs["input_ids"].shape[1] for case in Maker(config, seed=0, longest=77).first()) == 77
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from porting.notation.table import parse_table
 from porting.reporting.outcome import Unseen
-from porting.trials.inputs import for_port, make_cases, named_inputs, withheld
+from porting.trials.inputs import Maker, for_port, named_inputs, withheld
 from porting.verification import Case, verify
 from porting.verification.coverage import unseen
 from tests.families.pairs import BERT, Pair
@@ -37,7 +37,7 @@ def test_a_port_of_the_encoder_alone_leaves_the_reference_its_decoders_inputs() 
 
 
 def test_rows_that_nobody_is_told_the_padding_of_are_called_so() -> None:
-    (case,) = make_cases({"vocab_size": 9, "max_position_embeddings": 5}, seed=0)[:1]
+    (case,) = Maker({"vocab_size": 9, "max_position_embeddings": 5}, seed=0).first()[:1]
     kept = named_inputs(parse_table('[inputs]\n"input_ids" = "x"').inputs, case)
     assert kept.name == "8 rows of 1 to 5 tokens, padded and without a mask"
     assert unseen([kept], {}, withheld([case], [kept])) == [

@@ -23,7 +23,7 @@ from porting.tracing.running import Side
 from porting.trials import Kind, Status, purity, run
 from porting.trials.battery import Model, battery
 from porting.trials.combinations import covering, de_bruijn
-from porting.trials.inputs import Case, integers, lengthened, make_cases
+from porting.trials.inputs import Case, Maker, integers, lengthened
 from porting.trials.padding import attended, hides_token
 from porting.verification.batch_search import omittable
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
@@ -147,7 +147,7 @@ def test_a_mask_whose_meaning_the_table_says_may_be_left_out_too() -> None:
 
 def test_a_decoder_s_row_may_be_as_long_as_the_encoder_s() -> None:
     config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 7}
-    base = make_cases(config, seed=0)[0].inputs
+    base = Maker(config, seed=0).first()[0].inputs
     trials = battery(
         Model(config=config, base=base, longest=20, optional={"decoder_attention_mask"}), seed=0, tokens=10**6
     )

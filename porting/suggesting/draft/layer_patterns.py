@@ -33,7 +33,6 @@ class Line:
         sources, targets: patterns of names with their axes, ``(pattern, "(h d) e")``.
         fold, fill: as in a table.
         constants: its scale and its offset, as in a table.
-        why: what decided it.
         proven: it was chosen among several by what it computes.
         reads, writes: the tensors of the twin that it stands for.
         parts: the lines of single layers that it was made of; none for one of these.
@@ -445,7 +444,6 @@ def needed(texts: Mapping[str, str], lines: Sequence[Line]) -> dict[str, str]:
 
     Args:
         texts: index -> expression, of all that may be used.
-        lines: the table's.
 
     >>> one = Line((("q", "(h s r) e"),), (("wq", "(h r s) e"),))
     >>> needed({"h": "heads", "g": "groups", "s": "2", "r": "width // heads // 2"}, [one])

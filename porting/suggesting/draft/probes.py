@@ -127,9 +127,7 @@ def first_difference(found: SearchResult, port: Outputs, lines: Lines) -> list[t
     """The line for the module at which the first difference shows, if there is none yet: its cause is looked for there.
 
     Args:
-        found: what the search came to.
         port: path of a module -> its output.
-        lines: the others.
     """
     first = next((one for one in found.divergences if one.ends and one.reference), None)
     if first is None:

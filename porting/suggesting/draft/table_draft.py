@@ -112,9 +112,6 @@ def draft(
     """The table for the twin: everything that is read, written, left out, tied or new.
 
     Args:
-        subjects: the two models.
-        found: what the search came to.
-        name: the table's.
         head: comments for its beginning.
         close: also compare activations that differ a little.
 
@@ -299,7 +296,7 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
     ours = {name: tuple(one.shape) for name, one in named_tensors(subjects.built.module)}
     unread = align(table.rules, shapes, ours, prefix=table.prefix).unread
-    matcher = Matcher((((number, 0), drop.name) for number, drop in enumerate(table.drops)), table.prefix)
+    matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     left = [name for name in unread if not matcher.read(name)]
     drops, copies = dict(made.drops), dict(made.copies)
     ranges = [name for name in left if _is_range(checkpoint, name)]

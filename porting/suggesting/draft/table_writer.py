@@ -21,13 +21,11 @@ class TableDraft:
     Attributes:
         name, description: what it is called and one line about it.
         head: comments for its beginning.
-        architecture: of the reference.
         prefix: what names of the trunk may begin with.
         config: checkpoint field -> what the builder calls it.
         defaults: fields that ``config.json`` does not have, with what that means.
         require: fields whose other values the module cannot represent.
         sizes: index -> expression.
-        lines: the rules.
         drops: pattern -> reason, or ``equals ...``.
         copies: dropped tensor -> what it equals.
         ties: tied name -> the name that is written.

@@ -21,7 +21,6 @@ class Near:
     """A tensor that may belong to another.
 
     Attributes:
-        name, shape: of it.
         where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
         difference: of the activations that the two meet, relative to their scale; None where none was measured.
     """
@@ -42,7 +41,6 @@ class Unmapped:
     """A tensor that has no counterpart.
 
     Attributes:
-        name, shape: of it.
         side: ``"module"`` or ``"checkpoint"``.
         where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
         near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
@@ -109,7 +107,6 @@ def leftover(ours: Shapes, tensors: Mapping[str, Tensor], found: SearchResult, u
     Args:
         ours: the module's, name -> shape.
         tensors: the reference's.
-        found: what the search came to.
         unused: the reference's that no rule reads.
     """
     theirs = {name: tuple(tensors[name].shape) for name in unused}

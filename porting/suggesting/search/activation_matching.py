@@ -204,7 +204,6 @@ def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
 
     Args:
         some: units that are given one activation, in order of execution.
-        units: all units of the run.
     """
     wanted = {id(one) for one in some}
     made = {some[0].number}
@@ -264,7 +263,6 @@ def same_places(port: OperationTrace, reference: OperationTrace, ours: Shapes, t
     """The tensors that are at one place of two runs: of one shape, behind the same ones, and in one order.
 
     Args:
-        port, reference: the runs.
         ours, theirs: the tensors that are asked about, with their shapes.
 
     Returns:

@@ -50,10 +50,6 @@ def formula(factor: float, config: Mapping[str, object]) -> str:
     Only fields that are called a factor count, and the widths of the model and of a head: any other number of a
     config, such as its layers or a token's id, has the value by chance.
 
-    Args:
-        factor: the number.
-        config: the config.
-
     Returns:
         The formula; empty where the config has none.
 
@@ -107,7 +103,6 @@ class FactorSearch(ScoreTableSearch):
         So the scores of attention, or a branch before it is added to the residual stream.
 
         Args:
-            unit: the place.
             trace: the module's run.
             like: the reference's places that may be due.
 
@@ -129,7 +124,6 @@ class FactorSearch(ScoreTableSearch):
 
         Args:
             branch: the last matrix of it.
-            unit: what is given the sum.
             like: the reference's places that may be due; the first ones are looked at.
         """
         for mate in like[:2]:
@@ -165,12 +159,7 @@ class FactorSearch(ScoreTableSearch):
         return False
 
     def _take_in_factor(self, group: Sequence[Unit], following: Unit | None) -> None:
-        """Multiply the tables that are added to the residual stream if a norm behind them hides that it is too small.
-
-        Args:
-            group: the tables, filled.
-            following: the norm.
-        """
+        """Multiply the tables that are added to the stream if a norm behind them hides that it is too small."""
         if following is None or following.kind is not WeightUse.NORM:
             return
         again = self.port.run(until=following.last, forced=self._forced)

@@ -40,7 +40,6 @@ def candidates(
 
     Args:
         port, reference: the tables that are looked up or added; a lookup's operand is its index.
-        port_shapes, reference_shapes: of their tensors.
         scales: constants that the words may have to be multiplied by, as a table writes them.
     """
     found: list[tuple[float, tuple[CandidateRule, ...], list[Unit]]] = []
@@ -143,7 +142,6 @@ def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[t
 
     Args:
         more: how many rows ours has more; negative for fewer.
-        theirs, ours: the shapes.
         tabular: tables of different lengths have the first rows in common: they are positions, or words that are
             followed by some that nobody has, since so many are a rounder number.
     """
@@ -217,7 +215,6 @@ def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Qu
     """Which table a row goes into that the module has no table for; None where there is one only.
 
     Args:
-        moves: what was found.
         tables: the module's tensors that are looked up, or added row by row.
     """
     folded = next((move for move in moves if move.fold), None)

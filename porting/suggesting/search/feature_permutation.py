@@ -65,7 +65,6 @@ def positions(port: OperationTrace, reference: OperationTrace, parameters: froze
     """What is known from tables that are computed on both sides; None where there are none.
 
     Args:
-        port, reference: the runs.
         parameters: the module's learned tensors.
     """
     theirs = [table for one in reference.constants if (table := _table(one)) is not None]
@@ -112,8 +111,6 @@ def based(move: CandidateRule, basis: FeatureOrder, index: str, axes: tuple[str,
     """The move with an index of the residual stream in the two sides' orders; None where it has no such index.
 
     Args:
-        move: the move.
-        basis: the order.
         index: of the axis, in the move's terms.
         axes: of the tensors on either side, for a move that takes them as they are.
     """

@@ -29,7 +29,6 @@ class RuleTerm:
 
     Attributes:
         pattern: the name, with ``{p:...}`` and ``{h}`` where it stands for several; numbers of layers as they are.
-        names: the tensors.
         axes: ``"(h d) e"``; empty to take the tensor as it is.
     """
 
@@ -48,9 +47,7 @@ class CandidateRule:
     """A rule for the tensors of one place.
 
     Attributes:
-        sources, targets: its terms.
         fold, fill, scale, offset: as in a table.
-        why: what decided it.
         proven: it was chosen among several by what it computes.
     """
 
@@ -123,7 +120,6 @@ class Matrix:
 
     Attributes:
         weights, biases: names of its tensors, one for each head where there are several.
-        shape, bias_shape: of one of them.
         out: how many features come out, of all heads together.
         summed: how many go in.
         into_first: whether the axis that is summed over is the first of two; None when that did not show.
@@ -250,7 +246,6 @@ def in_every_layer(
     """The moves of one layer, for the other layers that both models have.
 
     Args:
-        moves: what is known.
         theirs, ours: the names of both models' tensors.
     """
     written = {name for move in moves for name in move.writes}

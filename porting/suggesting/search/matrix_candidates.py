@@ -55,8 +55,6 @@ def candidates(
     """Ways in which the port's matrices may be the reference's: all that are given one activation.
 
     Args:
-        port, reference: the units.
-        port_shapes, reference_shapes: of their tensors.
         heads: index -> how many heads there are; the first of queries, the second of keys where these are fewer.
     """
     theirs = [matrix([one], reference_shapes) for one in reference]

@@ -57,7 +57,6 @@ class Choice:
     """What was tried at a place.
 
     Attributes:
-        moves: what was taken.
         far: with it, how far what comes behind is from the reference's activation.
         behind: the module's weight that meets what comes behind; empty for what is returned.
         tried: how many were tried.

@@ -80,7 +80,6 @@ class SearchState:
     """The two models, and what is known of them.
 
     Args:
-        port, reference: the two models.
         sizes: index -> size, as [sizes] will say.
         heads: how attention is cut up; None where nobody knows.
         config: the twin's config.
@@ -443,7 +442,6 @@ class ScoreTableSearch(SearchState):
         """Fill one table with the reference's that gives the same, or the same plus a mask; whether there is one.
 
         Args:
-            unit: the table at work.
             mates: the reference's units, those that are likely first: tables of one shape all give the same.
         """
         before = {name: self.port.leaves[name].detach().clone() for name in unit.names}

@@ -156,7 +156,6 @@ def roles(
     """The forward's parameters, by what they mean, and those of which nothing tells what they are.
 
     Args:
-        module: the model.
         available: the reference's inputs.
         ask: what nothing tells; by default nobody.
 

@@ -82,7 +82,6 @@ class Fields(Mapping[str, Any]):
         """Take the checkpoint's config.
 
         Args:
-            config: it.
             given: fields of names that the caller knows.
             only: the names to have, for a builder that is given all as keywords.
             into: what builds the module, whose own files say what the config does not.

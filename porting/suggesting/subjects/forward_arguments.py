@@ -45,11 +45,7 @@ from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
 
 class OperationCounter(DispatchMode):
-    """Counts torch's operations: how far a forward came before it failed, whatever it calls.
-
-    Attributes:
-        operations: how many there were.
-    """
+    """Counts torch's operations: how far a forward came before it failed, whatever it calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,9 +69,7 @@ def find_argument_mapping(
 
     Args:
         module: the model, in float64, with weights that show something.
-        available: the reference's inputs.
         vocabulary: how many words there are.
-        padding: the padding word.
         causal: the reference's positions see none behind them, so that padding at the end need not be masked.
         ask: what nothing tells.
 
@@ -123,7 +117,6 @@ class _Tried:
     """What came of the ways in which a forward was called.
 
     Attributes:
-        ways: those that could be called.
         faults: what is wrong with each; nothing for the last, where one is right.
         errors: what the others raised, and after how many operations.
     """

@@ -28,6 +28,7 @@ from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import is_users, users_line
 from porting.tracing.devices import is_device_error
 from porting.tracing.running import undisturbed
+from porting.verification.reference import quiet
 
 
 class OutOfTime(BaseException):
@@ -121,7 +122,7 @@ def guarded(seed: int) -> Iterator[None]:
         _surroundings(),
         unpatched(),
         _randomness(),
-        _silence(),
+        quiet(),
         undisturbed(seed),
         warnings.catch_warnings(),
     ):
@@ -218,20 +219,3 @@ def _randomness() -> Iterator[None]:
         random.setstate(state)
         if drawn is not None:
             numpy.random.set_state(drawn)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Without the bars and warnings of transformers, which writes and reads a small twin."""
-    from transformers.utils import logging  # noqa: PLC0415  # only those who run it pay for it
-
-    shown, told = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as above
-    if shown:
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
-    try:
-        yield
-    finally:
-        logging.set_verbosity(told)
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above

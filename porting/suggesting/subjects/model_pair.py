@@ -167,7 +167,6 @@ def prepare(
     adds its whole table of positions to a row.
 
     Args:
-        checkpoint: the checkpoint.
         into: what builds the module.
         architecture: the reference's class.
         folder: where twins are written.
@@ -251,11 +250,7 @@ def _prepared(
 def _run_once(
     module: nn.Module, way: ArgumentMapping, twin: Twin, available: tuple[str, ...], vocabulary: int, padding: int
 ) -> None:
-    """Run the module on inputs of the twin's.
-
-    Raises:
-        VerifyError: it fails.
-    """
+    """Run the module on inputs of the twin's."""
     named = [name for name in available if name in way.named]
     try:
         outputs_of(module, way, sample_batch(named, vocabulary, padding, shapes=shapes_of(twin.config)))
@@ -333,11 +328,7 @@ def _sized(
 
 
 def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module, folder: Path) -> Twin:
-    """The twin of the checkpoint's own sizes; where no field tells how large images are, one that both models take.
-
-    Raises:
-        VerifyError: transformers cannot build it, or cannot run it.
-    """
+    """The twin of the checkpoint's own sizes; where no field tells how large images are, one that both models take."""
     twin: Twin | None = None
     fault: VerifyError | None = None
     for width in IMAGES if not pictured(config) else (0,):
@@ -355,9 +346,6 @@ def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], modul
 
 def runnable(twin: Twin) -> Twin:
     """The twin, if transformers can run it.
-
-    Args:
-        twin: it.
 
     Raises:
         VerifyError: it cannot.
@@ -562,7 +550,6 @@ def check_deterministic(port: TracedModel, times: int = 1) -> None:
     """See that the module gives the same again.
 
     Args:
-        port: it.
         times: how often it is run again.
 
     Raises:

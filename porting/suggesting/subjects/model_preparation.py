@@ -31,7 +31,6 @@ def materialized(
         module: the module, in eval mode.
         available: the reference's inputs.
         vocabulary: how many words there are.
-        padding: the padding word.
         shapes: of one image or sound.
 
     Raises:
@@ -126,7 +125,6 @@ def untrained_adapters(port: TracedModel, reference: TracedModel, zeros: frozens
     it at zero another one, which is not zero, changes nothing that the module returns: that is the part's beginning.
 
     Args:
-        port, reference: the two models.
         zeros: names of the module's matrices that it was built with at zero.
     """
     theirs = [one.numel() * many for one in reference.leaves.values() if one.ndim > 1 for many in range(1, FUSED + 1)]

@@ -232,9 +232,6 @@ def trace_operations(
     """Run ``module`` once and see its weights at work.
 
     Args:
-        module: the model.
-        call: runs it.
-        leaves: its weights, by name.
         inputs: what it is given: whatever depends on these is an activation.
         until: the number of the operation to stop at.
         instead: number of a unit -> the operand that it shall be given.
@@ -620,8 +617,6 @@ class TracedModel:
         module: it, in float64.
         leaves: its floating-point tensors, by name.
         loadable: the names of those that a table can write.
-        call: runs it on the batch.
-        inputs: what it is given.
     """
 
     module: nn.Module

@@ -91,9 +91,6 @@ def what_argument(forward: str, name: str, free: Sequence[str], *, required: boo
     """What the reference's argument is that one of the module's stands for.
 
     Args:
-        forward: whose argument it is.
-        name: it.
-        free: the reference's arguments that no other stands for.
         required: the forward cannot be called without it.
     """
     neither = "refuse: wrap the forward" if required else "leave it at its default"

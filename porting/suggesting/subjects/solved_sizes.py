@@ -87,7 +87,6 @@ def solved_sizes(
 
     Args:
         into: what builds the module.
-        names: what it asks for.
         config: of a small model, whose sizes are different from one another where they can be.
         shapes: of the reference's tensors, built with this config.
         asked: the fields of the builder's other names.  Those of a letter or two may have been misunderstood.
@@ -173,10 +172,6 @@ def own_sizes(
     size of its own.
 
     Args:
-        into: what builds the module.
-        config: the checkpoint's.
-        small: what is built with the twin's config.
-        twin: the twin's config.
         within: how large the module may become.
 
     Returns:

@@ -132,7 +132,6 @@ def shrink(
         own: fields that a module computes from others, and what it makes of them here.  A feed-forward part that is
             not among them is as many times as wide as in the checkpoint, if that is a whole number.
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
-        to: the sizes.
     """
     layers = config.get("layer_types")
     small = {**config, "layer_types": layers[: to.depth]} if isinstance(layers, list) else dict(config)
@@ -189,7 +188,6 @@ def _by_stage(config: Mapping[str, object], sizes: Mapping[str, int], to: Measur
     Args:
         config: with small sizes already, but for the fields that have a number for each stage.
         sizes: the checkpoint's whole numbers.
-        to: the sizes.
     """
     depths, widths, heads = (stage_field(role, config) for role in (Role.DEPTH, Role.HIDDEN, Role.HEADS))
     if depths is None:
@@ -284,10 +282,8 @@ def make_twin(
 
     Args:
         config: the checkpoint's ``config.json``.
-        architecture: its class.
         folder: where to write it.
         small: with small sizes, else with the checkpoint's own.
-        seed: of its weights.
         even: with as many layers in the decoder as in the encoder.
         own: as in :func:`shrink`.
         to: the small sizes.
@@ -378,9 +374,7 @@ def _as_stored(model: nn.Module, folder: Path, stored: Collection[str]) -> dict[
     """Write a twin's file as the checkpoint's is: with the prefix of the trunk, and with tied tensors under each name.
 
     Args:
-        model: the twin.
         folder: where its file is, in which each tensor stands once.
-        stored: the checkpoint's names.
 
     Returns:
         The names of tensors that are written out again -> the name that each had already.
@@ -442,10 +436,6 @@ def is_constant(tensor: Tensor, stored: Collection[Tensor]) -> bool:
 
     What a checkpoint may fill has the axes of one of its tensors, the number of rows aside.
 
-    Args:
-        tensor: the buffer.
-        stored: the checkpoint's tensors.
-
     >>> is_constant(torch.rand(64, 8), [torch.rand(96, 60)]), is_constant(torch.rand(64, 60), [torch.rand(96, 60)])
     (True, False)
     """
@@ -463,8 +453,6 @@ def draw_parameters(model: nn.Module, seed: int, *, buffers: bool = True) -> Non
     """Draw every parameter at the scale that training leaves behind.
 
     Args:
-        model: what is drawn.
-        seed: of the numbers.
         buffers: draw the buffers that are saved as well, masks and rotary frequencies left out.
     """
     generator = torch.Generator().manual_seed(seed)

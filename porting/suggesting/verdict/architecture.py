@@ -54,7 +54,6 @@ class Matrices:
     """The matrices of a model that stand in front of something that both models have.
 
     Attributes:
-        units: where they are used.
         places: where each stands; several where it is used several times.
         known: every norm is one that is seen, also those without weights.
     """
@@ -68,7 +67,6 @@ def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matr
     """The matrices of a model, without those of parts that only this model has at its end.
 
     Args:
-        trace: a run.
         common: the names of the tensors that have a counterpart in the other model.
         words: the size of the vocabulary: a matrix at the end that has as many rows is a head.
     """

@@ -7,7 +7,6 @@ away, and what could not be tried is reported.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,12 +36,7 @@ from porting.target import named_tensors
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
-from porting.trials.modalities import SEGMENTS
-from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Kind, Result, Scope
-
-SAME_CALL = 1e-10
-"""Two calls give the same if they are no further from each other, of their scale."""
 
 SINGLE, LESS = 1e-3, 0.1
 """In float32 a module is no further than this from itself in float64, and no further than that where it asks for less
@@ -55,40 +49,14 @@ def in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason | str]:
     Where it asks for less than float32 by itself, which the proof in float64 takes out, that is a limit, in words.
     """
     module, inputs = subjects.built.module, _batch(subjects)
-    single, asked = _in_float32(into, subjects, inputs), _asks_for_less(module, subjects, inputs)
-    far = 0.0 if single is None else _apart(_outputs(module, subjects, inputs), single)
+    single = _in_float32(into, subjects, inputs)
+    exact, asked = _in_float64(module, subjects.way.given(inputs))
+    far = 0.0 if single is None else _apart(exact, single)
     if far > (LESS if asked else SINGLE):
         said = "another one of it, built and loaded in float32, computes something else than in float64"
         yield Reason(kind="precision", said=f"{said}: off by {far:.0e}")
     if asked and far > SINGLE:
         yield f"what it rounds to less than float32 by itself, at {asked[0]}: off by {far:.0e} in float32"
-
-
-def _asks_for_less(module: nn.Module, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[str]:
-    """The parts that ask for less than float64 whatever their weights are."""
-    with torch.no_grad(), forced_float64(module) as asked:
-        module(**subjects.way.given(inputs))
-    return list(asked)
-
-
-def defaults(subjects: ModelPair) -> Iterator[str]:
-    """Arguments that may be left out and then are not what the reference takes for them."""
-    module, way, inputs = subjects.built.module, subjects.way, _batch(subjects)
-    taken = inspect.signature(module.forward).parameters
-    inputs |= {SEGMENTS: torch.zeros_like(inputs[SEGMENTS])} if SEGMENTS in inputs else {}
-    given = way.given(inputs)
-    told = way.sources
-    first = _called(module, given)
-    for name in given:
-        optional = name in taken and taken[name].default is not inspect.Parameter.empty
-        if not optional or told.get(name) not in {MASK, SEGMENTS, DECODER_MASK}:
-            continue
-        try:
-            without = _called(module, {one: value for one, value in given.items() if one != name})
-        except Exception:  # noqa: BLE001, S112  # the module itself raises when it is left out
-            continue
-        if _apart(first, without) > SAME_CALL:
-            yield f"without its argument {name}, which has a default, it is not the reference without {told[name]}"
 
 
 def _batch(subjects: ModelPair) -> dict[str, Tensor]:
@@ -112,14 +80,10 @@ def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]
         return None
 
 
-def _outputs(module: nn.Module, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    return _called(module, subjects.way.given(inputs))
-
-
-def _called(module: nn.Module, given: Mapping[str, Tensor]) -> list[Tensor]:
-    """The numbers of one call, in float64."""
-    with torch.no_grad(), forced_float64(module):
-        return [one.detach().clone() for one in numbers_of(module(**given))]
+def _in_float64(module: nn.Module, given: Mapping[str, Tensor]) -> tuple[list[Tensor], list[str]]:
+    """The numbers of one call, and the parts that ask for less than float64 whatever their weights are."""
+    with torch.no_grad(), forced_float64(module) as asked:
+        return [one.detach().clone() for one in numbers_of(module(**given))], list(asked)
 
 
 def _apart(some: list[Tensor], others: list[Tensor]) -> float:
@@ -178,7 +142,6 @@ def run_extra_checks(
         into: the user's module or builder.
         table: the suggested one, proven on the twin.
         subjects: how they were run; the module holds what was found.
-        seed: of the inputs.
         fresh: some of the module's parameters have no source.
         deep: where nothing of the checkpoint's own size is run: the table for its depth, of which a twin is.
         own: the proof on the checkpoint itself, with its trials where it is ``verify``'s.
@@ -195,7 +158,7 @@ def run_extra_checks(
     single = [*in_float32(into, subjects)]
     reasons = [*_impure(scopes), *_differing(scopes), *_compared(reports)]
     reasons += [one for one in single if isinstance(one, Reason)]
-    limits = [*defaults(subjects), *(one for one in single if isinstance(one, str)), *_not_run(scopes[0])]
+    limits = [*(one for one in single if isinstance(one, str)), *_not_run(scopes[0])]
     if deep is not None and subjects.twin.shrunk:
         tall, depth = _deep(subjects, proven, seed)
         if tall is not None and tall.report is not None and not tall.exact:
@@ -289,7 +252,6 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
 
     Args:
         subjects: how the models were run.
-        proof: on the twin.
         own: on the checkpoint itself; None where that was not run.
         behind: what was tried besides.
     """

@@ -71,11 +71,9 @@ class Judgement:
     """The verdict with its reasons.
 
     Attributes:
-        verdict: the word.
         reasons: why it is not *exact*.
         missing: parts of the reference that the module lacks.
         stop: how far it got, where nothing was found.
-        sentence: what was proven.
         difference: the largest difference in the proof.
         shown: how many of the module's tensors the proof saw, of how many.
         limits: what the proof did not see, in words.

@@ -111,9 +111,6 @@ def prove(
     Args:
         checkpoint: the twin's, or the source itself.
         into: the user's module or builder.
-        table: the suggested one.
-        subjects: how they were run.
-        seed: of the inputs.
         fresh: some of the module's parameters have no source.
         small: the checkpoint is the twin, and the longest row is the one that was tried.
         causes: how many seconds the catalogue of causes may take, where something differs.

@@ -41,7 +41,6 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
     """Each cause that the catalogue names, with the size of the difference that it makes.
 
     Args:
-        proof: the proof.
         guessed: some places were filled without being sure.  A cause that is found with weights that may be others'
             shows nothing; nor does one behind a place that nobody can explain.
         but: modules that have no weights of the checkpoint's, for a reason that is known: what they compute has no
@@ -71,8 +70,6 @@ def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
     """Whether a small difference comes mostly from a cause that is named at other places.
 
     Args:
-        one: the difference.
-        proof: what else was found.
         rounded: by how much positions are rounded otherwise: what a cause leaves may be about that.
     """
     names = {other.name or other.nearest[0].name for other in _findings(proof) if other.name or _near(other)}
@@ -180,9 +177,7 @@ def evidence(lines: Sequence[Line], proof: Proof, found: SearchResult) -> Iterat
     """What speaks for each line.
 
     Args:
-        lines: of the table.
         proof: the table's, on the twin.
-        found: what the search came to.
     """
     ours, theirs = behind(found.trace), behind(found.reference)
     for line in lines:

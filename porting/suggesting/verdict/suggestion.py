@@ -45,7 +45,6 @@ class Reason:
     Attributes:
         kind: what it is about: ``"bias"``, ``"missing norm"``, ``"mask"`` ..., or the theme of the catalogue of causes
             that names it: ``"norms"``, ``"activations"``, ``"structure"`` ...
-        said: in one sentence.
         size: the difference that it makes, relative to the activation's scale; None where none was measured.
         shown: it was shown, and no table can do anything about it.
         cause: the entry of the catalogue of causes that names it; empty where none does.
@@ -63,7 +62,6 @@ class Evidence:
     """What speaks for a line of the table.
 
     Attributes:
-        line: the line.
         decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried,
             or that it is a guess.
         said: in words, a line each: its place, what the names say, what was tried and by how much the nearest others

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from porting.plan.strided import through
+from porting.staging import through
 from tests.plan.carrying import port
 
 

@@ -1,0 +1,224 @@
+"""Changes of the port that mend it: of what its masks mean, of lines of the table, and of lines of the user's code."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
+
+import torch
+
+from porting.causes.catalogue import CATALOGUE
+from porting.causes.finding import Finding
+from porting.causes.line_edits import line_edits
+from porting.reporting.outcome import Probe
+from porting.tracing.trace import Point
+from porting.verification.cause_case import END, CauseCase
+from porting.verification.table_layouts import WHAT, Correction
+
+Attempt = TypeVar("Attempt")
+
+Layouts = Callable[[Sequence[str]], Iterator[Correction]]
+"""Yields other lines of the table for those at some places, :func:`porting.verification.table_layouts.corrections`."""
+
+HELD_OUT = 3
+"""In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
+
+CHANGING = 8.0
+"""So many seconds changes of the table, and then of the user's lines, are tried."""
+
+EDITS_EXPLAINED = 600
+"""So many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
+
+SEVERAL = " + "
+"""Between the names of several mistakes that are one finding."""
+
+
+POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'
+
+
+def inverted_masks(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Finding]:
+    """Whether the port is right in every case when its masks of True and False are inverted: [inputs] says which."""
+    guilty = [probe for probe in probes if probe.guilty]
+    names = dict.fromkeys(
+        name
+        for cause_case in known
+        for name, one in cause_case.port.arguments[cause_case.case].items()
+        if one.dtype == torch.bool
+    )
+    for name in names:
+        left = [cause_case.left_when_inverted(name, probes) for cause_case in known]
+        if any(one is not None for one in left) and all(one is None or one <= END for one in left):
+            return [
+                Finding(
+                    name="mask polarity in [inputs]",
+                    detail=f"with {name} inverted the port computes what the reference does",
+                    probes=tuple(probe.port for probe in guilty),
+                    difference=max(probe.meaning.isolated or 0.0 for probe in guilty),
+                    residual=max(one for one in left if one is not None),
+                    what=f"the port takes True in {name} for what [inputs] gives it as False",
+                    fix=POLARITY,
+                )
+            ]
+    return []
+
+
+def laid_out_otherwise(
+    cases: Sequence[CauseCase], probes: Sequence[Probe], layouts: Layouts, until: float
+) -> list[tuple[Correction, Finding]]:
+    """The lines of the table that make guilty probes right when they are written otherwise, in every case."""
+    rules = tuple(dict.fromkeys(where for probe in probes if probe.guilty for where in probe.rules))
+    attempts = ((one, lambda case, one=one: case.with_weights(one.values)) for one in layouts(rules))
+    return [
+        (
+            correction,
+            Finding(
+                name=correction.name,
+                detail=correction.detail,
+                probes=tuple(right),
+                difference=max(before for before, _ in right.values()),
+                residual=max(left for _, left in right.values()),
+                what=WHAT[correction.name],
+                fix=correction.fix,
+            ),
+        )
+        for correction, right in _mended(cases, probes, attempts, until)
+    ]
+
+
+def _mended(
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    attempts: Iterable[tuple[Attempt, Callable[[CauseCase], AbstractContextManager[None]]]],
+    until: float,
+    refused: Callable[[Attempt], bool] = lambda attempt: False,
+    together: Sequence[Collection[Point]] = (),
+) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
+    """The changes of the port that make guilty probes right in every case, and none wrong.
+
+    Args:
+        cases: the cases; the changes are tried in the first one.
+        attempts: the changes, each with what makes the context in which it is made.
+        until: the deadline, by ``time.thread_time``.
+        refused: whether a change does not count, once it was tried in all cases.
+        together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
+
+    Returns:
+        For each change the probes that it alone, of those before it, makes right: how far they were and are off.
+    """
+    begun = time.thread_time()
+    until = begun + min(CHANGING, (until - begun) / 4)
+    open_ = {probe.port: probe for probe in probes if probe.guilty}
+    limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
+    before = cases[0].left_with(nullcontext(), probes)
+    wrong = {point for point in open_ if before.get(point, 0.0) > limits[point]}
+    found: list[tuple[Attempt, dict[Point, tuple[float, float]]]] = []
+    for attempt, made in attempts if wrong else ():
+        if time.thread_time() > until:
+            break
+        left = cases[0].left_with(made(cases[0]), probes, _hopeless(before, limits, wrong, together))
+        right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
+        if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
+            continue
+        ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
+        right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
+        if refused(attempt):
+            continue
+        if right:
+            off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
+            found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
+        if len(right) == len(wrong):
+            break
+    result = []
+    for attempt, distances in sorted(found, key=lambda one: -len(one[1])):
+        mended = {point: far for point, far in distances.items() if point in open_}
+        if mended:
+            result.append((attempt, mended))
+            open_ = {point: probe for point, probe in open_.items() if point not in mended}
+    return result
+
+
+def _hopeless(
+    before: Mapping[Point, float],
+    limits: Mapping[Point, float],
+    wrong: Collection[Point],
+    together: Sequence[Collection[Point]],
+) -> Callable[[Point, float], bool]:
+    """What is called with probe after probe of a pass, and says whether these make the change none to make.
+
+    Args:
+        before: how far each probe is off without the change.
+        limits: how far each may be off.
+        wrong: the probes that are to become right.
+        together: those of them that only count together.
+    """
+    open_ = {*wrong}
+
+    def is_hopeless(point: Point, far: float) -> bool:
+        if far <= limits[point]:
+            return False
+        if before.get(point, math.inf) <= limits[point]:
+            return True
+        open_.discard(point)
+        open_.difference_update(*(points for points in together if point in points))
+        return not open_
+
+    return is_hopeless
+
+
+def with_edits(
+    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
+) -> list[Finding]:
+    """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
+    entries = [one for one in found if one.name]
+    explained = all(is_explained(probe, entries) for probe in probes if probe.guilty)
+    edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
+    attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
+    together = [one.probes for one in found]
+    result = list(found)
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together):
+        same = [one for one in result if {*one.probes} & {*right}]
+        if not all({*one.probes} <= {*right} for one in same):
+            continue  # it mends a part of what has one cause: by chance, or in a roundabout way
+        written = f"{edit.place}: write `{edit.new}`"
+        named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
+        if not named:
+            off = list(right.values())
+            named = [
+                Finding(
+                    name="another expression",
+                    detail=f"`{edit.old}` should be `{edit.new}`",
+                    probes=tuple(right),
+                    difference=max(before for before, _ in off),
+                    residual=max(left for _, left in off),
+                    what="one expression of a line differs from what the reference computes",
+                    fix=edit.fix,
+                )
+            ]
+        result = [*(one for one in result if one not in same), *named]
+    return result
+
+
+def with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:
+    """The findings, with the lines of the table that would mend them; an entry keeps its name."""
+    names = {cause.name for cause in CATALOGUE}
+    result = list(found)
+    for correction, line in laid_out:
+        same = [one for one in result if {*one.probes} & {*line.probes}]
+        result = [one for one in result if one not in same]
+        named = next((one for one in same if one.name in names and not {*line.probes} - {*one.probes}), None)
+        if named is not None:
+            fix = line.fix if correction.explicit else f"{line.fix}; or, in the module: {named.fix}"
+            result.append(replace(named, detail="; ".join(filter(None, (named.detail, line.detail))), fix=fix))
+        else:
+            result.append(line)
+    return result
+
+
+def is_explained(probe: Probe, found: Sequence[Finding]) -> bool:
+    """Whether one of these is of a probe."""
+    return any(probe.port in one.probes for one in found)
