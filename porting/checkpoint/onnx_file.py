@@ -224,14 +224,14 @@ def _initialiser(inside: HeaderReader) -> _Initialiser:
     one = _Initialiser()
     for number, value, content in message_fields(inside):
         if number == DIMS:
-            one.shape += [value] if content is None else _packed(content)
+            one.shape += _packed(content) if content is not None else [] if value is None else [value]
             if len(one.shape) > LONGEST_TENSOR_NAME:
                 raise inside.error(f"a tensor of more than {LONGEST_TENSOR_NAME} dimensions")
-        elif number == DATA_TYPE:
+        elif number == DATA_TYPE and value is not None:
             one.kind = value
         elif number == NAME and content is not None:
             one.name = content.text(content.stop - content.position)
-        elif number == LOCATION:
+        elif number == LOCATION and value in {0, 1}:  # any other value is none of the enumeration, and is ignored
             one.external = value == 1
         elif number == EXTERNAL and content is not None:
             key, text = _pair(content)

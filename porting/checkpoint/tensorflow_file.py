@@ -3,7 +3,8 @@
 ``tf.train.Saver`` and ``tf.train.Checkpoint`` write ``NAME.index`` and ``NAME.data-00000-of-00001``.  The index is a
 table of LevelDB (https://github.com/google/leveldb/blob/main/doc/table_format.md) whose keys are the tensors' names and
 whose values are messages of protocol buffers (BundleEntryProto, tensorflow/core/protobuf/tensor_bundle.proto).  The
-elements lie in the files as torch has them.  The checksums (CRC-32C) are not compared.
+elements lie in the files as torch has them.  The checksums (CRC-32C) of the index are compared, those of the elements
+are not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList, message_fields, signed
+from porting.checkpoint.header import BUFFER, FETCH_AGAIN, HeaderReader, TensorList, message_fields
 from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
@@ -25,7 +26,8 @@ MAGIC = 0xDB4775248B80FB57
 FOOTER, TRAILER = 48, 5
 """Bytes of the end of a table, and of what follows each of its blocks: the compression and a checksum."""
 
-DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7
+SHAPE, SLICES = 2, 7
+NUMBERS = {1: "dtype", 3: "shard", 4: "offset", 5: "size"}
 """Fields of BundleEntryProto."""
 
 SHARDS, ENDIANNESS = 1, 2
@@ -47,6 +49,11 @@ DTYPES: Mapping[int, ElementType] = {
 
 NO_NUMBERS = {7, 20, 21}
 """Text, resources and variants: what a checkpoint of objects stores beside its tensors."""
+
+CRC32C = list(range(256))
+for _ in range(8):
+    CRC32C = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in CRC32C]
+"""The CRC-32C of each byte."""
 
 STEP = 16
 """Values that an entry is charged as."""
@@ -188,10 +195,14 @@ class _Index:
         """The entries of a block: their keys, and readers of their values."""
         if start + size + TRAILER > self._source.size:
             raise self._whole.error(f"a block of {size} bytes at byte {start} is not in the file")
-        trailer = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + size, stop=start + size + 1)
-        compression = trailer.take(1)[0]
+        trailer = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + size, stop=start + size + TRAILER)
+        compression, checksum = trailer.take(1)[0], trailer.number("<I")
         if compression:
             raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
+        if checksum != _masked(
+            crc32c(HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size + 1))
+        ):
+            raise self._whole.error(f"the checksum of its block at byte {start} does not match its bytes")
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
@@ -210,7 +221,7 @@ class _Index:
     def _shards(self, value: HeaderReader) -> int:
         shards = 0
         for number, content, _ in message_fields(value):
-            if number == SHARDS:
+            if number == SHARDS and content is not None:
                 shards = content
             elif number == ENDIANNESS and content:
                 raise self._whole.error("its numbers are big-endian, which is not read")
@@ -224,21 +235,29 @@ class _Index:
         except UnicodeDecodeError as error:
             raise self._whole.error("a name that is not UTF-8") from error
         for number, content, inside in message_fields(value):
-            if number == DTYPE:
-                entry.dtype = content
-            elif number == SHAPE and inside is not None:
-                entry.shape = _shape(inside)
-            elif number == SHARD:
-                entry.shard = content
-            elif number == OFFSET:
-                entry.offset = content
-            elif number == SIZE:
-                entry.size = content
-            elif number == SLICES:
+            if inside is not None and number == SHAPE:
+                entry.shape += _shape(inside)
+            elif inside is not None and number == SLICES:
                 entry.slices = True
+            elif content is not None and number in NUMBERS:
+                setattr(entry, NUMBERS[number], content)
         if not 0 <= entry.shard < shards or entry.offset < 0 or entry.size < 0:
             raise self._whole.error(f"a tensor of file {entry.shard} of {shards}, at byte {entry.offset}")
         return entry
+
+
+def crc32c(reader: HeaderReader) -> int:
+    """The CRC-32C of what is left to read; the blocks of an index are small."""
+    crc = 0xFFFFFFFF
+    while reader:
+        for byte in reader.take(min(reader.stop - reader.position, BUFFER)):
+            crc = CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(crc: int) -> int:
+    """A checksum as LevelDB stores it."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _handle(reader: HeaderReader) -> tuple[int, int]:
@@ -250,5 +269,7 @@ def _shape(message: HeaderReader) -> tuple[int, ...]:
     sizes = []
     for number, _, inside in message_fields(message):
         if number == 2 and inside is not None:  # dim
-            sizes.append(next((signed(size) for field, size, _ in message_fields(inside) if field == 1), 0))
+            sizes.append(0)
+            for field, size, _ in message_fields(inside):
+                sizes[-1] = size if field == 1 and size is not None else sizes[-1]  # the last one counts
     return tuple(sizes)

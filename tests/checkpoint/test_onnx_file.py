@@ -113,6 +113,9 @@ HOSTILE: list[HostileFile] = [
     ("cut short", lambda: model(ONE)[:-3], "it ends in the middle of its header"),
     ("a length of 2^60", lambda: field(1, 8) + varint(7 << 3 | 2) + varint(2**60), "it ends in the middle of its"),
     ("a number of 11 bytes", lambda: model(b"\x28" + b"\xff" * 11), "a number of more than 10 bytes"),
+    ("a field of the number 0", lambda: model(ONE) + b"\0\1", "a field of the number 0"),
+    ("a location of no meaning behind one", lambda: model(
+        initialiser("a", (4,), 1, field(9, bytes(16)), outside("no.data"), field(14, 7))), "no.data"),
     ("a name twice", lambda: model(ONE, ONE), "it is there twice"),
     ("a name that is no text", lambda: model(ONE.replace(b"a", b"\xff")), "a name that is not UTF-8"),
     ("fewer bytes", lambda: model(initialiser("a", (5,), 1, field(9, bytes(16)))), "shape [5] of float32 needs 20"),
