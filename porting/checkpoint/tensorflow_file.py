@@ -199,10 +199,7 @@ class _Index:
         compression, checksum = trailer.take(1)[0], trailer.number("<I")
         if compression:
             raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
-        if checksum != _masked(
-            crc32c(HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size + 1))
-        ):
-            raise self._whole.error(f"the checksum of its block at byte {start} does not match its bytes")
+        self._require_checksum(start, size, checksum)
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
@@ -217,6 +214,12 @@ class _Index:
                 raise self._whole.error(f"a name of {shared + rest} bytes")
             key = key[:shared] + block.take(rest)
             yield key, block.within(length)
+
+    def _require_checksum(self, start: int, size: int, checksum: int) -> None:
+        """Require that a block and its compression have this checksum."""
+        block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size + 1)
+        if checksum != _masked(crc32c(block)):
+            raise self._whole.error(f"the checksum of its block at byte {start} does not match its bytes")
 
     def _shards(self, value: HeaderReader) -> int:
         shards = 0

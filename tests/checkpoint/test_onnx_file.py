@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -149,7 +150,17 @@ def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, make: Callable[[]
 
 def test_a_list_with_fewer_numbers_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model(initialiser("a", (3,), 7, field(7, varint(-1) + varint(5)))))
-    refused(tmp_path, "2 numbers are listed where 3 are expected")
+    refused(tmp_path, "another number of elements is listed than the 3 that are expected")
+
+
+def test_a_list_of_numbers_takes_little_more_memory_than_its_elements(tmp_path: Path) -> None:
+    count = 2_000_000
+    (tmp_path / "model.onnx").write_bytes(model(initialiser("a", (count,), 7, field(7, b"\x01" * count))))
+    checkpoint = open_checkpoint(tmp_path)
+    tracemalloc.start()
+    assert bool((checkpoint.read("a", own=True) == 1).all())
+    assert tracemalloc.get_traced_memory()[1] < 3 * 8 * count
+    tracemalloc.stop()
 
 
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:
