@@ -245,7 +245,9 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            hint = nearest(part, [attribute for attribute in vars(found) if not attribute.startswith("_")])
+            hint = nearest(
+                part, [attribute for attribute in getattr(found, "__dict__", ()) if not attribute.startswith("_")]
+            )
             message = f"{where!r} has no {part!r}"
             raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
         found = getattr(found, part)

@@ -43,6 +43,11 @@ EXECUTIONS = {
     "axes": 200_000,
     "expression": 100_000,
     "torch": 100_000,
+    "gguf": 50_000,
+    "flax": 50_000,
+    "onnx": 50_000,
+    "tensorflow": 50_000,
+    "hdf5": 10_000,
 }
 """How often ``make fuzz`` runs each target."""
 
@@ -170,10 +175,30 @@ def torch(raw: bytes) -> object:
         return compare(with_checksums(bytearray(raw)), Path(folder) / "pytorch_model.bin")
 
 
+def container(name: str) -> Target:
+    """A target that reads a whole file of a container, which has no target of its own."""
+
+    def read(raw: bytes) -> object:
+        from porting.checkpoint.bin_file import _Bytes
+        from porting.checkpoint.registry import CONTAINERS
+        from porting.checkpoint.tensorflow_file import _Index
+
+        class Unchecked(_Index):
+            def _require_checksum(self, *block: int) -> None: ...
+
+        (one,) = (one for one in CONTAINERS if one.name == name)
+        source = _Bytes(raw, "f")
+        return quietly(lambda: Unchecked(source).entries() if name == "tensorflow" else one.read(source, name="f"))
+
+    return read
+
+
 TARGETS: dict[str, Target] = {
     one.__name__: one
     for one in (header, index, archive, arrays, pickle, metadata, config, table, name, axes, expression, torch)
 }
+FILES = ("gguf", "flax", "onnx", "tensorflow", "hdf5")
+TARGETS |= {name: container(name) for name in FILES}
 
 
 def quietly(read: Callable[[], object]) -> object:
@@ -225,6 +250,8 @@ def seeds(target: str) -> Iterable[bytes]:
             yield b"{p:a,ab}b{q:x,bx} abbx"
         case "axes":
             yield from (b"(g (m|1|1) d) e", b"(_2|t) e", b"(h p d) e 1", b"r=0 e")
+        case _ if target in FILES:
+            yield _file_of(target)
         case _:
             yield from (b"a // b ** -2 + (3 - c) * d", b"-a / 0.5")
 
@@ -246,6 +273,27 @@ def _states(target: str) -> Iterable[bytes]:
         buffer = io.BytesIO()
         torch.save({"a": shared}, buffer, _use_new_zipfile_serialization=False)
         yield buffer.getvalue()
+
+
+def _file_of(container: str) -> bytes:
+    """A good file of a container."""
+    from tests.checkpoint import test_flax_msgpack, test_gguf, test_onnx_file, test_tensorflow_file
+
+    if container == "hdf5":
+        import h5py
+        import numpy as np
+
+        buffer = io.BytesIO()
+        with h5py.File(buffer, "w") as file:
+            file["layer/w"] = np.ones((2, 3), "f4")
+            file.create_dataset("b", data=np.ones(4, ">f8"), chunks=(2,), compression="gzip")
+        return buffer.getvalue()
+    if container == "onnx":  # the recorded one has a file beside it
+        import torch
+
+        return test_onnx_file.written({"a": torch.ones(2, 3), "b": torch.arange(5)})
+    written = {"gguf": test_gguf.PACKAGE, "flax": test_flax_msgpack.FLAX, "tensorflow": test_tensorflow_file.INDEX}
+    return zlib.decompress(base64.b85decode(written[container]))
 
 
 def _arrays() -> Iterable[bytes]:
@@ -302,6 +350,7 @@ def fuzz(target: str, runs: int, folder: Path, seed: int) -> None:
         import porting.checkpoint.bin_file
         import porting.checkpoint.config
         import porting.checkpoint.npz
+        import porting.checkpoint.registry
         import porting.notation  # noqa: F401  # what is imported here is followed
     corpus = folder / "corpus"
     corpus.mkdir()

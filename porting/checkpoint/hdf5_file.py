@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import checkpoint_error
+from porting.checkpoint.errors import checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, LocalFile
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents
@@ -138,7 +138,10 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
             path = f"{prefix}{key}"
             if len(path) > LONGEST_TENSOR_NAME:
                 raise checkpoint_error(Code.HDF5_FILE, where, f"a name of {len(path)} characters", FETCH_AGAIN)
-            found = group[key] if isinstance(group.get(key, getlink=True), h5py.HardLink) else None
+            link = group.get(key, getlink=True)
+            if link is None:  # its group lists it: h5py does not tell a link that is damaged from none
+                raise checkpoint_error(Code.HDF5_FILE, where, f"the link of {quote(path)} is damaged", FETCH_AGAIN)
+            found = group[key] if isinstance(link, h5py.HardLink) else None
             if isinstance(found, h5py.Dataset):
                 yield path, found
             elif isinstance(found, h5py.Group):

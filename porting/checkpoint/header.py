@@ -121,19 +121,26 @@ class HeaderReader:
 NUMBER, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 
+LARGEST_FIELD = (1 << 29) - 1
+"""The largest number of a field."""
+
 TOGETHER = 16
 """Fields that are charged at once."""
 
 
-def message_fields(message: HeaderReader) -> Iterator[tuple[int, int, HeaderReader | None]]:
+def message_fields(
+    message: HeaderReader, fixed: frozenset[int] = frozenset()
+) -> Iterator[tuple[int, int | None, HeaderReader | None]]:
     """The fields of a message of protocol buffers (https://protobuf.dev/programming-guides/encoding).
 
     Args:
         message: its bytes.
+        fixed: the fields that are numbers of 4 bytes.
 
     Yields:
-        The number of each field; its value if that is a number of a variable length or of 4 bytes, else 0; and a reader
-        of the bytes of a text, a list or a message, else None.
+        The number of each field; its value if that is a number of a variable length, or of 4 bytes and one of
+        ``fixed``, else None; and a reader of the bytes of a text, a list or a message, else None.  A known field of
+        another wire type is to be ignored.
 
     Raises:
         CheckpointError: it is none.
@@ -145,15 +152,19 @@ def message_fields(message: HeaderReader) -> Iterator[tuple[int, int, HeaderRead
         count += 1
         key = message.varint()
         number, kind = key >> 3, key & 7
+        if not 0 < number <= LARGEST_FIELD:
+            raise message.error(f"a field of the number {number} before byte {message.position}")
         if kind == NUMBER:
-            yield number, signed(message.varint()), None
+            content = signed(message.varint())
+            yield number, None if number in fixed else content, None
         elif kind == BYTES:
-            yield number, 0, message.within(message.varint())
+            yield number, None, message.within(message.varint())
         elif kind == FIXED32:
-            yield number, message.number("<I"), None
+            value = message.number("<I")
+            yield number, value if number in fixed else None, None
         elif kind == FIXED64:
             message.skip(8)
-            yield number, 0, None
+            yield number, None, None
         else:
             raise message.error(f"a field of the unknown type {kind} before byte {message.position}")
 

@@ -148,6 +148,7 @@ class InertMachine(StateMachine):
         b"\x91": lambda m: m._push(Stub("builtins.frozenset", elements=m._pop_to_mark())),
         b"\x92": _new_by_names,
     }
+    dear: ClassVar[Mapping[bytes, int]] = {b"\x8f": STUB, b"\x91": STUB}
 
     def __init__(self, source: ByteSource, start: int, stop: int, *, legacy: bool = False) -> None:
         super().__init__(source, start, stop, legacy=legacy)

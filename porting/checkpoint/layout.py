@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault
-from porting.printable import dtype_name
+from porting.printable import dtype_name, shown
 
 if TYPE_CHECKING:  # torch is imported where tensors are made: reading headers does not wait for it
     import torch
@@ -140,7 +140,7 @@ def shape_fault(shape: Sequence[int], element: ElementType) -> str:
 
 def shown_sizes(sizes: Sequence[int]) -> str:
     """A list of sizes for messages."""
-    return str(list(sizes)) if len(sizes) <= 8 else f"[{', '.join(map(str, sizes[:8]))}, …]"
+    return f"[{', '.join(map(shown, sizes[:8]))}{', …' if len(sizes) > 8 else ''}]"
 
 
 class Described(Protocol):

@@ -55,6 +55,9 @@ DTYPES: Mapping[int, ElementType] = {
 OTHERS: Mapping[int, str] = {8: "text", 21: "uint4", 22: "int4", 23: "float4e2m1", 25: "uint2", 26: "int2"}
 """The names of types that are not read."""
 
+PIECE = 1 << 18
+"""Bytes of a list of numbers that are decoded at a time, which takes fifty times as many."""
+
 STEP = 16
 """Values that an initialiser is charged as."""
 
@@ -213,14 +216,14 @@ def _initialiser(inside: HeaderReader) -> _Initialiser:
     one = _Initialiser()
     for number, value, content in message_fields(inside):
         if number == DIMS:
-            one.shape += [value] if content is None else _packed(content)
+            one.shape += _packed(content) if content is not None else [] if value is None else [value]
             if len(one.shape) > LONGEST_TENSOR_NAME:
                 raise inside.error(f"a tensor of more than {LONGEST_TENSOR_NAME} dimensions")
-        elif number == DATA_TYPE:
+        elif number == DATA_TYPE and value is not None:
             one.kind = value
         elif number == NAME and content is not None:
             one.name = content.text(content.stop - content.position)
-        elif number == LOCATION:
+        elif number == LOCATION and value in {0, 1}:  # any other value is none of the enumeration, and is ignored
             one.external = value == 1
         elif number == EXTERNAL and content is not None:
             key, text = _pair(content)
@@ -252,6 +255,21 @@ def _packed(content: HeaderReader) -> list[int]:
     return sizes
 
 
+def _varints(raw: np.ndarray) -> tuple[np.ndarray, int]:
+    """The numbers of a variable width that end in a piece, and their bytes; none if one is too long."""
+    ends = np.flatnonzero(raw < 0x80)
+    widths = np.diff(ends, prepend=-1)
+    if widths.max(initial=0) > VARINT:
+        return np.zeros(0, dtype=np.uint64), 0
+    values = np.zeros(len(ends), dtype=np.uint64)
+    begins = ends - widths + 1
+    for place in range(int(widths.max(initial=0))):
+        here = widths > place
+        septets = (raw[begins[here] + place] & 0x7F).astype(np.uint64)
+        values[here] |= septets << np.uint64(7 * place)
+    return values, int(widths.sum())
+
+
 class _Listed(Decoded):
     """The elements of a tensor whose numbers are listed with a variable width.
 
@@ -264,21 +282,19 @@ class _Listed(Decoded):
     ) -> None:
         count = int(np.prod(shape, dtype=object))
         super().__init__(file, count * element.itemsize)
-        raw = np.frombuffer(file.pread(start, length), dtype=np.uint8)
-        ends = np.flatnonzero(raw < 0x80)
-        reader = HeaderReader(file, Code.ONNX_FILE, start=start, stop=start + length)
-        widths = np.diff(ends, prepend=-1)
-        whole = ends[-1] + 1 if count and len(ends) else 0
-        if len(ends) != count or whole != length or widths.max(initial=0) > VARINT:
-            raise reader.error(f"{len(ends)} numbers are listed where {count} are expected")
-        values = np.zeros(count, dtype=np.uint64)
-        begins = ends - widths + 1
-        for place in range(int(widths.max(initial=0))):
-            here = widths > place
-            septets = (raw[begins[here] + place] & 0x7F).astype(np.uint64)
-            values[here] |= septets << np.uint64(7 * place)
-        self._bytes = values.astype(np.dtype(f"<u{min(element.itemsize, 8)}")).tobytes()
+        self._values = np.zeros(min(count, length), dtype=f"<u{min(element.itemsize, 8)}")  # each has at least a byte
+        listed = position = 0
+        while position < length:
+            raw = np.frombuffer(file.pread(start + position, min(PIECE, length - position)), dtype=np.uint8)
+            values, used = _varints(raw)
+            if not used or listed + len(values) > len(self._values):
+                break
+            self._values[listed : listed + len(values)] = values
+            listed, position = listed + len(values), position + used
+        if listed != count or position != length:
+            reader = HeaderReader(file, Code.ONNX_FILE, start=start, stop=start + length)
+            raise reader.error(f"another number of elements is listed than the {count} that are expected")
 
     def pread(self, offset: int, count: int) -> bytes:
         """Exactly ``count`` bytes of elements."""
-        return self._bytes[offset : offset + count]
+        return bytes(self._values.data.cast("B")[offset : offset + count]) if count else b""

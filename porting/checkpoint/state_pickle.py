@@ -159,6 +159,7 @@ class StateMachine:
         damaged, unsafe: the codes of a pickle that cannot be read, and of one that asks for what could run.
         longest: the most bytes of a string or a number.
         more: opcodes that it knows besides :data:`ACTIONS`.
+        dear: how many values an opcode is charged as where it makes a larger object than others do.
     """
 
     needed_by: ClassVar[str] = "state dict"
@@ -167,6 +168,7 @@ class StateMachine:
     damaged: ClassVar[Code] = Code.BIN_PICKLE
     longest: ClassVar[int] = MAX_STRING
     more: ClassVar[Mapping[bytes, Action]] = {}
+    dear: ClassVar[Mapping[bytes, int]] = {}
 
     def __init__(self, source: ByteSource, start: int, stop: int, *, legacy: bool = False) -> None:
         self.source = source
@@ -202,7 +204,7 @@ class StateMachine:
                     raise self._unknown(opcode)
                 action(self)
                 steps += 1
-                charged += opcode not in FREE
+                charged += self.dear.get(opcode, opcode not in FREE)
                 if steps % CHARGED == 0:
                     budget.charge("objects", charged, self.source.where)
                     charged = 0

@@ -19,7 +19,7 @@ from porting.checkpoint.crc32c import crc32c
 from porting.checkpoint.dcp_metadata import TangledError, overlapping
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.checkpoint.files import ByteSource, LocalFile
-from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList, message_fields, signed
+from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList, message_fields
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, shape_fault
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
@@ -30,7 +30,8 @@ MAGIC = 0xDB4775248B80FB57
 FOOTER, TRAILER = 48, 5
 """Bytes of the end of a table, and of what follows each of its blocks: the compression and a checksum."""
 
-DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = 1, 2, 3, 4, 5, 6, 7
+SHAPE, CRC, SLICES = 2, 6, 7
+NUMBERS = {1: "dtype", 3: "shard", 4: "offset", 5: "size"}
 """Fields of BundleEntryProto."""
 
 SHARDS, ENDIANNESS = 1, 2
@@ -335,7 +336,7 @@ class _Index:
     def _shards(self, value: HeaderReader) -> int:
         shards = 0
         for number, content, _ in message_fields(value):
-            if number == SHARDS:
+            if number == SHARDS and content is not None:
                 shards = content
             elif number == ENDIANNESS and content:
                 raise self._whole.error("its numbers are big-endian, which is not read")
@@ -348,21 +349,15 @@ class _Index:
             entry = _Entry(name="" if key.startswith(SLICE) else key.decode("utf-8"), shards=shards)
         except UnicodeDecodeError as error:
             raise self._whole.error("a name that is not UTF-8") from error
-        for number, content, inside in message_fields(value):
-            if number == DTYPE:
-                entry.dtype = content
-            elif number == SHAPE and inside is not None:
-                entry.shape = _shape(inside)
-            elif number == SHARD:
-                entry.shard = content
-            elif number == OFFSET:
-                entry.offset = content
-            elif number == SIZE:
-                entry.size = content
-            elif number == CRC and inside is None:
-                entry.crc = _unmasked(content)
-            elif number == SLICES and inside is not None:
+        for number, content, inside in message_fields(value, frozenset({CRC})):
+            if inside is not None and number == SHAPE:
+                entry.shape += _shape(inside)
+            elif inside is not None and number == SLICES:
                 entry.slices.append(_slice(inside))
+            elif content is not None and number == CRC:
+                entry.crc = _unmasked(content)
+            elif content is not None and number in NUMBERS:
+                setattr(entry, NUMBERS[number], content)
         if any(len(place) != len(entry.shape) for place in entry.slices):
             raise self._whole.error(f"a slice of {entry.name!r} has another number of axes than that")
         if not 0 <= entry.shard < shards or entry.offset < 0 or entry.size < 0:
@@ -379,7 +374,7 @@ def _slice(message: HeaderReader) -> list[tuple[int, int]]:
     found = []
     for number, _, inside in message_fields(message):
         if number == 1 and inside is not None:  # extent
-            extent = {field: value for field, value, _ in message_fields(inside)}
+            extent = {field: value for field, value, _ in message_fields(inside) if value is not None}
             found.append((extent.get(1, 0), extent.get(2, FULL)))
     return found
 
@@ -389,5 +384,7 @@ def _shape(message: HeaderReader) -> tuple[int, ...]:
     sizes = []
     for number, _, inside in message_fields(message):
         if number == 2 and inside is not None:  # dim
-            sizes.append(next((signed(size) for field, size, _ in message_fields(inside) if field == 1), 0))
+            sizes.append(0)
+            for field, size, _ in message_fields(inside):
+                sizes[-1] = size if field == 1 and size is not None else sizes[-1]  # the last one counts
     return tuple(sizes)

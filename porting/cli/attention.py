@@ -28,10 +28,24 @@ def attention(
         typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included."),
     ] = False,
     layer: Annotated[
-        int | None, typer.Option("--layer", help="The layer, from 0; -1 is the last.", show_default="all")
+        int | None,
+        typer.Option(
+            "--layer",
+            min=-options.LARGEST,
+            max=options.LARGEST,
+            help="The layer, from 0; -1 is the last.",
+            show_default="all",
+        ),
     ] = None,
     head: Annotated[
-        int | None, typer.Option("--head", help="The head, from 0; -1 is the last.", show_default="all")
+        int | None,
+        typer.Option(
+            "--head",
+            min=-options.LARGEST,
+            max=options.LARGEST,
+            help="The head, from 0; -1 is the last.",
+            show_default="all",
+        ),
     ] = None,
     token: Annotated[
         str | None,

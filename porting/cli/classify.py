@@ -14,7 +14,9 @@ from porting.cli.output import Screen
 def classify(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.")],
     pair: options.PairText = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many labels, the likeliest first.")] = 5,
+    top: Annotated[
+        int, typer.Option("--top", min=1, max=options.LARGEST, help="How many labels, the likeliest first.")
+    ] = 5,
     *,
     model: options.TextOptions,
 ) -> None:

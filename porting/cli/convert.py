@@ -38,9 +38,6 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
-Threads = Annotated[int, typer.Option("--threads", min=1, help="How many threads work.")]
-
-
 def convert(
     source: options.Source = None,
     destination: options.Destination = None,
@@ -70,7 +67,7 @@ def convert(
         ),
     ] = None,
     to: options.To = None,
-    threads: Threads = 2,
+    threads: options.Threads = 2,
     memory: Annotated[
         int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
     ] = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it

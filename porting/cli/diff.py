@@ -18,9 +18,14 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A directory, a weight file, or a model on the hub.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other, with the names of the table's right side.")],
     table: options.TableForNames = None,
-    atol: Annotated[float, typer.Option("--atol", min=0.0, help="Allow values to be this far apart.")] = 0.0,
-    rtol: Annotated[float, typer.Option("--rtol", min=0.0, help="Allow this much of B's value on top.")] = 0.0,
-    threads: options.ReadThreads = 2,
+    atol: Annotated[
+        float, typer.Option("--atol", min=0.0, max=options.LARGEST_TOLERANCE, help="Allow values to be this far apart.")
+    ] = 0.0,
+    rtol: Annotated[
+        float,
+        typer.Option("--rtol", min=0.0, max=options.LARGEST_TOLERANCE, help="Allow this much of B's value on top."),
+    ] = 0.0,
+    threads: options.Threads = 2,
     every: Annotated[bool, typer.Option("--all", help="Show the tensors that are equal, too.")] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -22,7 +22,11 @@ def fill_mask(
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, help="How many guesses for each mask.", show_default="5, fewer where masks are many"
+            "--top",
+            min=1,
+            max=options.LARGEST,
+            help="How many guesses for each mask.",
+            show_default="5, fewer where masks are many",
         ),
     ] = None,
     *,

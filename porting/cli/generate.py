@@ -19,14 +19,20 @@ def generate(
     only_next: Annotated[bool, typer.Option("--next", help="Only list the likeliest next tokens.")] = False,
     max_length: options.MaxLength = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", help="Sample; logits are divided by it.", show_default=False)
+        float | None,
+        typer.Option(
+            "--temperature", max=options.LARGEST, help="Sample; logits are divided by it.", show_default=False
+        ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Sample among so many tokens.", show_default=False)
+        int | None,
+        typer.Option("--top-k", max=options.LARGEST, help="Sample among so many tokens.", show_default=False),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", help="Sample among the likeliest tokens that sum to this.", show_default=False),
+        typer.Option(
+            "--top-p", max=1.0, help="Sample among the likeliest tokens that sum to this.", show_default=False
+        ),
     ] = None,
     seed: options.Seed = 0,
     num_beams: options.NumBeams = 1,

@@ -26,7 +26,7 @@ def hash_(
         typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
     ] = None,
     values: Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")] = False,
-    threads: options.ReadThreads = 2,
+    threads: options.Threads = 2,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")] = False,
     as_json: options.Json = False,
 ) -> None:

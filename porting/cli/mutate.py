@@ -34,6 +34,7 @@ def mutate(
         typer.Option(
             "--timeout",
             min=1.0,
+            max=options.WEEK,
             help="Seconds that one run of the tests may take.",
             show_default="ten times what they take as they are, at least 30",
         ),

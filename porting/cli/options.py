@@ -145,15 +145,24 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exist
 LARGEST_SEED = (1 << 63) - 1
 """Of torch; numpy takes none below 0."""
 
+LARGEST = 1_000_000
+"""The largest number that counts something: tokens, layers, cases.  A larger one is a mistake of the user's."""
+
+LARGEST_TOLERANCE = 1e20
+WEEK = 7 * 24 * 3600.0
+"""The longest time that can be asked for, in seconds; clocks of the system cannot wait for every number of seconds."""
+
 Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of all that is drawn at random.")]
-Longest = Annotated[int, typer.Option("--longest", min=3, help="No row of the inputs that are made is longer.")]
+Longest = Annotated[
+    int, typer.Option("--longest", min=3, max=LARGEST, help="No row of the inputs that are made is longer.")
+]
 TableForNames = Annotated[
     str | None,
     typer.Option(
         "--table", help="The name of a shipped table, or a TOML file.", show_default="the same names on both sides"
     ),
 ]
-ReadThreads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many tensors are read at a time.")]
+Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many threads work.")]
 PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
 
 HtmlFile = Annotated[
@@ -164,14 +173,19 @@ MaxLength = Annotated[
     typer.Option(
         "--max-length",
         min=1,
+        max=LARGEST,
         help="Tokens at most, those of TEXT included; of an encoder-decoder those that it writes.",
         show_default="40 new ones, or as many as the model has positions for",
     ),
 ]
-NumBeams = Annotated[int, typer.Option("--num-beams", min=1, help="Search with so many beams; 1 is no beam search.")]
+NumBeams = Annotated[
+    int, typer.Option("--num-beams", min=1, max=LARGEST, help="Search with so many beams; 1 is no beam search.")
+]
 TopOfEach = Annotated[
     int | None,
-    typer.Option("--top", min=1, help="List so many of the likeliest tokens at each place.", show_default=False),
+    typer.Option(
+        "--top", min=1, max=LARGEST, help="List so many of the likeliest tokens at each place.", show_default=False
+    ),
 ]
 
 

@@ -39,7 +39,13 @@ def record(
     ] = None,
     cases: Annotated[
         list[int] | None,
-        typer.Option("--case", help="Record the case of this number; may be given more than once.", show_default="all"),
+        typer.Option(
+            "--case",
+            min=0,
+            max=options.LARGEST,
+            help="Record the case of this number; may be given more than once.",
+            show_default="all",
+        ),
     ] = None,
     inputs: options.Inputs = None,
     inputs_only: Annotated[

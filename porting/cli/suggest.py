@@ -71,7 +71,10 @@ def suggest(
     ] = False,
     overwrite: options.Overwrite = False,
     limit: Annotated[
-        float, typer.Option("--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1)
+        float,
+        typer.Option(
+            "--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1, max=options.WEEK
+        ),
     ] = 120.0,
     seed: options.Seed = 0,
     as_json: options.Json = False,

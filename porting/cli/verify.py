@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from porting.checkpoint import Checkpoint
 
+MOST_STEPS = 100
+"""Training steps; after more of them rounding errors have grown to any size."""
+
 
 def verify(
     source: options.Source = None,
@@ -42,7 +45,12 @@ def verify(
     ] = None,
     steps: Annotated[
         int,
-        typer.Option("--steps", min=0, help="Compare the weights after this many steps of SGD and of AdamW as well."),
+        typer.Option(
+            "--steps",
+            min=0,
+            max=MOST_STEPS,
+            help="Compare the weights after this many steps of SGD and of AdamW as well.",
+        ),
     ] = 0,
     stream: Annotated[
         bool,

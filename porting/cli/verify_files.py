@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.convert import Threads
 from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
 
 
@@ -18,7 +17,7 @@ def verify_files(
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Compare the SHA-256 as well, where it was recorded.")
     ] = False,
-    threads: Threads = 2,
+    threads: options.Threads = 2,
     as_json: options.Json = False,
 ) -> None:
     """Read every file that convert wrote, and compare it with the recorded digest.

@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).resolve().parent.parent / "mappings"
 DEEPEST = 16
 """Tables that extend one another."""
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 Swap = tuple[str, str]
 """A prefix and what takes its place."""
@@ -78,7 +78,7 @@ def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
         raise refused(f"more than {DEEPEST} tables extend each other", "copy what is needed into one table")
     name = extends.value
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise refused(f"extends = {name!r}, expected the name of a table: letters, digits, - and _")
+        raise refused(f"extends = {name!r:.120}, expected the name of a table: letters, digits, - and _")
     beside = path.parent / f"{name}.toml" if path else None
     chosen = beside if beside and beside.is_file() and beside != path else SHIPPED / f"{name}.toml"
     if os.path.realpath(chosen) in map(os.path.realpath, chain):

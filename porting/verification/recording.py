@@ -106,6 +106,11 @@ def record(
         sources = [] if isinstance(subject.checkpoint, HeldWeights) else subject.checkpoint.paths
         check_destination(Path(path), overwrite=overwrite, sources=sources, file=True)
         every = [subject.living.taken(case) for case in subject.batch.cases]
+        missing = [number for number in cases or () if not -len(every) <= number < len(every)]
+        if missing:
+            message = f"there is no case {missing[0]}"
+            hint = f"the cases are numbered from 0 to {len(every) - 1}"
+            raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
         taken = [every[number] for number in (range(len(every)) if cases is None else cases)]
         terms = [term for rule in subject.table.probes for term in rule.sources]
         traces: dict[str, list[Trace]] = {}

@@ -75,6 +75,17 @@ def test_a_group_in_itself_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "a.h5", "a group contains itself, or is in two groups")
 
 
+def test_a_link_that_is_damaged_is_no_missing_tensor(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["bert/w"], file["x"] = np.ones(2, "f4"), np.zeros(3, "f4")
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    raw[raw.rindex(b"TREE") + 24] = 8  # the first key of the tree of a group, by which a name is looked up
+    (tmp_path / "a.h5").write_bytes(raw)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert [*file["bert"]] == ["w"]
+    refused(tmp_path / "a.h5", "the link of 'bert/w' is damaged (the file is damaged: fetch it again)")
+
+
 def test_what_is_inflated_is_charged(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("w", shape=(1 << 17, 1 << 10), dtype="f4", chunks=(1 << 10, 1 << 10), compression="gzip")

@@ -321,6 +321,8 @@ HOSTILE_INSIDE: list[tuple[str, Callable[[], bytes], str]] = [
     ("a billion tensors from forty dictionaries", laughs, "as much as one command may spend"),
     ("50 000 tensors with names of 4000 characters", long_names, "as much as one command may spend"),
     ("half a million objects", crowd, "as much as one command may spend"),
+    ("half a million sets", lambda: beside(b"](" + b"\x8f" * 500_000 + b"e"), "as much as one command may spend"),
+    ("half a million frozen sets", lambda: beside(b"](" + b"(\x91" * 500_000 + b"e"), "as much as one command may"),
     ("tensors as many as 2^20000, of shared modules", doubled, "(1,000,000,000 tensors)"),
     ("40 000 state dicts behind one name of 4000 characters", many_places, "as much as one command may spend"),
     ("200 entries of a name of a megabyte", long_keys, "as much as one command may spend"),

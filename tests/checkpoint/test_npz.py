@@ -388,6 +388,12 @@ def changed(*places: tuple[bytes, int, int]) -> Callable[[], bytes]:
     return make
 
 
+def sized(size: str) -> bytes:
+    """An array of one axis whose size is spelled so."""
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({size},)}}".encode()
+    return b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head
+
+
 def bomb() -> bytes:
     """257 MiB of zeros in 260 kB."""
     file = io.BytesIO()
@@ -443,6 +449,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("no dictionary", lambda: npz(("a.npy", b"\x93NUMPY\1\0\4\0[1]\n")), "descr, fortran_order and shape"),
     ("a call in the header", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x0c\0__import__()")), "no dictionary of Python's"),
     ("a dictionary for a key", lambda: npz(("a.npy", b"\x93NUMPY\1\0\6\0{{}:1}")), "no dictionary of Python's"),
+    ("a size of 20 000 bits", lambda: npz(("a.npy", sized("0x" + "f" * 5000))), "a whole number of 20000 bits"),
     ("a list in a set", lambda: npz(("a.npy", b"\x93NUMPY\1\0\4\0{[]}")), "no dictionary of Python's"),
     ("a sum beyond floats", lambda: npz(("a.npy", b"\x93NUMPY\1\0\xa3\x0f" + b"9" * 4000 + b"+1j")), "no dict"),
     ("brackets without end", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x10\x27" + b"(" * 10_000)), "no dictionary of"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,6 +114,9 @@ HOSTILE: list[HostileFile] = [
     ("cut short", lambda: model(ONE)[:-3], "it ends in the middle of its header"),
     ("a length of 2^60", lambda: field(1, 8) + varint(7 << 3 | 2) + varint(2**60), "it ends in the middle of its"),
     ("a number of 11 bytes", lambda: model(b"\x28" + b"\xff" * 11), "a number of more than 10 bytes"),
+    ("a field of the number 0", lambda: model(ONE) + b"\0\1", "a field of the number 0"),
+    ("a location of no meaning behind one", lambda: model(
+        initialiser("a", (4,), 1, field(9, bytes(16)), outside("no.data"), field(14, 7))), "no.data"),
     ("a name twice", lambda: model(ONE, ONE), "it is there twice"),
     ("a name that is no text", lambda: model(ONE.replace(b"a", b"\xff")), "a name that is not UTF-8"),
     ("fewer bytes", lambda: model(initialiser("a", (5,), 1, field(9, bytes(16)))), "shape [5] of float32 needs 20"),
@@ -146,7 +150,17 @@ def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, make: Callable[[]
 
 def test_a_list_with_fewer_numbers_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model(initialiser("a", (3,), 7, field(7, varint(-1) + varint(5)))))
-    refused(tmp_path, "2 numbers are listed where 3 are expected")
+    refused(tmp_path, "another number of elements is listed than the 3 that are expected")
+
+
+def test_a_list_of_numbers_takes_little_more_memory_than_its_elements(tmp_path: Path) -> None:
+    count = 2_000_000
+    (tmp_path / "model.onnx").write_bytes(model(initialiser("a", (count,), 7, field(7, b"\x01" * count))))
+    checkpoint = open_checkpoint(tmp_path)
+    tracemalloc.start()
+    assert bool((checkpoint.read("a", own=True) == 1).all())
+    assert tracemalloc.get_traced_memory()[1] < 3 * 8 * count
+    tracemalloc.stop()
 
 
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:

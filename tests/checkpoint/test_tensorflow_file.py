@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.checkpoint.crc32c import crc32c
-from porting.checkpoint.tensorflow_file import DTYPES, MAGIC, MASK
+from porting.checkpoint.tensorflow_file import DTYPES, MAGIC
 from porting.converting import convert
 from porting.notation.table import parse_table
 from tests.checkpoint.hostile import HostileFile, refused, tensors_of, torn
@@ -25,29 +24,38 @@ DATA = "model.ckpt.data-00000-of-00001"
 HEADER = field(1, 1)
 
 
-def block(entries: Mapping[bytes, bytes]) -> bytes:
+def block(entries: Mapping[bytes, bytes], compression: int = 0) -> bytes:
     """A block of a table, whose keys share nothing."""
     content = b"".join(
         varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in entries.items()
     )
-    return sealed(content + struct.pack("<II", 0, 1))
+    return sealed(content + struct.pack("<II", 0, 1), compression)
 
 
 def masked(raw: bytes) -> int:
-    """The checksum of some bytes as it is stored."""
-    value = crc32c(raw)
-    return ((value >> 15 | value << 17) + MASK) & 0xFFFFFFFF
+    """The CRC-32C of some bytes, bit by bit, as it is stored."""
+    crc = 0xFFFFFFFF
+    for byte in raw:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def with_checksum(content: bytes) -> bytes:
+    """The same with its checksum behind."""
+    return content + struct.pack("<I", masked(content))
 
 
 def sealed(raw: bytes, compression: int = 0) -> bytes:
     """A block with what follows it."""
-    raw += bytes([compression])
-    return raw + masked(raw).to_bytes(4, "little")
+    return with_checksum(raw + bytes([compression]))
 
 
 def table(entries: Mapping[bytes, bytes], *, compression: int = 0) -> bytes:
     """A table of one block."""
-    data = sealed(block(entries)[:-5], compression)
+    data = block(entries, compression)
     handle = varint(0) + varint(len(data) - 5)
     index = block({b"~": handle})
     ends = varint(0) + varint(0) + varint(len(data)) + varint(len(index) - 5)
@@ -194,6 +202,13 @@ HOSTILE: list[HostileFile] = [
     ("a few bytes", lambda: b"x", "this does not end as the index of a TensorFlow checkpoint does"),
     ("cut short in front", lambda: one()[20:], "[tensorflow-file]"),
     ("compressed blocks", lambda: table({b"": HEADER}, compression=1), "its blocks are compressed (type 1)"),
+    ("a flipped bit", lambda: one().replace(field(1, 1) + field(2, field(2, field(1, 4))),
+                                            field(1, 3) + field(2, field(2, field(1, 4)))),
+     "the checksum of the "),
+    ("sizes that are more than one message", lambda: one(field(2, field(2, field(1, 1)) * 2), shape=(4,), size=17),
+     "it has 17 bytes, and shape [4, 1, 1] of float32 needs 16"),
+    ("a size that stands twice", lambda: one(field(2, field(2, field(1, 3) + field(1, 2))), size=17),
+     "it has 17 bytes, and shape [4, 2] of float32 needs 32"),
     ("no header", lambda: table({b"a": described((4,), 1, 0, 16)}), "a tensor of file 0 of 0"),
     ("big-endian", lambda: table({b"": HEADER + field(2, 1)}), "its numbers are big-endian"),
     ("10^9 files", lambda: table({b"": field(1, 10**9)}), "a checkpoint of 1000000000 files"),

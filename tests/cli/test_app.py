@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 import typer
@@ -131,3 +132,33 @@ def test_numbers_of_the_environment(monkeypatch: pytest.MonkeyPatch, value: str)
             _check_environment()
         monkeypatch.setenv(name, "12")
         _check_environment()
+
+
+def numeric_options() -> list[tuple[str, str]]:
+    """Each option of each command that takes a number, also one with a unit."""
+    found = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]  # of a group
+        for one in command.params:
+            kind = one.type_descriptor
+            if re.search("int|float", str(kind.annotation)) or getattr(kind.parameter_info, "parser", None) is not None:
+                found.append((name, one.opts[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), numeric_options(), ids=[f"{name} {option}" for name, option in numeric_options()]
+)
+def test_a_number_beyond_all_use_is_refused_before_any_work(run: Run, command: str, option: str) -> None:
+    for number in (f"1{'0' * 400}", "9" * 5000, "nan"):
+        into = ["--into", "a:b"] if command in {"suggest", "mutate"} else []
+        result = run(command, f"{option}={number}", "a", *into)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"Invalid value for '{option}': " in result.stderr
+        assert len(result.stderr) < 1000
+
+
+def test_the_options_that_take_a_number_are_found() -> None:
+    """Else the test above would show nothing."""
+    found = numeric_options()
+    assert {("verify", "--steps"), ("convert", "--memory"), ("record", "--case"), ("diff", "--atol")} <= {*found}
+    assert len(found) > 25

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from porting.checkpoint.registry import CONTAINERS
 from scripts.fuzz import TARGETS, seeds
 
 SEEDS = {target: list(seeds(target)) for target in TARGETS}
@@ -98,6 +99,11 @@ def test_only_the_librarys_own_errors_are_raised(target: str, data: st.DataObjec
     if target in ("table", "name", "axes", "expression"):
         choices.append(st.lists(WORDS, max_size=14).map(lambda words: "".join(words).encode()))
     TARGETS[target](data.draw(st.one_of(choices)))
+
+
+def test_each_container_has_a_target() -> None:
+    others = {"safetensors": "header", "index": "index", "bin": "archive", "dcp": "metadata", "npz": "arrays"}
+    assert {others.get(one.name, one.name) for one in CONTAINERS} <= {*TARGETS}
 
 
 @pytest.mark.parametrize("target", TARGETS)

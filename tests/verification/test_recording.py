@@ -103,6 +103,8 @@ def test_part_of_it_is_enough(checkpoint: Path, golden: Path, tmp_path: Path) ->
 def test_one_case_of_several_is_recorded(tmp_path: Path) -> None:
     values = {"bert.embeddings.position_embeddings.weight": torch.randn(40, 24)}
     path = write_checkpoint(tmp_path / "bert", change={"max_position_embeddings": 40}, values=values)
+    with pytest.raises(VerifyError, match=r"there is no case 9 \(the cases are numbered from 0 to [0-9]\)"):
+        record(path, tmp_path / "one.safetensors", cases=[9], dtypes=())
     one = record(path, tmp_path / "one.safetensors", cases=[1], dtypes=())
     assert verify(path, reference=one).cases == ("1 row of 40 tokens",)
 
