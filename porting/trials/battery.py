@@ -617,6 +617,9 @@ class _Signals:
         sizes: dict[str, Callable[[Tensor], Tensor]] = {
             "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
             "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
+            "pictures of half the height and twice the width": _flat,
+            "pictures of twice the height and half the width": lambda one: _flat(one.mT).mT,
+            "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
         }
         if pictures:
             turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
@@ -649,6 +652,17 @@ class _Signals:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _flat(pictures: Tensor) -> Tensor:
+    """Pictures of half the height and twice the width: the lower halves beside the upper ones."""
+    height = pictures.shape[-2] // 2 * 2
+    return torch.cat(pictures[..., :height, :].chunk(2, -2), -1) if height else pictures
+
+
+def _wider(pictures: Tensor, more: int, dim: int) -> Tensor:
+    """Pictures with as many rows or columns more, which no longer fill whole patches."""
+    return torch.cat([pictures, pictures.narrow(dim, 0, min(more, pictures.shape[dim]))], dim)
 
 
 def _half_zero(value: Tensor) -> Tensor:

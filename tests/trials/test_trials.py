@@ -179,6 +179,23 @@ def test_pictures_are_tried_half_blank_and_with_their_channels_last_in_memory() 
     assert torch.equal(half[..., 4:], base["pixel_values"][..., 4:])
 
 
+def test_pictures_of_other_shapes_with_as_many_patches_and_of_no_whole_number_of_them() -> None:
+    base = {"pixel_values": torch.randn(2, 3, 8, 12)}
+    found = {
+        trial.what: trial.case.inputs["pixel_values"]
+        for trial in battery(Model(config={}, base=base, longest=0), seed=0, tokens=10**6)
+    }
+    shapes = {what: tuple(one.shape[2:]) for what, one in found.items() if "height" in what or "higher" in what}
+    assert shapes == {
+        "pictures of half the height": (4, 12),
+        "pictures of half the height and twice the width": (4, 24),
+        "pictures of twice the height and half the width": (16, 6),
+        "pictures one row higher and three columns wider": (9, 15),
+    }
+    flat = found["pictures of half the height and twice the width"]
+    assert torch.equal(flat[..., 12:], base["pixel_values"][:, :, 4:])
+
+
 def test_padded_places_are_no_fault_and_are_reported() -> None:
     def zeroed(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
         mask = given["attention_mask"]
