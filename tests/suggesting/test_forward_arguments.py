@@ -12,7 +12,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
 from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding, sees_later
 from porting.suggesting.subjects.questions import Asker
-from porting.trials.modalities import SAMPLES, SEGMENTS
+from porting.trials.modalities import POSITIONS, SAMPLES, SEGMENTS
 from porting.trials.padding import MASK
 from tests.suggesting.oracle import source as reference_source
 
@@ -90,6 +90,25 @@ def test_a_mask_that_replaces_the_causal_one_is_left_at_its_default() -> None:
     assert found.named == (IDS,)
     other = find_argument_mapping(Causal(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
     assert other.named == (IDS, "attention_mask")
+
+
+class Placed(Causal):
+    """Its positions have a default, with which it fails, as a model whose caller makes them."""
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
+        turned = self.words.weight[position_ids.reshape(-1)].view(*position_ids.shape, -1)  # type: ignore[union-attr]
+        causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        x = self.words(ids) + turned
+        hidden = ~causal if mask is None else ~(causal & (mask[:, None] != 0))
+        found: Tensor = (x @ x.mT).masked_fill(hidden, -1e9).softmax(-1) @ x
+        return found
+
+
+def test_positions_are_given_where_the_module_fails_without() -> None:
+    available = (IDS, "attention_mask", POSITIONS)
+    found = find_argument_mapping(Placed(), available, 97, 0, causal=True, ask=Asker())
+    assert found.named == available
+    assert find_argument_mapping(Causal(), available, 97, 0, causal=True, ask=Asker()).named == (IDS,)
 
 
 class Square(Causal):

@@ -151,13 +151,14 @@ def _source(term: str) -> str:
 
 
 def roles(
-    module: nn.Module, available: Sequence[str], ask: Asker | None = None
+    module: nn.Module, available: Sequence[str], ask: Asker | None = None, *, positions: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The forward's parameters, by what they mean, and those of which nothing tells what they are.
 
     Args:
         available: the reference's inputs.
         ask: what nothing tells; by default nobody.
+        positions: also those that the module may be called without.
 
     Raises:
         VerifyError: a required one is not understood.
@@ -172,7 +173,7 @@ def roles(
         required = one.default is one.empty
         word = normal(name)
         role = _role(word, available, found.values())
-        if not required and (_NEVER.fullmatch(word) or role == POSITIONS):
+        if not required and (_NEVER.fullmatch(word) or (role == POSITIONS and not positions)):
             continue
         if role is None or role in found.values() or source_of(role) not in available:
             first = required and not found and role is None

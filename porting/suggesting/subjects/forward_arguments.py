@@ -87,6 +87,12 @@ def find_argument_mapping(
     ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
     again = _copies(module)
     tried = _Tried.of(ways, again, vocabulary, padding, causal=causal)
+    if not tried.ways and POSITIONS in (needed := roles(module, available, ask, positions=True)[0]).values():
+        more = argument_mappings(needed)  # it has a default for its positions, and fails with that
+        given = _Tried.of(
+            [ArgumentMapping(rules=one, loose=loose) for one in more], again, vocabulary, padding, causal=causal
+        )
+        tried = given if given.ways else tried
     if not tried.ways and not causal:  # its masks are of a shape of their own
         loose = (*loose, *optional_masks(module, found))
         bare = [ArgumentMapping(rules=one, loose=loose) for one in without_optional_masks(module, found)]
