@@ -12,7 +12,7 @@ from torch import Tensor
 
 from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with, run_with
 from porting.causes.fitting import FreeParameter, geometric
-from porting.causes.functions import CASTING
+from porting.causes.functions import CASTING, SUM
 from porting.causes.model_parts import ModelParts, Residual
 from porting.causes.norming import Norm
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -228,6 +228,100 @@ class ResidualAfterNorm(Cause):
             yield alter(block.sum.call, combine(block.norm.output, block.sum.branch, torch.add))
 
 
+# ------------------------------------------------------------------------------------- branches of one residual stream
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a branch reads in the wrong port: the norm of another stream.
+
+    Attributes:
+        norm: the norm.
+        readers: the branch's calls that read it; none where nothing else does.
+        stream: what is normalised instead.
+    """
+
+    norm: Norm
+    readers: list[Call]
+    stream: Stream
+
+
+def _readers(model_parts: ModelParts, norm: Norm, branch: Ref, but: Ref | None = None) -> list[Call]:
+    """Return the calls of a branch, and of no other one, that read a norm."""
+    inside = {call.number for call in model_parts.tape.before(branch)}
+    inside -= {call.number for call in model_parts.tape.before(but)} if but is not None else set()
+    return [call for call in model_parts.tape.users(norm.output) if call.number in inside]
+
+
+def side_by_side(model_parts: ModelParts) -> Iterator[Reading]:
+    """Yield the later one of each two branches that read one stream, ``x + f(norm(x)) + g(norm(x))``."""
+    tape = model_parts.tape
+    for total in model_parts.called(*SUM):
+        for part, third in (total.reads[:2], total.reads[1::-1]) if len(total.reads) > 1 else ():
+            inner = tape.maker(part)
+            if inner is None or inner.name not in SUM or len(inner.reads) < 2:
+                continue
+            terms = (*inner.reads[:2], third)
+            for stream in terms:
+                first, later = sorted((one for one in terms if one is not stream), key=lambda one: one.number)
+                values = same_values(model_parts, stream)
+                norms = [norm for norm in model_parts.norms if norm.input in values]
+                if not any(_readers(model_parts, norm, first) for norm in norms):
+                    continue
+                for norm in norms:
+                    readers = _readers(model_parts, norm, later, first)
+                    alone = len(readers) == len(tape.users(norm.output)) and first.number < norm.output.number
+                    if readers and first.number < min(reader.result.number for reader in readers):
+                        yield Reading(norm, [] if alone else readers, _sum(_current(stream), _current(first)))
+
+
+def one_after_the_other(model_parts: ModelParts) -> Iterator[Reading]:
+    """Yield the second one of each two branches of which it reads the sum with the first: ``y + g(norm(y))``."""
+    blocks = pre_norm(model_parts)
+    for first in blocks:
+        for later in blocks:
+            if first.sum.call.result in same_values(model_parts, later.sum.stream):
+                readers = _readers(model_parts, later.norm, later.sum.branch)
+                alone = len(readers) == len(model_parts.tape.users(later.norm.output))
+                if readers:
+                    yield Reading(later.norm, [] if alone else readers, _current(first.sum.stream))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherStream(Cause):
+    """A branch reads the norm of another stream.
+
+    Attributes:
+        readings: what the port may read otherwise.
+    """
+
+    readings: Callable[[ModelParts], Iterator[Reading]]
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each branch alone."""
+        for one in self.readings(model_parts):
+            yield Alteration(where=one.norm.call.module, rewrites=self._rewrites(one))
+
+    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all branches at once, then those of the same place in every layer."""
+        readings = list(self.readings(model_parts))
+        alike: dict[str, list[Reading]] = {}
+        for one in readings:
+            alike.setdefault(generic_path(one.norm.call.module), []).append(one)
+        groups = {name: some for name, some in alike.items() if 1 < len(some) < len(readings)}
+        for where, some in ({"": readings} | groups).items():
+            rewrites = {number: rewrite for one in some for number, rewrite in self._rewrites(one).items()}
+            if rewrites:
+                yield Alteration(where=where, rewrites=rewrites, detail="in all layers")
+
+    @staticmethod
+    def _rewrites(reading: Reading) -> dict[int, Rewrite]:
+        normed = _normed(reading.norm, reading.stream)
+        if not reading.readers:
+            return {reading.norm.call.number: _gives(normed)}
+        return {reader.number: _reads(reading.norm.output, normed) for reader in reading.readers}
+
+
 # --------------------------------------------------------------------------------------------- the order of the layers
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -367,6 +461,20 @@ CAUSES: tuple[Cause, ...] = (
         fix="normalise the branch, and add it to x then: as OLMo 2 and Gemma 2 do",
         blocks=sandwiched,
         moved=lambda parts, block: _normed_total(block, _current(block.norm.input)),
+    ),
+    OtherStream(
+        name="branches one after the other",
+        what="x + f(x) is what the second branch reads, where the reference gives both branches x",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="x + attention(norm(x)) + mlp(norm(x)): as in GPT-J, GPT-NeoX, Phi and Falcon",
+        readings=side_by_side,
+    ),
+    OtherStream(
+        name="branches side by side",
+        what="both branches read x, where the reference's second one reads x + f(x)",
+        looks="large differences in every layer; all shapes and names fit",
+        fix="x = x + attention(norm(x)), then x + mlp(norm(x)): as in GPT-2 and Llama",
+        readings=one_after_the_other,
     ),
     ResidualAfterNorm(
         name="residual taken after the norm",

@@ -29,8 +29,8 @@ FORTY = {
                 "x = x + self.attn(self.norm1(x), mask)\n        return x + self.mlp(self.norm2(x))",
             ),
         ),
-        names=("wrong tensor",),
-        says="post_attention_layernorm",
+        names=("branches one after the other",),
+        says="as in GPT-J",
     ),
     "neox_full_rotary": Plant(
         "neox",

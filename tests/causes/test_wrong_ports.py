@@ -39,6 +39,14 @@ MORE = {
         ("a step too many",),
         "tanh",
     ),
+    "branches side by side": Wrong(
+        "gpt2",
+        {
+            "x = x + self.attn(self.ln_1(x), mask)\n        return x + self.mlp(self.ln_2(x))": "return x"
+            " + self.attn(self.ln_1(x), mask) + self.mlp(self.ln_2(x))"
+        },
+        ("branches side by side",),
+    ),
     "feed-forward network of the first norm": Wrong(
         "llama",
         {
