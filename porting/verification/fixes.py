@@ -187,6 +187,8 @@ def with_edits(
         written = f"{edit.place}: write `{edit.new}`"
         named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
         if not named:
+            if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
+                continue  # what is behind may undo it, as a norm that follows a rotation
             off = list(right.values())
             named = [
                 Finding(
@@ -201,6 +203,15 @@ def with_edits(
             ]
         result = [*(one for one in result if one not in same), *named]
     return result
+
+
+def _leaves_its_module_wrong(mended: Collection[Point], probes: Sequence[Probe], entries: Sequence[Finding]) -> bool:
+    """Whether a module around what is mended stays wrong, and nothing says why."""
+    around = {point[:end] for point in map(str, mended) for end, letter in enumerate(point) if letter == "."}
+    return any(
+        probe.guilty and str(probe.port) in around and probe.port not in mended and not is_explained(probe, entries)
+        for probe in probes
+    )
 
 
 def with_lines(found: Sequence[Finding], laid_out: Sequence[tuple[Correction, Finding]]) -> list[Finding]:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from porting.causes.finding import Finding
 from porting.causes.line_edits import line_edits
+from porting.reporting.outcome import Probe, View
 from porting.verification.cause_case import CHANGED_PASS, PassCost
-from porting.verification.fixes import _hopeless
+from porting.verification.fixes import _hopeless, _leaves_its_module_wrong
 
 HEAD = """\
 import os
@@ -148,3 +150,17 @@ def test_a_pass_of_changed_code_ends_when_it_can_mend_nothing_more() -> None:
     assert not hopeless("b", 0.5)  # a and d may still be mended
     assert hopeless("d", 0.5)  # a counts only with d
     assert _hopeless({"c": 0.0, "a": 1.0}, limits, "a", [])("c", 0.5)  # it was right
+
+
+def probe(path: str, off: float) -> Probe:
+    return Probe(reference=path, port=path, meaning=View(end_to_end=off, isolated=off))
+
+
+def test_what_is_mended_inside_of_a_module_that_stays_wrong_is_no_cause() -> None:
+    """A norm behind a rotation has the reference's values without the rotation, and the scores have not."""
+    probes = [probe("layers.0.attn.norm", 1.0), probe("layers.0.attn", 1.0), probe("layers.0", 0.0), probe("head", 1.0)]
+    assert _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [])
+    assert not _leaves_its_module_wrong(["layers.0.attn.norm", "layers.0.attn"], probes, [])
+    assert not _leaves_its_module_wrong(["layers.0"], probes, [])
+    known = Finding(name="softmax temperature", detail="", probes=("layers.0.attn",), difference=1.0, residual=0.0)
+    assert not _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [known])
