@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from porting.errors import PortingError
 from porting.tracing.torch_modes import Call, redirecting
 
 P = ParamSpec("P")
@@ -91,11 +92,11 @@ def on_cpu(*, always: bool = False) -> Iterator[None]:
     """Return a context in which torch's functions compute on the CPU, whatever default device the caller has set.
 
     Args:
-        always: also where no accelerator could be meant: every call takes some microseconds longer.
+        always: also where nothing failed over a device yet: every call takes some microseconds longer.
     """
     default = torch.get_default_device()
     elsewhere = default.type not in {"cpu", "meta"}
-    if not (always or _wanted or elsewhere or torch.accelerator.is_available()):
+    if not (always or _wanted or elsewhere):
         yield
         return
     if elsewhere:
@@ -109,7 +110,7 @@ def on_cpu(*, always: bool = False) -> Iterator[None]:
 
 
 def repeated_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, called once more inside :func:`on_cpu` if it fails over a device that is not there."""
+    """The same function, called once more inside :func:`on_cpu` if it fails over a device that its code names."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -117,7 +118,7 @@ def repeated_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if _wanted or torch.accelerator.is_available() or not any(map(is_device_error, _chain(error))):
+            if _wanted or not any(map(_is_about_devices, _chain(error))):
                 raise
         _wanted += 1
         try:
@@ -129,14 +130,18 @@ def repeated_on_cpu(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def or_on_cpu(call: Callable[[], R]) -> R:
-    """The result of a call, made on the CPU where the device that it names is not on this machine."""
+    """The result of a call, made on the CPU where it fails over a device that it names."""
     try:
         return call()
     except Exception as error:
-        if torch.accelerator.is_available() or not any(map(is_device_error, _chain(error))):
+        if not any(map(_is_about_devices, _chain(error))):
             raise
     with on_cpu(always=True):
         return call()
+
+
+def _is_about_devices(error: BaseException) -> bool:
+    return is_device_error(error) or (isinstance(error, PortingError) and bool(_ABOUT.search(str(error))))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
