@@ -293,7 +293,7 @@ class Folder:
         descriptor = os.open(name, flags, 0o666, dir_fd=self.descriptor)
         try:
             status = os.fstat(descriptor)
-            _require_regular(status, str(self.path / name))
+            require_regular(status, str(self.path / name))
             _require_one_name(status, str(self.path / name))
         except BaseException:
             os.close(descriptor)
@@ -433,10 +433,10 @@ def _open_checked(path: Path, where: str, limit: int | None, name: str, folder: 
     descriptor = -1
     try:
         # Opening a device may do something.  This keeps from that; what it says decides nothing else.
-        _require_regular(os.stat(name, dir_fd=folder, follow_symlinks=follow), where)
+        require_regular(os.stat(name, dir_fd=folder, follow_symlinks=follow), where)
         descriptor = os.open(name, READING if follow else READING | os.O_NOFOLLOW, dir_fd=folder)
         status = os.fstat(descriptor)
-        _require_regular(status, where)
+        require_regular(status, where)
         _require_size(status, where, limit)
     except BaseException as error:
         if descriptor >= 0:
@@ -490,7 +490,8 @@ def _read_up_to(descriptor: int, count: int) -> bytes:
     return b"".join(pieces)
 
 
-def _require_regular(status: os.stat_result, where: str) -> None:
+def require_regular(status: os.stat_result, where: str) -> None:
+    """Raises: CheckpointError when it is a directory, a pipe, a socket or a device."""
     if not stat.S_ISREG(status.st_mode):
         fault = Fault(
             code=Code.FILE_NOT_REGULAR,

@@ -37,6 +37,7 @@ EXECUTIONS = {
     "arrays": 50_000,
     "pickle": 200_000,
     "metadata": 100_000,
+    "orbax": 100_000,
     "config": 100_000,
     "table": 50_000,
     "name": 200_000,
@@ -175,6 +176,13 @@ def torch(raw: bytes) -> object:
         return compare(with_checksums(bytearray(raw)), Path(folder) / "pytorch_model.bin")
 
 
+def orbax(raw: bytes) -> object:
+    """The ``_METADATA`` of an Orbax checkpoint; tensorstore reads its arrays."""
+    from porting.checkpoint.orbax_file import _tree
+
+    return quietly(lambda: _tree(raw, "f"))
+
+
 def container(name: str) -> Target:
     """A target that reads a whole file of a container, which has no target of its own."""
 
@@ -195,7 +203,7 @@ def container(name: str) -> Target:
 
 TARGETS: dict[str, Target] = {
     one.__name__: one
-    for one in (header, index, archive, arrays, pickle, metadata, config, table, name, axes, expression, torch)
+    for one in (header, index, archive, arrays, pickle, metadata, config, table, name, axes, expression, torch, orbax)
 }
 FILES = ("gguf", "flax", "onnx", "tensorflow", "hdf5")
 TARGETS |= {name: container(name) for name in FILES}
@@ -219,6 +227,13 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
+CONFIG = b'{"model_type": "x", "id2label": {"0": "a"}, "num_labels": 3, "f": -Infinity, "n": null}'
+ORBAX = (
+    b'{"tree_metadata": {"(0)": {"key_metadata": [{"key": "a"}], "value_metadata": {"value_type": "jax.Array"}}},'
+    b' "use_ocdbt": false, "use_zarr3": true}'
+)
+
+
 def seeds(target: str) -> Iterable[bytes]:
     """Good inputs, from which bad ones are made."""
     match target:
@@ -239,8 +254,8 @@ def seeds(target: str) -> Iterable[bytes]:
             yield from states()
         case "metadata":
             yield from _described()
-        case "config":
-            yield b'{"model_type": "x", "id2label": {"0": "a"}, "num_labels": 3, "f": -Infinity, "n": null}'
+        case "config" | "orbax":
+            yield CONFIG if target == "config" else ORBAX
         case "table":
             yield from (path.read_bytes()[:LONGEST] for path in sorted((ROOT / "mappings").glob("*.toml")))
             yield b'[[rule]]\nsource = ["a [t e]", "b [0 e]"]\ntarget = "c [t e]"\nfold = true\nscale = "a ** -0.5"\n'

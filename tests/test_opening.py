@@ -179,6 +179,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.cli.report_bug": "a report that is written, and must not exist",
         "porting.converting.progress": "a file without a name",
         "porting.atomic": "temporary siblings, by descriptors",
+        "porting.checkpoint.orbax_file": "arrays by tensorstore, after a look at each of their files",
         "porting.checkpoint.hub": "a note in the cache of the hub's client",
         "porting.checkpoint.hub_guard": "a file that was just downloaded",
         "porting.cli.explain": "a page of this package",

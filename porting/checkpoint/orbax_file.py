@@ -24,6 +24,7 @@ from porting.checkpoint.state_dict import not_read
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault
 from porting.limits import charge, grant, reading
+from porting.opening import require_regular
 
 if TYPE_CHECKING:
     from porting.checkpoint.strict_json import Json
@@ -41,6 +42,17 @@ DTYPES: Mapping[str, ElementType] = {element.title: element for element in Eleme
 
 NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple"}
 """Types of values that have no array: texts, and containers without entries."""
+
+SETTINGS_OF = {"zarr": ".zarray", "zarr3": "zarr.json"}
+"""What says of an array how it is stored, by tensorstore's name of the format."""
+
+SETTINGS = {*SETTINGS_OF.values(), ".zgroup", ".zattrs", ".zmetadata"}
+
+LARGEST_SETTINGS = 1 << 20
+"""Bytes of one of these."""
+
+MOST_CHUNKS = 1 << 20
+"""Chunks of an array, each of which is asked for even if it is not stored."""
 
 STEP = 32
 """Values that an array or a file is charged as."""
@@ -159,7 +171,7 @@ def _sizes(home: Path) -> Iterator[int]:
     """The sizes of all files below a directory.
 
     Raises:
-        CheckpointError: one is a link that leads out of it.
+        CheckpointError: one is no file, a link that leads out of it, or the settings of an array and too large.
     """
     root = os.path.realpath(home)
     allowed = [root, *(str(parent.parent / "blobs") for parent in Path(root).parents if parent.name == "snapshots")]
@@ -172,7 +184,13 @@ def _sizes(home: Path) -> Iterator[int]:
                 message = f"{quote(os.path.relpath(path, home))} is a link to {quote(target)}, outside the checkpoint"
                 raise checkpoint_error(Code.LINK_LEAVES_CHECKPOINT, str(home), message, "put the file itself there")
             if name in names:
-                yield os.stat(path).st_size
+                status = os.stat(path)
+                require_regular(status, path)
+                if name in SETTINGS and status.st_size > LARGEST_SETTINGS:
+                    inside = quote(os.path.relpath(path, home))
+                    message = f"{inside} has {status.st_size} bytes, at most {LARGEST_SETTINGS}"
+                    raise checkpoint_error(Code.ORBAX_FILE, str(home), message, FETCH_AGAIN)
+                yield status.st_size
 
 
 def _opened(names: list[str], home: Path, database: bool, driver: str, where: str) -> dict[str, Any]:
@@ -196,6 +214,7 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
             if database
             else {"driver": "file", "path": f"{base}/{name}/"}
         )
+        _require_settings(tensorstore.KvStore.open(store, context=context).result(), SETTINGS_OF[driver], where, name)
         waiting[name] = tensorstore.open({"driver": driver, "kvstore": store}, read=True, open=True, context=context)
     found = {}
     for name, future in waiting.items():
@@ -204,6 +223,23 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
         except Exception as error:  # tensorstore raises what its statuses look like to it
             raise _unreadable(where, name, error) from error
     return found
+
+
+def _require_settings(kvstore: Any, key: str, where: str, name: str) -> None:
+    """Refuse an array whose settings are no JSON of ours: tensorstore follows lists in lists until its stack ends."""
+    try:
+        found = kvstore.read(key).result()
+    except Exception as error:  # as above
+        raise _unreadable(where, name, error) from error
+    if len(found.value) > LARGEST_SETTINGS:
+        message = f"tensor {quote(name)}: its {key} has {len(found.value)} bytes, at most {LARGEST_SETTINGS}"
+        raise checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN)
+    try:
+        if found.state == "value":
+            parse(found.value, where=where, allow_nan=True)
+    except JsonError as error:
+        message = f"tensor {quote(name)}: its {key} is not valid JSON: {error}"
+        raise checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN) from error
 
 
 def _unreadable(where: str, name: str, error: Exception) -> CheckpointError:
@@ -220,6 +256,10 @@ def _add(tensors: TensorList, name: str, array: Any) -> int:
         tensors.refuse(name, f"its type {array.dtype.name} is none that torch has", "save it as float32")
         return 0
     chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or ())
+    count = math.prod(-(-size // max(part, 1)) for size, part in zip(shape, chunk, strict=False))
+    if count > MOST_CHUNKS:
+        tensors.refuse(name, f"it is cut into {count} chunks, at most {MOST_CHUNKS}", "save it in larger chunks")
+        return 0
     tensors.add(name, shape, element, start=0, decode=partial(_Rows, array=array, name=name, element=element))
     return max(math.prod(shape), math.prod(chunk)) * element.itemsize
 

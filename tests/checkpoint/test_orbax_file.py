@@ -6,6 +6,7 @@ import base64
 import builtins
 import io
 import json
+import os
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -208,6 +209,40 @@ def test_links_to_the_outside_are_refused(saved: Path, tmp_path: Path) -> None:
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     refused(saved, "is a link to", "outside the checkpoint")
+
+
+def zarr(folder: Path, settings: str) -> Path:
+    """A checkpoint of one array, w, with these settings and no chunks."""
+    (folder / "w").mkdir(parents=True)
+    (folder / "w" / ".zarray").write_text(settings)
+    (folder / "_METADATA").write_text(metadata({"w": "jax.Array"}, database=False))
+    return folder
+
+
+ZARR = {
+    "chunks": [4], "compressor": None, "dtype": "<f4", "fill_value": None, "filters": None, "order": "C", "shape": [4],
+    "zarr_format": 2,
+}  # fmt: skip
+
+
+def test_what_is_no_file_in_it_is_refused(tmp_path: Path) -> None:
+    for number, name in enumerate((".zarray", "0")):
+        folder = zarr(tmp_path / str(number), json.dumps(ZARR))
+        (folder / "w" / name).unlink(missing_ok=True)
+        os.mkfifo(folder / "w" / name)
+        refused(folder, "where a file of weights or settings should be")
+
+
+def test_settings_that_are_large_or_deep_are_not_given_to_tensorstore(tmp_path: Path) -> None:
+    refused(zarr(tmp_path / "deep", "[" * 4000 + "]" * 4000), "tensor 'w': its .zarray is not valid JSON")
+    refused(zarr(tmp_path / "large", json.dumps(ZARR) + " " * (1 << 20)), "'w/.zarray' has", "at most 1048576")
+
+
+def test_an_array_of_countless_chunks_is_refused(tmp_path: Path) -> None:
+    few = zarr(tmp_path / "few", json.dumps({**ZARR, "shape": [1 << 20], "chunks": [1 << 10]}))
+    assert tuple(open_checkpoint(few).tensors["w"].shape) == (1 << 20,)
+    many = zarr(tmp_path / "many", json.dumps({**ZARR, "shape": [1 << 21], "chunks": [1]}))
+    refused(many, "it is cut into 2097152 chunks, at most 1048576")
 
 
 def test_what_is_decompressed_is_charged(tmp_path: Path) -> None:
