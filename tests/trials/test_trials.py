@@ -511,11 +511,12 @@ def test_tokens_that_the_code_names_are_tried_with_and_without_each_other_argume
 
 
 class Infinite(Adjusted):
-    """Masks as many do: in float64 the number needs float64 as the default dtype."""
+    """Masks by a number that in float64 needs float64 as the default dtype."""
 
     def before(self, given: dict[str, Any]) -> None:
         mask = torch.ones_like(given["input_ids"]) if given["attention_mask"] is None else given["attention_mask"]
-        bias = torch.where(mask.bool(), 0.0, torch.finfo(self.head.weight.dtype).min)
+        lowest = -1e300 if self.head.weight.dtype == torch.float64 else -1e30
+        bias = torch.where(mask.bool(), 0.0, lowest)
         assert bias.dtype == self.head.weight.dtype or self.head.weight.dtype != torch.float64
         given["attention_mask"] = (bias == 0).long()
 
