@@ -162,7 +162,7 @@ FORTY = {
         "qwen2",
         "mlp norm reads x, parallel",
         (("return h + self.mlp(self.norm2(h))", "return h + self.mlp(self.norm2(x))"),),
-        names=("wrong tensor",),
+        names=("branches side by side",),
         says="return h + self.mlp(self.norm2(h))",
     ),
     "gemma_plain_norm": Plant(
