@@ -131,7 +131,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
             raise
         except Exception:  # noqa: BLE001  # as above, where it reads a parameter; errors of the last attempt are reported
             module = _call_builder(make, within)
-        if not any(tensor.device.type not in {"cpu", "meta"} for _, tensor in named_tensors(module)):
+        if all(tensor.device.type in {"cpu", "meta"} for _, tensor in named_tensors(module)):
             _move_to_meta(module)
     return module
 

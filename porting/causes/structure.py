@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -157,6 +157,18 @@ Moved = Callable[[ModelParts, Block], dict[int, Rewrite]]
 """A block -> the rewritten calls with which its norm stands elsewhere."""
 
 
+def _in_all_layers(changes: Sequence[tuple[Norm, dict[int, Rewrite]]]) -> Iterator[Alteration]:
+    """Yield all changes of norms at once, then the same norm of every layer, such as the attention's."""
+    alike: dict[str, list[dict[int, Rewrite]]] = {}
+    for norm, rewrites in changes:
+        alike.setdefault(generic_path(norm.call.module), []).append(rewrites)
+    groups = {name: some for name, some in alike.items() if 1 < len(some) < len(changes)}
+    for where, some in {"": [rewrites for _, rewrites in changes], **groups}.items():
+        together = {number: rewrite for rewrites in some for number, rewrite in rewrites.items()}
+        if together:
+            yield Alteration(where=where, rewrites=together, detail="in all layers")
+
+
 @dataclass(frozen=True, kw_only=True)
 class NormElsewhere(Cause):
     """The norm of a block stands in another place.
@@ -175,17 +187,7 @@ class NormElsewhere(Cause):
 
     def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield all blocks at once, then the same block of every layer, such as the attention's."""
-        blocks = self.blocks(model_parts)
-        alike: dict[str, list[Block]] = {}
-        for block in blocks:
-            alike.setdefault(generic_path(block.norm.call.module), []).append(block)
-        groups = {name: some for name, some in alike.items() if 1 < len(some) < len(blocks)}
-        for where, some in {"": blocks, **groups}.items():
-            rewrites: dict[int, Rewrite] = {}
-            for block in some:
-                rewrites |= self.moved(model_parts, block)
-            if rewrites:
-                yield Alteration(where=where, rewrites=rewrites, detail="in all layers")
+        return _in_all_layers([(block.norm, self.moved(model_parts, block)) for block in self.blocks(model_parts)])
 
 
 def _total(block: Block, branch: Stream) -> dict[int, Rewrite]:
@@ -304,15 +306,7 @@ class OtherStream(Cause):
 
     def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield all branches at once, then those of the same place in every layer."""
-        readings = list(self.readings(model_parts))
-        alike: dict[str, list[Reading]] = {}
-        for one in readings:
-            alike.setdefault(generic_path(one.norm.call.module), []).append(one)
-        groups = {name: some for name, some in alike.items() if 1 < len(some) < len(readings)}
-        for where, some in ({"": readings} | groups).items():
-            rewrites = {number: rewrite for one in some for number, rewrite in self._rewrites(one).items()}
-            if rewrites:
-                yield Alteration(where=where, rewrites=rewrites, detail="in all layers")
+        return _in_all_layers([(one.norm, self._rewrites(one)) for one in self.readings(model_parts)])
 
     @staticmethod
     def _rewrites(reading: Reading) -> dict[int, Rewrite]:

@@ -214,7 +214,7 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
             if database
             else {"driver": "file", "path": f"{base}/{name}/"}
         )
-        _require_settings(tensorstore.KvStore.open(store, context=context).result(), SETTINGS_OF[driver], where, name)
+        _require_settings(tensorstore.KvStore.open(store, context=context), SETTINGS_OF[driver], where, name)
         waiting[name] = tensorstore.open({"driver": driver, "kvstore": store}, read=True, open=True, context=context)
     found = {}
     for name, future in waiting.items():
@@ -225,10 +225,10 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
     return found
 
 
-def _require_settings(kvstore: Any, key: str, where: str, name: str) -> None:
+def _require_settings(opening: Any, key: str, where: str, name: str) -> None:
     """Refuse an array whose settings are no JSON of ours: tensorstore follows lists in lists until its stack ends."""
     try:
-        found = kvstore.read(key).result()
+        found = opening.result().read(key).result()
     except Exception as error:  # as above
         raise _unreadable(where, name, error) from error
     if len(found.value) > LARGEST_SETTINGS:

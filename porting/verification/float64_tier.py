@@ -50,7 +50,7 @@ Explore = Callable[[Side, Sequence[Case]], Explored]
 def in_fitting_rows(
     theirs: Reference, batch: Batches, make: Callable[[int], Batches], cases: list[Case], run: Callable[[], object]
 ) -> Batches:
-    """Run the reference; with a shorter longest row where it has no place for the one that was made.
+    """Run the reference; if it has fewer positions than the longest row, a shorter row is made.
 
     Args:
         make: makes the batches with another longest row.

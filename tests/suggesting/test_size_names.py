@@ -148,7 +148,7 @@ def test_a_letter_stands_for_the_number_of_heads_where_no_shape_tells() -> None:
 
 
 class Switched(nn.Module):
-    """It is told whether it has biases, a pooler and a table that the reference has not."""
+    """Its config says whether it has biases, a pooler and a table that the reference lacks."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
