@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,20 +80,61 @@ def signature_parameters(function: Callable[..., object]) -> dict[str, inspect.P
         return {}
 
 
-def with_arguments(module: nn.Module, values: Mapping[str, object]) -> nn.Module:
-    """The module with default values for some arguments of its forward.
+def with_arguments(module: nn.Module, values: Mapping[str, object], inputs: Collection[str] = ()) -> nn.Module:
+    """The module with default values for some arguments of its forward, and with arguments that hold several tensors.
 
     Args:
         module: it stays as it is.
+        values: argument -> the value that it has from now on where it is not given.
+        inputs: the names by which [inputs] gives tensors: ``batch.input_ids`` is an item of a dictionary that is the
+            argument ``batch``, ``x.0`` the first of a tuple.
 
     Returns:
-        A module that shares its parameters, buffers and parts; the module itself where there are no values.
+        A module that shares its parameters, buffers and parts; the module itself where nothing changes.
     """
-    if not values:
+    grouped = any("." in name for name in inputs)
+    if not values and not grouped:
         return module
     bound = copy.copy(module)
-    bound.forward = partial(bound.forward, **values)
+    if grouped:
+        bound.forward = GroupingForward(bound.forward)
+    if values:
+        bound.forward = partial(bound.forward, **values)
     return bound
+
+
+class NamedTensors(dict[str, Any]):
+    """A batch that gives its tensors by key, as a dictionary does, and by attribute, as a tokenizer's encoding does."""
+
+    def __getattr__(self, name: str) -> Any:  # what a batch holds
+        """The tensor of that name."""
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class GroupingForward:
+    """A forward that takes each tensor by a name of its own, and passes them on in dictionaries and tuples.
+
+    Of ``{"batch.input_ids": a, "batch.mask": b}`` it makes ``batch={"input_ids": a, "mask": b}``, and of
+    ``{"x.0": a, "x.1": b}`` it makes ``x=(a, b)``.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.__signature__ = inspect.signature(forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward with its own arguments."""
+        grouped: dict[str, dict[str, Any]] = {}
+        for name in [name for name in kwargs if "." in name]:
+            argument, _, key = name.partition(".")
+            grouped.setdefault(argument, {})[key] = kwargs.pop(name)
+        for argument, items in grouped.items():
+            numbered = all(key.isdigit() for key in items)
+            kwargs[argument] = tuple(items[key] for key in sorted(items, key=int)) if numbered else NamedTensors(items)
+        return self.forward(*args, **kwargs)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

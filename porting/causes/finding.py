@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from porting.causes.cause import Cause
 from porting.causes.replay import Alteration, Rewrite
 
+TOGETHER = " + "
+"""Between the names of entries that only explain a difference together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
@@ -24,6 +27,11 @@ class Suspicion:
     detail: str
     residual: float
     share: float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The entries that it consists of, where several mistakes come together."""
+        return tuple(self.name.split(TOGETHER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,11 @@ class Finding:
         """The entry and those that are tied with it; empty where none fits."""
         return (self.name, *self.ties) if self.name else ()
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The entries that the name consists of, where several mistakes come together; none where it has no name."""
+        return tuple(self.name.split(TOGETHER)) if self.name else ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -86,7 +99,7 @@ class Candidate:
         """The name and details under which the same mistake in several places is reported once."""
         names = dict.fromkeys(cause.name for cause in self.causes)
         details = dict.fromkeys(alteration.detail for alteration in self.alterations if alteration.detail)
-        return " + ".join(names), "; ".join(details)
+        return TOGETHER.join(names), "; ".join(details)
 
     @property
     def places(self) -> tuple[Place, ...]:

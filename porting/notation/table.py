@@ -170,6 +170,11 @@ class Table:
         """All activations that are compared."""
         return (*self.probes, *self.returned)
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names by which [inputs] gives tensors to the module's forward."""
+        return tuple(str(rule.targets[0].name) for rule in self.inputs)
+
 
 def read_table(path: str | Path) -> Table:
     """Read a table from a file.

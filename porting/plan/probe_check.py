@@ -33,7 +33,7 @@ def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Itera
         if kind not in ("", *MASK_KINDS):
             message = f"an input can be given as {', '.join(MASK_KINDS)}, not as {kind!r}"
             yield Fault(code=Code.NO_INPUTS, where=rule.where, message=message, hint=nearest(kind, MASK_KINDS))
-        if not name.isdigit() and name not in taken and len(taken) == len(parameters):
+        if not name.isdigit() and name.partition(".")[0] not in taken and len(taken) == len(parameters):
             message = f"[inputs] gives {name!r}, and the module's forward takes {', '.join(taken)}"
             yield Fault(code=Code.NO_INPUTS, where=rule.where, message=message, hint=nearest(name, taken))
     paths = [path for path, _ in module.named_modules(remove_duplicate=False)]

@@ -285,7 +285,7 @@ def reached(
 
 def never_given(module: nn.Module, given: Sequence[Collection[str]]) -> Iterator[Unseen]:
     """The arguments of forward that were never given."""
-    everything = {name for arguments in given for name in arguments}
+    everything = {name.partition(".")[0] for arguments in given for name in arguments}
     missing = [
         one.name
         for place, one in enumerate(signature_parameters(module.forward).values())

@@ -84,8 +84,14 @@ def prepare(
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
     if reference:  # somebody said what it is compared with
-        return Subject(module=with_arguments(port.eval(), table.arguments), plan=plan, reference=reference)
-    return _against(with_arguments(port.eval(), table.arguments), plan, checkpoint, kind, architecture)
+        return Subject(
+            module=with_arguments(port.eval(), table.arguments, table.input_names),
+            plan=plan,
+            reference=reference,
+        )
+    return _against(
+        with_arguments(port.eval(), table.arguments, table.input_names), plan, checkpoint, kind, architecture
+    )
 
 
 def prepare_lazily(
@@ -105,7 +111,7 @@ def prepare_lazily(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
-    module = with_arguments(fitted.module, table.arguments)
+    module = with_arguments(fitted.module, table.arguments, table.input_names)
     return _against(module, fitted.plan, checkpoint, fitted.architecture, architecture)
 
 

@@ -275,13 +275,6 @@ class IsNoNumber(Usual):
         return super().forward(ids, keep, segments) * float("nan")
 
 
-@refused_module(r"MixesRows.forward mixes the rows of a batch")
-class MixesRows(Usual):
-    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
-        x = super().forward(ids, keep, segments)
-        return x - x.mean((0, 1))
-
-
 @refused_module(r"hostile\.py:\d+: TakesTheUnknown.forward takes 'island', and nothing tells what to give it")
 class TakesTheUnknown(Usual):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor, island: Tensor) -> Tensor:  # type: ignore[override]

@@ -46,21 +46,21 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             FORWARD: "x = x + self.norm3(self.attention(self.attention_norm(x), cos, sin, seen))",
             BEHIND: "out: Tensor = x + self.norm4(self.feed_forward(self.ffn_norm(x)))",
         },
-        "after 2 weight matrices and 3 norms",
+        "after 2 weight matrices and 1 to 3 norms, depending on the path",
     ),
     "norms of queries and keys": (
         {
             WIDE: f"{WIDE}; self.q_norm, self.k_norm = Norm(dim // heads, 1e-5), Norm(dim // heads, 1e-5)",
             QUERIES: f"query, key = self.q_norm(query), self.k_norm(key)\n        {QUERIES}",
         },
-        "after 1 weight matrix and 2 norms",
+        "after 1 weight matrix and 1 to 2 norms, depending on the path",
     ),
     "parallel": (
         {
             FORWARD: "y = self.attention(self.attention_norm(x), cos, sin, seen)",
             BEHIND: "out: Tensor = x + y + self.feed_forward(self.ffn_norm(x))",
         },
-        "come after 4 weight matrices",
+        "branches side by side",
     ),
     "no gate": (
         {"self.w1, self.w3 = (nn.Linear(dim, inner, bias=False) for _ in range(2))": (
@@ -85,6 +85,10 @@ OTHERS: Mapping[str, tuple[Mapping[str, str], str]] = {
             QUERIES: "pass",
         },
         "rotary missing",
+    ),
+    "a sum over the batch": (
+        {FORWARD: "x = x + self.attention(self.attention_norm(x), cos, sin, seen); x = x + x.sum(0)"},
+        "a row of the batch depends on the other rows",
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 
@@ -18,6 +18,7 @@ from porting.frames import place_of
 from porting.notation.rule import Rule, Term, make_rule
 from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.questions import Asker, what_argument
+from porting.target import with_arguments
 from porting.trials.derived_inputs import CAUSAL, CAUSAL_ATTENTION, LENGTHS, NAMES, SQUARE_ATTENTION, source_of
 from porting.trials.inputs import for_port
 from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
@@ -28,7 +29,8 @@ SOUNDS = (FEATURES, SAMPLES)
 _DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
 
 _WORDS = {
-    SEGMENTS: r"token_type.*|segment.*|segs?(_.*)?|types?|kinds?|type_ids|sentence.*",
+    SEGMENTS: r"token_type.*|segment.*|segs?(_.*)?|types?|kinds?|type_ids"
+    r"|sentence_?(type|id|idx|index|label|segment|num|no).*",
     POSITIONS: r"position.*|pos|pos_ids",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
     MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid",
@@ -38,7 +40,7 @@ _WORDS = {
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
-    r"|index|indices|input_tensor|sentence|src_tokens|piece_ids|y",
+    r"|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y",
 }
 _NEVER = re.compile(
     r"targets?|labels?|past.*|cache.*|use_cache|return_.*|output_.*|need_.*|training|dropout|kv.*|len_past"
@@ -64,6 +66,8 @@ class ArgumentMapping:
         unmasked: why words that are masked in the reference are seen; None where they are not.
         loose: arguments without a role, which have defaults.
         more: lines of [inputs] for arguments that the search leaves at their defaults.
+        mixes_rows: a row of a batch depends on the others, whichever way the forward is called.
+        constants: values of arguments that no batch has, found by trying.
     """
 
     rules: tuple[tuple[str, str], ...]
@@ -71,6 +75,8 @@ class ArgumentMapping:
     unmasked: Unmasked | None = None
     loose: tuple[str, ...] = ()
     more: tuple[tuple[str, str], ...] = ()
+    mixes_rows: bool = False
+    constants: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -105,6 +111,10 @@ class ArgumentMapping:
         """The forward's arguments from the reference's inputs."""
         taken = {name: value for name, value in inputs.items() if name in self.named}
         return for_port(self.parsed, taken, dtype)
+
+    def adapted(self, module: nn.Module) -> nn.Module:
+        """The module as it is called in this way: some of its arguments may hold several tensors."""
+        return with_arguments(module, self.constants, [ours.partition(" ")[0] for _, ours in self.rules])
 
 
 def constant_arguments(module: nn.Module) -> dict[str, object]:
@@ -164,27 +174,7 @@ def roles(
         VerifyError: a required one is not understood.
     """
     ask = ask or Asker()
-    found: dict[str, str] = {}
-    loose, unknown = [], []
-    bound = getattr(module.forward, "keywords", {})  # of what constant_arguments() gives
-    for name, one in inspect.signature(module.forward).parameters.items():
-        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} or name in bound:
-            continue
-        required = one.default is one.empty
-        word = normal(name)
-        role = _role(word, available, found.values())
-        if not required and (_NEVER.fullmatch(word) or (role == POSITIONS and not positions)):
-            continue
-        if role is None or role in found.values() or source_of(role) not in available:
-            first = required and not found and role is None
-            if first:
-                found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
-            elif required:
-                unknown.append(name)
-            else:
-                loose.append(name)
-            continue
-        found[name] = role
+    found, loose, unknown = _understood(module, available, positions=positions)
     where, title = place_of(module.forward), f"{type(module).__name__}.forward"
     for name in [*unknown, *(loose if MASK in available and MASK not in found.values() else ())]:
         free = [one for one in available if one not in found.values()] if name in unknown else [MASK]
@@ -204,7 +194,40 @@ def roles(
     return found, tuple(loose)
 
 
-def _role(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
+def _understood(
+    module: nn.Module, available: Sequence[str], *, positions: bool = False
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """The forward's parameters by what their names mean, those without a role, and those of them that are required."""
+    found: dict[str, str] = {}
+    loose, unknown = [], []
+    bound = getattr(module.forward, "keywords", {})  # of what constant_arguments() gives
+    for name, one in inspect.signature(module.forward).parameters.items():
+        if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} or name in bound:
+            continue
+        required = one.default is one.empty
+        word = normal(name)
+        role = role_of(word, available, found.values())
+        if not required and (_NEVER.fullmatch(word) or (role == POSITIONS and not positions)):
+            continue
+        if role is None or role in found.values() or source_of(role) not in available:
+            first = required and not found and (role is None or source_of(role) not in available)
+            if first:
+                found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
+            elif required:
+                unknown.append(name)
+            else:
+                loose.append(name)
+            continue
+        found[name] = role
+    return found, loose, unknown
+
+
+def unexplained(module: nn.Module, available: Sequence[str]) -> list[str]:
+    """The required parameters of a forward whose names and annotations say nothing: flags and numbers, it may be."""
+    return [name for name in _understood(module, available)[2] if _kinds(module, name) == {None}]
+
+
+def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
     """What an argument of that name means, given what those before it do."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
     if role in _DECODERS and role not in available:  # a decoder that stands alone
@@ -315,7 +338,7 @@ def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: 
             (theirs.partition(" [")[0].strip(), [*available, *made], "the reference"),
             (re.split(r" ->| \[", ours)[0].strip(), list(taken), f"{type(module).__name__}.forward"),
         ):
-            if name not in known and not (anything and side != "the reference"):
+            if name.partition(".")[0] not in known and not (anything and side != "the reference"):
                 hint = nearest(name, known) or f"it has {', '.join(available if side == 'the reference' else known)}"
                 message = f"{side} has no argument {name!r}"
                 faults.append(Fault(code=Code.NO_INPUTS, where=place_of(module.forward), message=message, hint=hint))

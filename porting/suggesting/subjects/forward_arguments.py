@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -30,12 +30,15 @@ from porting.suggesting.subjects.argument_names import (
     roles,
     square_mask_mappings,
     takes_tensor,
+    unexplained,
     without_optional_masks,
 )
 from porting.suggesting.subjects.config_fields import Role, fields_of
+from porting.suggesting.subjects.grouped_arguments import grouped_roles
 from porting.suggesting.subjects.guarded_run import STAY
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
+from porting.target import with_arguments
 from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
@@ -62,6 +65,10 @@ BATCH, LENGTH, OTHERS = 3, 7, 5
 """Rows of the batch, their length, and the length of a decoder's."""
 
 
+UNSET = (None, 0, 1)
+"""What an argument is given of which nothing tells what it is, until the forward runs."""
+
+
 def find_argument_mapping(
     module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool, ask: Asker
 ) -> ArgumentMapping:
@@ -76,46 +83,131 @@ def find_argument_mapping(
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.
     """
-    found, loose = roles(module, available, ask)
+    search = _Search(module=module, available=available, vocabulary=vocabulary, padding=padding, causal=causal, ask=ask)
+    try:
+        found, loose = roles(module, available, ask)
+    except VerifyError as error:
+        way = search.with_constants()
+        if isinstance(way, VerifyError):
+            raise way from error
+        if way is None:
+            raise
+        return way
     if PIXELS in found.values():
         return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
-    rules = chain(
-        argument_mappings(found),
-        without_optional_masks(module, found) if causal else (),
-        square_mask_mappings(found, causal=causal),
-    )
-    ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
-    again = _copies(module)
-    tried = _Tried.of(ways, again, vocabulary, padding, causal=causal)
-    if not tried.ways and POSITIONS in (needed := roles(module, available, ask, positions=True)[0]).values():
-        more = argument_mappings(needed)  # it has a default for its positions, and fails with that
-        given = _Tried.of(
-            [ArgumentMapping(rules=one, loose=loose) for one in more], again, vocabulary, padding, causal=causal
+    return search.best(found, loose)
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """The ways in which a forward can be called, tried from the usual ones to the rare ones.
+
+    Attributes:
+        module, available, vocabulary, padding, causal, ask: as of :func:`find_argument_mapping`.
+    """
+
+    module: nn.Module
+    available: Sequence[str]
+    vocabulary: int
+    padding: int
+    causal: bool
+    ask: Asker
+
+    def __post_init__(self) -> None:
+        self._again = _copies(self.module)
+
+    def with_constants(self) -> ArgumentMapping | VerifyError | None:
+        """The way in which arguments that no name explains are no batch's.
+
+        Returns:
+            What the forward said where it fails with each value; None where there are no such arguments.
+        """
+        failed: VerifyError | None = None
+        for value in UNSET:
+            constants = dict.fromkeys(unexplained(self.module, self.available), value)
+            if not constants:
+                return None
+            try:
+                bound = with_arguments(self.module, constants)
+                way = find_argument_mapping(
+                    bound, self.available, self.vocabulary, self.padding, causal=self.causal, ask=self.ask
+                )
+            except VerifyError as error:
+                failed = failed or error
+                continue
+            if not way.mixes_rows:
+                return replace(way, constants=constants)
+        return failed
+
+    def best(self, found: Mapping[str, str], loose: tuple[str, ...]) -> ArgumentMapping:
+        """The way that is least wrong, of those that give each argument what its name means.
+
+        Raises:
+            VerifyError: none works.
+        """
+        first, tried = next(argument_mappings(found)), self._usual(found, loose)
+        if not tried.ways and POSITIONS in (needed := self._roles_with_positions()).values():
+            given = self._tried(argument_mappings(needed), loose)  # its positions' default makes it fail
+            tried = given if given.ways else tried
+        if not tried.ways and not self.causal:  # its masks are of a shape of their own
+            loose = (*loose, *optional_masks(self.module, found))
+            without = self._tried(without_optional_masks(self.module, found), loose)
+            tried = without if without.ways else tried
+        if tried.fewest() > len({PADDED, AHEAD}):
+            tried, found = self._grouped(tried, found, loose)
+        # Where each way lets a word see what stands behind it, the module is not causal.
+        right = [*tried.with_fault(), *tried.with_fault(AHEAD)]
+        if right:
+            return right[0]
+        working = [*tried.with_fault(PADDED), *tried.with_fault(PADDED, AHEAD)]
+        # A module without attention, as embeddings are; or one whose tokens see those behind them alone.
+        alone = [*tried.with_fault(ALONE), *tried.with_fault(ALONE, AHEAD)]
+        if not working and not alone:
+            if mixing := tried.mixing():
+                return replace(mixing[0], mixes_rows=True)
+            cause = None if tried.faults else _usual(tried.errors)
+            raise refusal(self.module, first, tried.faults, cause) from cause
+        return self._without_mask(working, alone, masked=MASK in found.values())
+
+    def _without_mask(
+        self, working: Sequence[ArgumentMapping], alone: Sequence[ArgumentMapping], *, masked: bool
+    ) -> ArgumentMapping:
+        """The first way, and why padding changes what is computed for the other tokens."""
+        chosen = [*working, *alone][0]
+        if not working or (self.causal and not masked):
+            return chosen
+        if hides_padding(self.module, chosen, self.vocabulary, self.padding):
+            return ArgumentMapping(rules=chosen.rules, internal=True, loose=chosen.loose)
+        chosen, why = _unmasked(working, self._again, self.vocabulary, self.padding)
+        return replace(chosen, unmasked=why)
+
+    def _usual(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried:
+        rules = chain(
+            argument_mappings(found),
+            without_optional_masks(self.module, found) if self.causal else (),
+            square_mask_mappings(found, causal=self.causal),
         )
-        tried = given if given.ways else tried
-    if not tried.ways and not causal:  # its masks are of a shape of their own
-        loose = (*loose, *optional_masks(module, found))
-        bare = [ArgumentMapping(rules=one, loose=loose) for one in without_optional_masks(module, found)]
-        without = _Tried.of(bare, again, vocabulary, padding, causal=causal)
-        tried = without if without.ways else tried
-    # Where each way lets a word see what stands behind it, the module is not causal.
-    right = [*tried.with_fault(), *tried.with_fault(AHEAD)]
-    if right:
-        return right[0]
-    working = [*tried.with_fault(PADDED), *tried.with_fault(PADDED, AHEAD)]
-    # A module without attention, as embeddings are; or one whose tokens see those behind them alone.
-    alone = [*tried.with_fault(ALONE), *tried.with_fault(ALONE, AHEAD)]
-    if not working and not alone:
-        cause = None if tried.faults else _usual(tried.errors)
-        raise refusal(module, ways[0].rules, tried.faults, cause) from cause
-    chosen = [*working, *alone][0]
-    masked = any(role == MASK for role in found.values())
-    if not working or (causal and not masked):
-        return chosen
-    if hides_padding(module, chosen, vocabulary, padding):
-        return ArgumentMapping(rules=chosen.rules, internal=True, loose=loose)
-    chosen, why = _unmasked(working, again, vocabulary, padding)
-    return replace(chosen, unmasked=why)
+        return self._tried(rules, loose)
+
+    def _roles_with_positions(self) -> dict[str, str]:
+        return roles(self.module, self.available, self.ask, positions=True)[0]
+
+    def _grouped(
+        self, tried: _Tried, found: Mapping[str, str], loose: tuple[str, ...]
+    ) -> tuple[_Tried, Mapping[str, str]]:
+        """The same if an argument holds several tensors, where that is better; with what they mean."""
+        batch = sample_batch([one for one in self.available if one != POSITIONS], self.vocabulary, self.padding)
+        for grouped in grouped_roles(self.module, found, batch):
+            given = self._tried(argument_mappings(grouped), loose)
+            if given.fewest() < tried.fewest():
+                tried, found = given, grouped
+            if not given.fewest():
+                break
+        return tried, found
+
+    def _tried(self, rules: Iterable[tuple[tuple[str, str], ...]], loose: tuple[str, ...]) -> _Tried:
+        ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
+        return _Tried.of(ways, self._again, self.vocabulary, self.padding, causal=self.causal)
 
 
 @dataclass
@@ -168,6 +260,17 @@ class _Tried:
     def with_fault(self, *faults: str) -> list[ArgumentMapping]:
         """The ways with these faults and no other."""
         return [way for way, seen in zip(self.ways, self.faults, strict=True) if seen == {*faults}]
+
+    def fewest(self) -> int:
+        """How many faults the best way has, of those that use the tokens and keep rows apart; many if there is none."""
+        no_way = {NONE, IGNORES_TOKENS, ROWS}
+        return min((len(seen) for seen in self.faults if no_way.isdisjoint(seen)), default=len(no_way) * 2)
+
+    def mixing(self) -> list[ArgumentMapping]:
+        """The ways in which rows depend on each other, those with the fewest other faults first."""
+        no_way = {NONE, IGNORES_TOKENS}
+        some = [one for one in zip(self.faults, self.ways, strict=True) if ROWS in one[0] and no_way.isdisjoint(one[0])]
+        return [way for _, way in sorted(some, key=lambda one: len(one[0]))]
 
 
 def _copies(module: nn.Module) -> Callable[[], nn.Module]:
@@ -342,15 +445,15 @@ def _seen(
         return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
 
     base = outputs_of(module(), way, inputs)
-    last, start = torch.zeros_like(kept), torch.zeros_like(kept)
-    last[2], start[:, 0] = True, True
+    first, last, start = (torch.zeros_like(kept) for _ in range(3))
+    first[0], last[-1], start[:, 0] = True, True, True
     later = kept & ~start
     found = set()
     if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
         return {PADDED, ROWS, NONE}
     if differ(changed(~kept), kept):
         found.add(PADDED)
-    if differ(changed(last), kept & ~last):
+    if any(differ(changed(row), kept & ~row) for row in (last, first)):  # causal attention over rows spares the first
         found.add(ROWS)
     begun = changed(start)
     if not differ(begun, later):
@@ -422,7 +525,7 @@ def hides_padding(
 def outputs_of(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The numbers that a forward returns for the reference's inputs."""
     with torch.no_grad(), forced_float64(module):
-        returned = module(**way.given({name: value.clone() for name, value in inputs.items()}))
+        returned = way.adapted(module)(**way.given({name: value.clone() for name, value in inputs.items()}))
     return comparable(module, returned)
 
 

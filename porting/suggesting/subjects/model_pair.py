@@ -107,12 +107,12 @@ class ModelPair:
         return {name: value for name, value in self.twin.config.items() if name == "image_size"}
 
     def readied(self, module: nn.Module) -> nn.Module:
-        """Another one of the user's modules, its lazy parameters in shape."""
+        """Another one of the user's modules, its lazy parameters in shape, called as the first one is."""
         vocabulary, padding = (
             config_number(self.twin.config, Role.VOCABULARY, 97),
             config_number(self.twin.config, Role.PADDING),
         )
-        return materialized(module, self.available, vocabulary, padding, shapes_of(self.twin.config))
+        return self.way.adapted(materialized(module, self.available, vocabulary, padding, shapes_of(self.twin.config)))
 
 
 def completed_config(config: Mapping[str, object], architecture: str) -> dict[str, object]:
@@ -231,6 +231,8 @@ def _prepared(
             way = replace(way, internal=hides_padding(module, way, vocabulary, padding, shapes))
         way = replace(way, more=optional(module, way, twin.reference))
     _run_once(module, way, twin, available, vocabulary, padding)
+    module = way.adapted(module)
+    built = replace(built, module=way.adapted(built.module), constants={**built.constants, **way.constants})
     return ModelPair(
         into=into,
         twin=twin,

@@ -149,6 +149,8 @@ class Unit:
         given: what it is given, before it is normed and in the layout in which it was made: where it is a norm of a
             residual stream, the stream.  None where that does not show.
         given_at: the number of the operation that made this; -1 where none is known.
+        divided: what it gives is then divided by a statistic of what it is given: a gain in front of the division, as
+            in gain * (x - mean) / (std + eps).
     """
 
     kind: WeightUse
@@ -166,6 +168,7 @@ class Unit:
     behind: frozenset[int] = frozenset()
     given: Tensor | None = None
     given_at: int = -1
+    divided: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -381,7 +384,7 @@ class _OperationRecorder(DispatchMode):
             if name in SUMS:
                 still = [one for one, origin in zip(given, origins, strict=True) if not origin.active]
                 self.trace.constants += [one.detach().clone() for one in still if one.is_floating_point()]
-            near = frozenset().union(*(one.near for one in acting))
+            near = self._near(name, given, origins)
             moved = name in MOVES or name in SUMS
             origin = TensorOrigin(active=True, near=near, moved=moved and all(one.moved for one in acting))
         else:
@@ -391,6 +394,17 @@ class _OperationRecorder(DispatchMode):
             self._note_source(number, name, given, result)
         self._note_origin(name, origin, outputs)
         return result
+
+    def _near(self, name: str, given: Sequence[Tensor], origins: Sequence[TensorOrigin]) -> frozenset[int]:
+        """The units that a result comes from; not those behind a statistic that a norm divides by."""
+        acting = [(tensor, origin) for tensor, origin in zip(given, origins, strict=True) if origin.active]
+        if name in {"mul", "div"}:
+            sources = [self._sources.get(id(tensor)) for tensor, _ in acting]
+            whole = [
+                one for one, source in zip(acting, sources, strict=True) if source is None or source.statistic is None
+            ]
+            acting = whole or acting
+        return frozenset().union(*(origin.near for _, origin in acting))
 
     def _note_origin(self, name: str, origin: TensorOrigin, outputs: Sequence[Tensor]) -> None:
         for one in outputs:
@@ -408,6 +422,8 @@ class _OperationRecorder(DispatchMode):
         sizes = [one for one in known if one is not None and one.statistic is not None]
         whole = [one for one in known if one is not None and one.statistic is None]
         source = TensorSource(number=number, tensor=result)
+        if sizes and whole and name in {"mul", "div"}:
+            self._note_division(sizes[0], given)
         if name in STATISTICS and first is not None:
             source = replace(source, statistic=first.statistic or first.normed or first)
         elif name in {"mul", "div"} and len(given) == 2 and given[0] is given[1] and first is not None:
@@ -417,6 +433,13 @@ class _OperationRecorder(DispatchMode):
         elif sizes and name in {"mul", "div", "sub"}:
             source = replace(source, normed=sizes[0].statistic)
         self._sources[id(result)] = source
+
+    def _note_division(self, by: TensorSource, given: Sequence[Tensor]) -> None:
+        """Note the gain whose result is divided by a statistic of what the gain itself was given."""
+        near = {number for one in given for number in self._origin(one).near if self._origin(one).active}
+        gains = (self._units[number] for number in near if number in self._units)
+        for unit in (one for one in gains if one.kind is WeightUse.NORM and one.weights):
+            unit.divided |= by.statistic is not None and unit.given_at == by.statistic.number
 
     def _note_given(self, unit: Unit, value: Tensor) -> None:
         source = self._sources.get(id(value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.search_result import SAME, SearchResult
@@ -27,22 +27,27 @@ class Place:
     """Where a matrix stands.
 
     Attributes:
-        matrices: so many are in front of it on the longest way from the input.
+        matrices: so many are in front of it on the longest path from the input.
         norms: so many norms are; of several right behind each other only the first counts.  None where not all norms
             are seen.
+        fewest: so many norms are on the path with the fewest: a residual connection leads around those of a
+            sublayer, and not around those of the residual stream.
     """
 
     matrices: int
     norms: int | None = None
+    fewest: int | None = None
 
     def __str__(self) -> str:
         norms = "" if self.norms is None else f" and {_count(self.norms, 'norm', 'norms')}"
+        if self.norms is not None and self.fewest is not None and self.fewest < self.norms:
+            norms = f" and {self.fewest} to {self.norms} norms, depending on the path"
         return f"{_count(self.matrices, 'weight matrix', 'weight matrices')}{norms}"
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int, int]:
         """What places are sorted by."""
-        return self.matrices, self.norms or 0
+        return self.matrices, self.norms or 0, self.fewest or 0
 
 
 def _count(number: int, one: str, several: str) -> str:
@@ -81,9 +86,10 @@ def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matr
     units = []
     for unit in trace.units:
         before = [reached[number].key for number in unit.behind if number in reached]
-        here = Place(*(max((one[side] for one in before), default=0) for side in (0, 1)))
+        most = [max((one[side] for one in before), default=0) for side in (0, 1)]
+        here = Place(most[0], most[1], min((one[2] for one in before), default=0))
         matrix, norm = unit.kind is WeightUse.LINEAR, unit.number in norms and not norms >= unit.behind != frozenset()
-        after = Place(here.matrices + matrix, here.key[1] + norm)
+        after = Place(here.matrices + matrix, here.key[1] + norm, here.key[2] + norm)
         reached[unit.number] = max(after, reached.get(unit.number, after), key=lambda one: one.key)
         head = unit.number not in inner and unit.output.shape[-1:] == (words,)
         if matrix and unit.number in needed and not head:
@@ -94,9 +100,11 @@ def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matr
 
 
 def _is_norm(unit: Unit) -> bool:
-    """Whether a unit is a norm, and not only a gain: torch's own, or a gain of rows of length one."""
+    """Whether a unit is a norm, and not only a gain: torch's own, or a gain of rows of length one, or divided after."""
     if unit.kind is not WeightUse.NORM or unit.operand is None or not unit.weights:
         return False
+    if unit.divided:
+        return True
     lengths = unit.operand.double().pow(2).mean(-1).sqrt()
     return unit.eps is not None or float((lengths - 1).abs().flatten().quantile(MOST)) < UNIT
 
@@ -115,10 +123,29 @@ def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
         ours, theirs = matrices(found.trace, mine, words), matrices(found.reference, other, words)
         if not ours.units or not theirs.units or not others.keys() >= theirs.places.keys():
             return
-        if sum(sizes.get(name, 0) for name in ours.places) == sum(others[name] for name in theirs.places):
+        ours, theirs = _trimmed(ours, sizes, theirs, others), _trimmed(theirs, others, ours, sizes)
+        if _numbers(ours, sizes) == _numbers(theirs, others):
             yield from _placed(ours, theirs, sizes, others)
             return
     yield from _too_few(subjects, found, ours, theirs, sizes, others)
+
+
+def _numbers(side: Matrices, sizes: Mapping[str, int]) -> int:
+    """How many weights the matrices have."""
+    return sum(sizes.get(name, 0) for name in side.places)
+
+
+def _trimmed(one: Matrices, sizes: Mapping[str, int], other: Matrices, others: Mapping[str, int]) -> Matrices:
+    """A side without what it has more of at its end, as a pooler; the side as it is where no such end explains it."""
+    more = _numbers(one, sizes) - _numbers(other, others)
+    depth = {name: max(place.matrices for place in places) for name, places in one.places.items()}
+    for least in sorted({*depth.values()}, reverse=True) if more > 0 else ():
+        end = {name for name in depth if depth[name] >= least}
+        if sum(sizes.get(name, 0) for name in end) == more:
+            units = tuple(unit for unit in one.units if end.isdisjoint(unit.weights))
+            places = {name: places for name, places in one.places.items() if name not in end}
+            return replace(one, units=units, places=places)
+    return one
 
 
 def _placed(ours: Matrices, theirs: Matrices, sizes: Mapping[str, int], others: Mapping[str, int]) -> Iterator[Reason]:
@@ -162,7 +189,7 @@ def _counted(places: Collection[Place], *, known: bool) -> tuple[Place, ...]:
     return tuple(sorted((place if known else Place(place.matrices) for place in places), key=lambda one: one.key))
 
 
-def _key(places: tuple[Place, ...]) -> tuple[tuple[int, int], ...]:
+def _key(places: tuple[Place, ...]) -> tuple[tuple[int, int, int], ...]:
     return tuple(place.key for place in places)
 
 

@@ -171,7 +171,7 @@ def _all(
     behind: ExtraChecks,
 ) -> Iterator[Reason]:
     later = [*_later(subjects)]
-    parts = [*_mask(subjects), *later, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    parts = [*_rows(subjects), *_mask(subjects), *later, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     yield from parts
     kinds = {one.kind for one in parts}
     untied = [one.port.rpartition(".")[0] for one in found.divergences if one.what == "second"]
@@ -367,6 +367,20 @@ def _mask(subjects: ModelPair) -> Iterator[Reason]:
         case Unmasked.ABSENT:  # right without padding, which the first sentence says
             return
     yield Reason(kind="mask", said=said, shown=True)
+
+
+def _rows(subjects: ModelPair) -> Iterator[Reason]:
+    """A forward in which the rows of a batch are not independent: no weights separate them."""
+    way = subjects.way
+    if not way.mixes_rows:
+        return
+    said = (
+        "a row of the batch depends on the other rows, and none does in the checkpoint's model: look for a step that "
+        "works across the batch, as a sum, a limit of tokens for each expert, or batch_first left out"
+    )
+    if unsure := [*way.constants, *way.loose]:  # one of these may be what separates them
+        said += f"; this may be due to {', '.join(map(repr, unsure))}, of which nothing tells what to give"
+    yield Reason(kind="rows", said=said, shown=not unsure)
 
 
 def _later(subjects: ModelPair) -> Iterator[Reason]:

@@ -32,9 +32,33 @@ FINE = 2.0**-24
 
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
 _OTHER_FUNCTION = frozenset(
-    (*(cause.name for cause in CATALOGUE if not cause.absorbed_by_weights and not cause.rough), Repaired.GATED)
+    (
+        *(cause.name for cause in CATALOGUE if not cause.absorbed_by_weights and not cause.rough),
+        Repaired.GATED,
+        Repaired.MASK,
+    )
 )
 """What makes another function, whatever the weights are; with the other entries, other weights might do it."""
+
+
+def _theme(parts: Sequence[str]) -> str:
+    """The theme of a cause, or of several that come together: ``masks`` where one of these is about a mask."""
+    themes = {"masks" if one == Repaired.MASK else _THEMES.get(one, SEVERAL) for one in parts}
+    return "masks" if "masks" in themes else themes.pop() if len(themes) == 1 else SEVERAL
+
+
+def _is_other_function(parts: Sequence[str]) -> bool:
+    """Whether no weights can make up for it.
+
+    Of several that come together one about a mask is enough: what a mask hides does not depend on weights.  Of others
+    the small one may be what weights cannot change.
+    """
+    final = [one in _OTHER_FUNCTION for one in parts]
+    return all(final) or (any(final) and _theme(parts) == "masks")
+
+
+SEVERAL = "several"
+"""What a cause is about that belongs to no theme, or to more than one."""
 
 
 def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> list[Reason]:
@@ -42,7 +66,8 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
 
     Args:
         guessed: some places were filled without being sure.  A cause that is found with weights that may be others'
-            shows nothing; nor does one behind a place that nobody can explain.
+            shows nothing, nor does one behind a place that nobody can explain; unless it reproduces the module to the
+            last digits, which it would not with other weights, given the reference's own activations.
         but: modules that have no weights of the checkpoint's, for a reason that is known: what they compute has no
             other cause.
     """
@@ -53,12 +78,17 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
         if _fine(one) or {*one.probes} <= {*but}:
             continue
         if one.name or _dominated(one):
-            sure = not guessed and one.probes[0] in order[:first]
+            sure = (not guessed and one.probes[0] in order[:first]) or _reproduced(one)
             reason = _reason(one) if one.name else _mostly(one)
             found.append(reason if sure else replace(reason, shown=False))
         elif _near(one):
             found.append(_mostly(one))
     return found
+
+
+def _reproduced(one: Finding) -> bool:
+    """Whether nothing but rounding is left when the reference is altered in this way."""
+    return (one.residual if one.name else one.nearest[0].residual) <= SAME
 
 
 def unknown(proof: Proof) -> list[Finding]:
@@ -118,12 +148,12 @@ def _dominated(one: Finding) -> bool:
         and one.difference > CLOSE
         and near.share >= MOSTLY
         and near.residual <= CLOSE
-        and near.name in _OTHER_FUNCTION
+        and _is_other_function(near.parts)
     )
 
 
 def _reason(one: Finding) -> Reason:
-    kind, final = _THEMES.get(one.name, "several"), one.name in _OTHER_FUNCTION
+    kind, final = _theme(one.parts), _is_other_function(one.parts)
     detail = f" ({one.detail})" if one.detail else ""
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
     text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
@@ -135,7 +165,7 @@ def _mostly(one: Finding) -> Reason:
     near = one.nearest[0]
     detail = f" ({near.detail})" if near.detail else ""
     text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
-    kind = _THEMES.get(near.name, "several")
+    kind = _theme(near.parts)
     return Reason(kind=kind, said=text, size=one.difference, shown=_dominated(one), cause=near.name)
 
 
