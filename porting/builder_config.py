@@ -151,7 +151,8 @@ def _call_with_fields(
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     unknown = [name for name in required if name not in fields]
     if not unknown:
-        return into(**{name: typed(name, fields[name]) for name in parameters if name in fields})
+        given = {name: _nested(name, fields[name], into) for name in parameters if name in fields}
+        return into(**{name: _as_annotated_class(into, name, value) for name, value in given.items()})
     if len(required) == 1 and parameters[required[0]].kind is not inspect.Parameter.KEYWORD_ONLY:
         return into(_as_annotated_class(into, required[0], config()))
     listed = ", ".join(repr(name) for name in unknown)

@@ -78,6 +78,7 @@ class Maker:
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
         full: every row is padded to the longest length: a port may take no other.
+        ending: the token that ends each row, and stands nowhere else: the model reads its output there.
 
     Attributes:
         longest: no row is longer than this.
@@ -98,7 +99,9 @@ class Maker:
         never: Collection[int] = (),
         padding_kept: bool = True,
         full: bool = False,
+        ending: int | None = None,
     ) -> None:
+        self._ending = ending
         self._vocabulary = _integer(config, "vocab_size")
         self.longest = max(min(longest, _integer(config, "max_position_embeddings", longest)), 1)
         self._config = config
@@ -139,6 +142,8 @@ class Maker:
             inputs["input_ids"] = self._only_padded(inputs["input_ids"], inputs[MASK], self._vocabulary)
         if self._never:
             inputs["input_ids"] = _but(self._never, inputs["input_ids"], self._vocabulary, self._generator)
+        if self._ending is not None:
+            inputs["input_ids"] = self._ended(inputs["input_ids"], rows)
         if self._config.get("is_encoder_decoder") is True:
             inputs |= _target(rows, self.longest, self._others, self._padding, self._config)
             if not self._padding_kept:
@@ -150,6 +155,14 @@ class Maker:
         if self._choices:
             inputs = {key: value.view(-1, self._choices, value.shape[-1]) for key, value in inputs.items()}
         return Case(name, inputs)
+
+    def _ended(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The ids with the token that ends a row at the end of each, and another one wherever else it stands."""
+        ending = self._ending or 0
+        inner = torch.arange(ids.shape[-1]) < torch.tensor(lengths)[:, None]
+        ids = torch.where(inner, _without(ending, ids, self._vocabulary, self._generator), ids)
+        ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = ending
+        return ids
 
     def _only_padded(self, ids: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
         """The ids with the padding token where the mask is 0, and with another one elsewhere."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.tracing.running import Side
-from porting.tracing.trace import ROOT
+from porting.tracing.trace import ROOT, leaves
 from porting.trials.inputs import Case, Maker
 from porting.trials.modalities import (
     DECODER_IDS,
@@ -161,6 +161,48 @@ def _returned(reference: LiveReference, inputs: Mapping[str, Tensor]) -> Tensor 
     found: list[Tensor] = []
     trial(reference, inputs, found)
     return found[0] if found else None
+
+
+ENDED, CHANGED = 3, 1
+"""Where a row is ended, and where another token is put, to see whether a reference looks for the end."""
+
+
+def reads_the_end(reference: LiveReference, inputs: Mapping[str, Tensor], end: int) -> bool:
+    """Whether a reference reads an output where a row ends, as CLIP's text model and BART's classifier do.
+
+    Without the token that ends a row CLIP reads the first position, on which no later token has an influence, and BART
+    refuses the batch.  Where each row holds that token, what stands in front of it matters.
+
+    Args:
+        inputs: a batch that it takes, [b s].
+        end: the token that ends a row.
+    """
+    ids = inputs.get(IDS)
+    if ids is None or ids.ndim != 2 or ids.shape[1] <= ENDED:
+        return False
+    others = torch.where(ids == end, end - 1 if end else end + 1, ids)
+    ended = others.clone()
+    ended[:, ENDED] = end
+    without, within = (_depends(reference, {**inputs, IDS: one}, end) for one in (others, ended))
+    return within is True and not without
+
+
+def _depends(reference: LiveReference, inputs: Mapping[str, Tensor], end: int) -> bool | None:
+    """Whether outputs without a row for each token change with a token at the start; None if it refuses the batch."""
+    ids, other = inputs[IDS], inputs[IDS].clone()
+    free = [one for one in range(4) if one != end]  # of these, two are neither the end nor what stands there
+    other[:, CHANGED] = torch.where(ids[:, CHANGED] == free[0], free[1], free[0])
+    found: list[list[Tensor]] = []
+    for one in (ids, other):
+        arguments = floating(reference.taken(Case("", {**inputs, IDS: one})).inputs, stored(reference.module))
+        try:
+            with torch.no_grad():
+                returned = reference.module(**arguments)
+        except Exception:  # noqa: BLE001  # a reference may raise anything at a batch that it does not take
+            return None
+        values = [value for value in leaves(returned).values() if value.is_floating_point() and not value.is_meta]
+        found.append([value for value in values if ids.shape[1] not in value.shape])
+    return any(not torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 def trial(

@@ -6,6 +6,7 @@ import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from porting.trials.modalities import (
     text_fields,
 )
 from porting.trials.padding import DECODER_MASK, MASK
-from porting.verification.accepted_inputs import Asked, ask, cases_with, that_run
+from porting.verification.accepted_inputs import ENDED, Asked, ask, cases_with, reads_the_end, that_run
 from porting.verification.reference import TYPES, silent_fields, usual_fields
 from porting.verification.references import LiveReference, floating, stored
 
@@ -193,7 +194,7 @@ def make_batches(
     """
     # The table says what a family calls the usual fields: those of the target's config are the usual ones.
     ours = arguments(table, checkpoint.config)
-    fields = {**ours, **config}
+    fields = {**config, **ours, **config}  # its own parts come first: they have fields that the target has no word for
     if POSITIONS not in fields:
         fields = {**usual_fields(config), **fields}
     # As many positions belong to nobody: the reference counts around padding.
@@ -215,7 +216,7 @@ def make_batches(
         fields |= {TYPES: 2} if SEGMENTS in taken else {}  # as in GPT-2, whose segments are words
     special = tuple(dict.fromkeys(special_tokens(checkpoint.path, fields)))
 
-    def maker() -> Maker:
+    def maker(ending: int | None = None) -> Maker:
         return Maker(
             fields,
             seed=seed,
@@ -226,6 +227,7 @@ def make_batches(
             padding_words=not skips,
             padding_kept=not masks,
             full=full,
+            ending=ending,
         )
 
     named = {str(rule.sources[0].key) for rule in table.inputs} or set(parameters_of(port) if port is not None else ())
@@ -235,12 +237,28 @@ def make_batches(
         asked = _asked(reference, fields, maker if reads else None)
         if asked.refused is not None and (not reads or _main(reference.module) in SIGNALS):
             raise asked.refused
-        if asked.signals and not asked.alone:
-            given = cases_with(asked, maker() if reads else None, seed, reference.module, fields, named)
-            made = that_run(reference, list(given))
-            cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
-            return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
-    return replace(_reading(table, fields, reference, asked, maker(), seed, named, masks=masks), special=special)
+    ending = _ending(reference, fields, asked, maker() if reads else None)
+    if reference is not None and asked.signals and not asked.alone:
+        given = cases_with(asked, maker(ending) if reads else None, seed, reference.module, fields, named)
+        made = that_run(reference, list(given))
+        cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
+        return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
+    return replace(_reading(table, fields, reference, asked, maker(ending), seed, named, masks=masks), special=special)
+
+
+def _ending(
+    reference: LiveReference | None, fields: Mapping[str, object], asked: Asked, maker: Maker | None
+) -> int | None:
+    """The token that ends each row, if the reference looks for it; None else."""
+    end = fields.get("eos_token_id")
+    if reference is None or maker is None or not isinstance(end, int) or isinstance(end, bool):
+        return None
+    if not 0 <= end < int(str(fields.get(WORDS))) or end == fields.get("pad_token_id"):
+        return None
+    alone = [maker.case("", [2 * ENDED] * 3)]
+    given = chain(alone, cases_with(asked, maker, 0, reference.module, fields))
+    batches = (completed(case.inputs, reference.module, fields) for case in given)
+    return end if any(reads_the_end(reference, one, end) for one in batches) else None
 
 
 def _reading(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 import porting
 from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting.subjects.forward_arguments import audio_argument_mapping
+from porting.suggesting.subjects.questions import Asker
 from tests.suggesting.oracle import BOUND, Drafted, drafted, source
 from tests.suggesting.pairs import CrossAttending
 
@@ -58,9 +61,12 @@ class Ear(nn.Module):
 
     def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
         """``mel`` [b f m], ``tokens`` [b t]; logits [b t v]."""
+        return self.run(mel, tokens, torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1))
+
+    def run(self, mel: Tensor, tokens: Tensor, future: Tensor) -> Tensor:
+        """The same; ``future`` is True where a key is hidden from a query, [t t]."""
         x = F.gelu(self.stem2(F.gelu(self.stem1(mel.transpose(1, 2))))).transpose(1, 2) + self.times
         everywhere = torch.zeros(1, 1, dtype=torch.bool)
-        future = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
         for layer in self.hearing:
             y = layer["look_norm"](x)
             x = x + layer["look"](y, y, everywhere)
@@ -81,6 +87,22 @@ class Deaf(Ear):
     def forward(self, mel: Tensor, tokens: Tensor, loudness: Tensor) -> Tensor:  # type: ignore[override]  # one more
         """As above."""
         return super().forward(mel * loudness, tokens)
+
+
+class Told(Ear):
+    """It hides later tokens only by the mask that it is given, True where a query sees a key."""
+
+    def forward(self, mel: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """As above, with ``mask`` [t t]."""
+        seen = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool) if mask is None else mask
+        return self.run(mel, tokens, ~seen)
+
+
+def test_a_mask_is_given_to_a_decoder_that_sees_later_tokens_without_one() -> None:
+    torch.manual_seed(0)
+    module = Told(SimpleNamespace(**FIELDS)).double().eval()
+    found = audio_argument_mapping(module, ("input_features", "decoder_input_ids"), FIELDS, 113, 1, Asker())
+    assert ("decoder_causal_mask [q k]", "mask -> bool [q k]") in found.rules
 
 
 def test_sounds_and_words_have_their_places(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from porting.loading import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
-from porting.suggesting.subjects.config_fields import field_for
+from porting.suggesting.subjects.config_fields import composed_role, field_for, role_of
 from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes
 from porting.suggesting.subjects.twin import draw_parameters
@@ -522,3 +522,78 @@ def test_a_factor_that_may_be_left_out_is_no_ratio_of_two_sizes() -> None:
     assert next(built.module.parameters()).shape == (64, 24)
     config = {"hidden_size": 24, "intermediate_size": 72}
     assert next(build_for(WithRatio, config).module.parameters()).shape == (72, 24)
+
+
+@dataclass
+class Tower:
+    width: int
+    layers: int = 12
+    use_head: bool = True
+
+
+PARTS: Mapping[str, object] = {
+    "text_config": {"hidden_size": 8, "num_hidden_layers": 3},
+    "vision_config": {"hidden_size": 6, "num_hidden_layers": 2},
+    "projection_dim": 5,
+}
+
+
+def towers(vision_cfg: Tower, text_cfg: Tower, embed_dim: int) -> nn.Module:
+    assert type(vision_cfg) is type(text_cfg) is Tower
+    layers = [nn.Linear(one.width, embed_dim) for one in (vision_cfg, text_cfg) for _ in range(one.layers)]
+    return nn.ModuleList(layers)
+
+
+def test_a_builder_takes_the_configs_of_two_parts_as_its_own_classes() -> None:
+    built = build_for(towers, PARTS)
+    assert [tuple(one.shape) for one in built.module.parameters() if one.ndim > 1] == [(5, 6)] * 2 + [(5, 8)] * 3
+    assert built.asked == {
+        "vision_cfg.width": "vision_config.hidden_size",
+        "vision_cfg.layers": "vision_config.num_hidden_layers",
+        "text_cfg.width": "text_config.hidden_size",
+        "text_cfg.layers": "text_config.num_hidden_layers",
+        "embed_dim": "projection_dim",
+    }
+    assert built.kept == {"vision_cfg.use_head": True, "text_cfg.use_head": True}
+
+
+def test_a_part_without_a_class_answers_to_other_names() -> None:
+    def build(text_config: Any, vision_config: Any) -> nn.Module:
+        return nn.Linear(text_config.n_embd, vision_config["dim"])
+
+    built = build_for(build, PARTS)
+    assert built.asked == {
+        "text_config.n_embd": "text_config.hidden_size",
+        "vision_config.dim": "vision_config.hidden_size",
+    }
+
+
+def test_a_field_that_a_part_lacks_is_asked_for_with_its_part() -> None:
+    def build(text_config: Any, vision_config: Any) -> nn.Module:
+        return nn.Linear(text_config.n_embd, 3 + vision_config.use_pooling)
+
+    with pytest.raises(UnknownSizesError) as raised:
+        build_for(build, PARTS)
+    assert raised.value.names == ("vision_config.use_pooling",)
+    module = build_for(with_fields(build, {"vision_config.use_pooling": "true"}, PARTS), PARTS).module
+    assert tuple(module.get_parameter("weight").shape) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("topk", "experts of a token"),
+        ("ffn_dim_per_expert", "inner size of an expert"),
+        ("mlp_mid_size", "inner"),
+        ("num_att_heads", "heads"),
+        ("vocab_sz", "vocabulary"),
+    ],
+)
+def test_names_are_understood_by_their_words(name: str, role: str) -> None:
+    assert (role_of(name) or composed_role(name)) == role
+
+
+def test_one_letter_means_experts_where_another_name_is_the_width() -> None:
+    fields = {"hidden_size": 8, "num_experts_per_tok": 2}
+    assert field_for("k", fields, ("d_model", "k")) == "num_experts_per_tok"
+    assert field_for("k", fields, ("k", "heads")) == "hidden_size"

@@ -407,3 +407,53 @@ def test_what_is_no_real_number_is_no_probe(wrong: bool) -> None:
     report = verify(reference=reference, into=port, loaded=True, dtypes=())
     assert report.verdict == ("different" if wrong else "faithful"), str(report)
     assert not {"angles", "chooser"} & {probe.port for probe in report.probes}
+
+
+ENDING: dict[str, tuple[Any, Any]] = {
+    "CLIP's text model, which reads the end of a row": (
+        transformers.CLIPTextModelWithProjection,
+        lambda: transformers.CLIPTextConfig(**SMALL, vocab_size=50, max_position_embeddings=20, projection_dim=12,
+                                            bos_token_id=48, eos_token_id=49),
+    ),
+    "CLIP, whose tokens go with a picture": (
+        transformers.CLIPModel,
+        lambda: transformers.CLIPConfig(
+            text_config={**SMALL, "vocab_size": 50, "max_position_embeddings": 20, "eos_token_id": 49},
+            vision_config={**SMALL, "image_size": 16, "patch_size": 8}, projection_dim=12,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_rows_end_where_the_reference_reads_the_end(name: str) -> None:
+    kind, config = ENDING[name]
+    made_ = batches(made(kind, config()), longest=20)
+    for case in made_.cases:
+        assert ((case.inputs["input_ids"] == 49).sum(1) == 1).all(), case.name
+    padded = next(case for case in made_.cases if "padded" in case.name)
+    ids, mask = padded.inputs["input_ids"], padded.inputs["attention_mask"]
+    assert (ids[torch.arange(len(ids)), mask.sum(1) - 1] == 49).all()
+
+
+NOT_ENDING: dict[str, tuple[Any, Any]] = {
+    "the first token": (
+        transformers.BertModel, lambda: transformers.BertConfig(**SMALL, vocab_size=50, eos_token_id=49),
+    ),
+    "the last token": (
+        transformers.GPT2ForSequenceClassification,
+        lambda: transformers.GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50, n_positions=30, pad_token_id=1,
+                                        eos_token_id=49, bos_token_id=48),
+    ),
+    "no output without tokens": (
+        transformers.LlamaForCausalLM, lambda: transformers.LlamaConfig(**SMALL, vocab_size=50, eos_token_id=49),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_ENDING)
+def test_rows_end_anyhow_where_the_reference_does_not_look(name: str) -> None:
+    kind, config = NOT_ENDING[name]
+    cases = batches(made(kind, config())).cases
+    counts = torch.cat([(case.inputs["input_ids"] == 49).sum(1) for case in cases])
+    assert (counts != 1).any()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, VerifyError, Wording, nearest
 from porting.frames import place_of
-from porting.notation.rule import Rule, Term, make_rule
+from porting.notation.rule import MASK_KINDS, Rule, Term, make_rule
 from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.target import with_arguments
@@ -254,6 +254,10 @@ _Layout = Mapping[str, tuple[str, str]]
 """For each mask of the reference what the module's is made from, and its axes there."""
 
 
+MASK_FORMS = ("", *MASK_KINDS)
+"""How a mask may be handed on: as it is, and as [inputs] converts it."""
+
+
 def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """The [inputs] that may be meant, the most usual first."""
     masks = [role for role in found.values() if role in {MASK, DECODER_MASK}]
@@ -273,7 +277,7 @@ def square_mask_mappings(found: Mapping[str, str], *, causal: bool) -> Iterator[
 
 
 def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[tuple[tuple[str, str], ...]]:
-    for turned, kind, layout in product((False, True), ("", "bool", "padding", "additive"), layouts):
+    for turned, kind, layout in product((False, True), MASK_FORMS, layouts):
         if kind and not layout:
             continue
         rules = []

@@ -118,7 +118,7 @@ class Fields(Mapping[str, Any]):
         try:
             self.kept[name] = own_value(self._into, name, self._asked, self)
         except LookupError:
-            raise UnknownFieldError(name) from None
+            raise UnknownFieldError(f"{self._within}.{name}" if self._within else name) from None
         return self.kept[name]
 
     def asked(self) -> dict[str, str]:
@@ -418,8 +418,65 @@ def _called(into: Callable[..., Any], config: Mapping[str, object], given: Mappi
         return _tried(into, fields, parameters[name])
     if unknown:
         raise _unknown(into, unknown, config, asked)
-    made = _guarded(into, **{name: typed(name, _value(config, theirs)) for name, theirs in asked.items()})
-    return made, asked, {name: one.default for name, one in parameters.items() if name not in asked}
+    kept = {name: one.default for name, one in parameters.items() if name not in asked}
+    parts = {name: _Part(into, name, theirs, config, given) for name, theirs in asked.items() if _holds(config, theirs)}
+    values = {name: typed(name, _value(config, theirs)) for name, theirs in asked.items() if name not in parts}
+    try:
+        with _device():
+            made = into(**values, **{name: part.made for name, part in parts.items()})
+    except UnknownFieldError as error:
+        raise _unknown(into, [error.field], config, asked, read=True) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(error) from error
+    for name, part in parts.items():
+        asked = {**{one: theirs for one, theirs in asked.items() if one != name}, **part.asked()}
+        kept |= {f"{name}.{one}": value for one, value in part.kept().items()}
+    return made, asked, kept
+
+
+def _holds(config: Mapping[str, object], theirs: str) -> bool:
+    """Whether a field holds further ones, as ``vision_config`` does."""
+    return isinstance(config.get(theirs), dict)
+
+
+class _Part:
+    """A config inside the checkpoint's that a builder takes by itself, in its own words.
+
+    Attributes:
+        made: what the builder is given: its own class if the parameter is annotated with one.
+    """
+
+    def __init__(
+        self, into: Callable[..., Any], name: str, theirs: str, config: Mapping[str, object], given: Mapping[str, str]
+    ) -> None:
+        inner = config[theirs]
+        self._name, self._theirs = name, theirs
+        self._inner: dict[str, object] = dict(inner) if isinstance(inner, dict) else {}
+        fields = {one: value for one, value in config.items() if not isinstance(value, dict)} | self._inner
+        own = {one: theirs for one, theirs in given.items() if one.startswith(f"{name}.")}
+        kind = config_class(into, name)
+        self._own = _own_config(kind, fields, own, name)
+        self._kind = kind if self._own is not None else None
+        self.made: object = self._own[0] if self._own is not None else Fields(fields, own, into=into, within=name)
+
+    def asked(self) -> dict[str, str]:
+        """What was read, in the builder's words -> the checkpoint's field."""
+        found = self.made.asked() if isinstance(self.made, Fields) else self._own[1] if self._own is not None else {}
+        return {f"{self._name}.{ours}": self._spelled(theirs) for ours, theirs in found.items()}
+
+    def _spelled(self, field: str) -> str:
+        """A field as a table spells it: ``vision_config.hidden_size // vision_config.num_attention_heads``."""
+        return re.sub(
+            r"[A-Za-z_]\w*", lambda one: f"{self._theirs}.{one[0]}" if one[0] in self._inner else one[0], field
+        )
+
+    def kept(self) -> dict[str, object]:
+        """What has a value of the builder's own."""
+        if isinstance(self.made, Fields):
+            return self.made.kept
+        asked = self._own[1] if self._own is not None else {}
+        parameters = parameters_of(self._kind) if self._kind is not None else {}
+        return {name: one.default for name, one in parameters.items() if name not in asked}
 
 
 def _own_config(

@@ -167,7 +167,7 @@ def is_switch(name: str) -> bool:
     >>> is_switch("qkv_bias"), is_switch("use_head"), is_switch("use_causal_mask"), is_switch("bias_size")
     (True, True, False, False)
     """
-    words = normal(name).split("_")
+    words = normal(name.rpartition(".")[2]).split("_")
     known = {key: set(text.split()) for key, text in SYNONYMS["switches"].items()}
     some = words[0] in known["first"] or words[-1] in known["any"] or (words[0] in known["any"] and len(words) == 1)
     return some and known["never"].isdisjoint(words)
@@ -278,28 +278,49 @@ _FIRST_WIDTH = ("embed_dim",)
 
 
 def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...]) -> str | None:
-    if asked in config:
-        return asked
-    aliases = config.get("attribute_map")
-    if isinstance(aliases, Mapping) and aliases.get(asked) in config:
-        return str(aliases[asked])
     word = normal(asked)
+    if (found := _same_field(asked, config)) is not None:
+        return found
     role = role_of(word) or composed_role(word)
     if word in _OTHERWISE:
         wide = any(role_of(one) is Role.HIDDEN for one in others if normal(one) not in _OTHERWISE)
         role = _OTHERWISE[word] if wide else Role.HIDDEN
     if word == "window" and next(fields_of(Role.WINDOW, config), None) is not None:
         role = Role.WINDOW  # and not how many positions there are, as in models that see all
-    if role is None:
-        return None
-    if role is Role.RATIO:
-        return _ratio(config)
+    if role is None or role is Role.RATIO:
+        return None if role is None else _ratio(config)
     if role is Role.HIDDEN and config.get("embedding_size") is not None and _is_embedding_width(word, others):
         return "embedding_size"
+    if role is Role.HIDDEN and "projection_dim" in config and _takes_parts(others, config):
+        return next(fields_of(role, config), "projection_dim")  # the width that the parts have in common
     found = _sided(role, _part_of(asked), config) or next(fields_of(role, config), None)
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
     return _computed(config) if role is Role.HEAD_SIZE and found is None else found
+
+
+def _same_field(asked: str, config: Mapping[str, object]) -> str | None:
+    """The field of that name, or that transformers knows by it, or that is meant by a name such as ``vision_cfg``."""
+    aliases = config.get("attribute_map")
+    if asked not in config and isinstance(aliases, Mapping) and aliases.get(asked) in config:
+        return str(aliases[asked])
+    return asked if asked in config else _inner_config(normal(asked), config)
+
+
+def _takes_parts(names: Sequence[str], config: Mapping[str, object]) -> bool:
+    """Whether a builder takes the configs of two parts or more by themselves."""
+    parts = (one for one in names if _CONFIG.search(one))
+    return sum(one in config or _inner_config(normal(one), config) is not None for one in parts) > 1
+
+
+_CONFIG = re.compile(r"_?(config|cfg|conf|args|params|hparams|kwargs)$")
+
+
+def _inner_config(word: str, config: Mapping[str, object]) -> str | None:
+    """The config's field that holds further fields, for a name such as ``vision_cfg``; None where there is none."""
+    parts = _part_of(_CONFIG.sub("", word)) if _CONFIG.search(word) else ()
+    inner = (name for name, value in config.items() if isinstance(value, dict) and value and _CONFIG.search(name))
+    return next((name for name in inner if parts and parts[:1] == _part_of(name)[:1]), None)
 
 
 def _is_embedding_width(word: str, others: Sequence[str]) -> bool:
@@ -329,7 +350,7 @@ def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> s
     return None
 
 
-_OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS}
+_OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS, "k": Role.CHOSEN}
 """What words mean that are the width by themselves and something else beside another name for it."""
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of, users_line
 from porting.printable import dtype_name
 from porting.suggesting.subjects.argument_names import (
+    MASK_FORMS,
     ArgumentMapping,
     Unmasked,
     argument_mappings,
@@ -42,8 +43,8 @@ from porting.target import with_arguments
 from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
-from porting.trials.derived_inputs import LENGTHS
-from porting.trials.modalities import DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
+from porting.trials.derived_inputs import CAUSAL, LENGTHS
+from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
 
@@ -642,5 +643,28 @@ def audio_argument_mapping(
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 first = first or error
                 continue
-            return way
+            return _with_causal_mask(module, way, config, vocabulary, padding)
     raise refusal(module, usual, (), first) from first
+
+
+def _with_causal_mask(
+    module: nn.Module, way: ArgumentMapping, config: Mapping[str, object], vocabulary: int, padding: int
+) -> ArgumentMapping:
+    """The way with a mask that hides later tokens, where the decoder sees them unless it is given one."""
+
+    def looks_ahead(one: ArgumentMapping) -> bool | None:
+        inputs = sample_batch(one.named, vocabulary, padding, shapes=shapes_of(config))
+        try:
+            return sees_later(lambda given: outputs_of(module, one, given), inputs)
+        except Exception:  # noqa: BLE001  # the user's own forward may raise anything
+            return None
+
+    if DECODER_IDS not in way.named or not looks_ahead(way):
+        return way
+    masks = [name for name in way.loose if "mask" in name]
+    for name, kind in product(masks, MASK_FORMS):
+        rule = (f"{DECODER}{CAUSAL} [q k]", f"{name} -> {kind} [q k]" if kind else f"{name} [q k]")
+        masked = replace(way, rules=(*way.rules, rule), loose=tuple(one for one in way.loose if one != name))
+        if looks_ahead(masked) is False:
+            return masked
+    return way

@@ -63,7 +63,7 @@ from porting.suggesting.subjects.twin import (
 )
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, text_fields
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.reference import model_class
 
@@ -456,6 +456,7 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
 
 def end_token(config: Mapping[str, object]) -> int | None:
     """The word that ends a row, where a model may look for it; None if there is none of its own."""
+    config = text_fields(config)
     end, padding = config.get("eos_token_id"), config.get("pad_token_id")
     return end if isinstance(end, int) and end != padding and end < config_number(config, Role.VOCABULARY, 0) else None
 
