@@ -95,17 +95,36 @@ def error(value: Tensor, anchor: Anchor) -> Error:
 
 
 def same_rows(value: Tensor, anchor: Anchor) -> bool:
-    """Return whether a matrix has the anchor's rows in another order, such as tokens that are sorted by expert.
+    """Return whether a value has the anchor's rows in another order: tokens sorted by expert, a batch sorted by length.
 
     Args:
-        value: the matrix, of the anchor's shape, in float64.
+        value: of the anchor's shape, in float64: a matrix, or the rows of a batch [b ...].
     """
+    if value.ndim > 2:
+        return _same_batch(value.detach(), anchor)
     if value.ndim != 2 or len(value) < 2 or anchor.seen is not None:
         return False
     value = value.detach()
     direction = torch.randn(value.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ours, theirs = (rows[(rows @ direction).argsort()] for rows in (value, anchor.value))
     return bool((ours - theirs).abs().max() <= MEANING * anchor.scale)
+
+
+def _same_batch(value: Tensor, anchor: Anchor) -> bool:
+    """Whether each row of a batch is another row of the anchor, at the places of that row that are no padding."""
+    free = set(range(len(value)))
+    for row, theirs in enumerate(anchor.value):
+        seen = slice(None) if anchor.seen is None else anchor.seen[row]
+        far = {one: (value[one] - theirs)[seen].abs() for one in free}
+        found = next((one for one, off in far.items() if not off.numel() or off.max() <= ALIKE * anchor.scale), None)
+        if found is None:
+            return False
+        free.remove(found)
+    return len(value) > 1
+
+
+ALIKE = 1e-6
+"""Rows that are closer, relative to scale, are the same one, whatever dtype is used inside."""
 
 
 def by_position(value: Tensor, anchor: Anchor) -> Tensor | None:

@@ -24,8 +24,8 @@ from porting.trials.scope import KEPT, Kind
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
 """Short, odd, prime, and around powers of two."""
 
-EACH = 21
-"""Each length below this is tried."""
+EACH, EACH_PADDED = 21, 50
+"""Each length below this is tried, in one row and in two of which one is padded in front."""
 
 BATCHES = (1, 2, 3, 9, 17)
 
@@ -37,7 +37,14 @@ COMBINED = (2, 5, 8, 13, 48)
 
 GIVEN, RANDOM, LEFT_OUT = "as usual", "random", "left out"
 LIKELY = "token ids that your code or the config names"
+COUNTING, EQUAL_ROWS, SOURCE = "token ids that count upwards", "rows of the same token ids", "the encoder's tokens"
 """Values of such properties."""
+
+MOST_PARTS = 256
+"""A part of a batch that is larger is not looked for."""
+
+NAMED_SIZES = 4
+"""So many lengths and numbers of rows that the port's code may treat otherwise are tried with other properties."""
 
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
@@ -201,14 +208,30 @@ class _Rows:
             lengths = [max(short - place % short, 1) for place in range(rows)]
             what = f"{rows} row{'s' if rows > 1 else ''}"
             yield self._trial(Kind.BATCH, what, self._padded(lengths))
+            if rows == 3:
+                yield self._trial(Kind.BATCH, f"{rows} rows of one token", self._given(self._ids(rows, 1)))
             if self._masked and rows > 2:  # padded in front too: a causal model hides what is behind anyway
                 yield self._trial(Kind.BATCH, f"{what} padded in front", self._hidden(_kept_places(lengths).flip(1)))
+        yield from self._many_rows(short)
         yield from self._tokens(usual)
         yield from self._named()
         yield from self._special(usual)
         yield from self._arguments(usual)
         yield from self._combined(longest)
         yield from self._lengths()
+
+    def _many_rows(self, width: int) -> Iterator[Trial]:
+        """A few rows more than the port's code may take at once."""
+        for number in self._own_sizes(MOST_PARTS):
+            for more in (1, 3):
+                lengths = [width, *(self._drawn(1, width) for _ in range(number - 1)), *range(1, more + 1)]
+                lengths = [min(one, width) for one in lengths]
+                what = f"{more} row{'s' if more > 1 else ''} more than a number in your code"
+                yield self._trial(Kind.BATCH, what, self._padded(lengths))
+
+    def _own_sizes(self, most: int) -> list[int]:
+        """The numbers of the port's code that may be sizes of its parts, the largest first."""
+        return sorted({one for one in self.model.likely if 1 < one <= most}, reverse=True)[:NAMED_SIZES]
 
     def _ending(self) -> int | None:
         """The token that each row of the base batch ends with, where that is its meaning."""
@@ -412,6 +435,8 @@ class _Rows:
         yield self._trial(Kind.TOKENS, "rows of one token", self._given(self._ended(constant)))
         pairs = pair.repeat(width)[None, :width].clone()
         yield self._trial(Kind.TOKENS, "a pair of tokens again and again", self._given(self._ended(pairs)))
+        counting = (torch.arange(3)[:, None] + torch.arange(width)) % len(self._pool)
+        yield self._trial(Kind.TOKENS, f"rows of {COUNTING}", self._given(self._ended(self._pool[counting])))
         half = self._ids(1, -(-width // 2))
         yield self._trial(Kind.TOKENS, "a row twice over", self._given(self._ended(torch.cat([half, half], 1))))
         every = self._every()
@@ -459,14 +484,16 @@ class _Rows:
     def _combined(self, longest: int) -> Iterator[Trial]:
         """Batches in which each value of a property meets each value of each other property at least once."""
         optional = [name for name in self.model.base if name in self.model.optional and name not in (IDS, MASK)]
-        own = (SEGMENTS, POSITIONS, DECODER_MASK)
+        own = (SEGMENTS, POSITIONS, DECODER_MASK, DECODER_IDS)
+        widths = (*COMBINED, WIDEST, *(one + 1 for one in self._own_sizes(WIDEST)))
         properties: dict[str, list[str]] = {
-            "width": [str(one) for one in dict.fromkeys(min(one, longest) for one in (*COMBINED, WIDEST))],
+            "width": [str(one) for one in dict.fromkeys(min(one, longest) for one in widths)],
             "rows": ["1", "2", "3", "5"],
             MASK: self._mask_names(longest),
             SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
             POSITIONS: [GIVEN, RANDOM] if self.model.positions else [],
-            IDS: [GIVEN, LIKELY] if self._likely else [],
+            IDS: [GIVEN, *([LIKELY] if self._likely else []), COUNTING, EQUAL_ROWS],
+            DECODER_IDS: [GIVEN, SOURCE] if DECODER_IDS in self.model.base else [],
             DECODER_MASK: [name for name, _ in masks(longest, self._generator) if DECODER_MASK in self.model.base],
             **{name: [GIVEN] for name in optional if name not in own},
         }
@@ -502,9 +529,13 @@ class _Rows:
             mask = kinds[decoded]
             inputs |= self._decoded(rows, width, mask[(torch.arange(rows) + 1) % len(mask)])
             said.append(f"{decoded} in the decoder")
-        if chosen.get(IDS) == LIKELY:
-            self._scatter(inputs)
-            said.append(LIKELY)
+        if chosen.get(DECODER_IDS) == SOURCE and inputs.get(DECODER_IDS, inputs[IDS]).shape[0] == rows:
+            same = inputs[IDS].clone()
+            inputs[DECODER_IDS] = same
+            if DECODER_MASK in inputs and inputs[DECODER_MASK].shape != same.shape:
+                inputs[DECODER_MASK] = torch.ones_like(same)
+            said.append(f"{SOURCE} in the decoder")
+        said += self._other_ids(chosen.get(IDS, GIVEN), inputs)
         for name, most in ((SEGMENTS, self._types), (POSITIONS, self.model.longest)):
             if chosen.get(name) == RANDOM:
                 inputs[name] = torch.randint(0, most, inputs[IDS].shape, generator=self._generator)
@@ -512,6 +543,22 @@ class _Rows:
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
         return ", ".join(said), _without(left, inputs)
+
+    def _other_ids(self, kind: str, inputs: Mapping[str, Tensor]) -> list[str]:
+        """Exchange the token ids that are no padding for those of another kind; what it is called."""
+        ids = inputs[IDS]
+        free = (inputs.get(MASK, torch.ones_like(ids)) != 0) & (ids != self._padding)
+        if self._end is not None:
+            free &= ids != self._end
+        if kind == LIKELY:
+            self._scatter(inputs)
+        elif kind == COUNTING:
+            counting = torch.arange(ids.shape[1]) + torch.arange(len(ids))[:, None]
+            ids[free] = self._pool[counting % len(self._pool)][free]
+        elif kind == EQUAL_ROWS:
+            free |= torch.full_like(free, not self.model.internal)  # also where the mask hides them
+            ids[free] = self._ids(1, ids.shape[1]).expand_as(ids)[free]
+        return [] if kind == GIVEN else [kind]
 
     def _scatter(self, inputs: Mapping[str, Tensor]) -> None:
         """Put the likely token ids at a third of the places that hold ordinary ones, each as often as the others."""
@@ -578,6 +625,9 @@ class _Rows:
             if 1 <= length <= longest:
                 inputs = self._given(self._ids(1, length))
                 yield self._trial(Kind.LENGTH, f"length {length}", inputs)
+        for length in range(3, min(longest + 1, EACH_PADDED)) if self._masked else ():
+            two = self._hidden(_kept_places([length, length - 2]).flip(1))
+            yield self._trial(Kind.LENGTH, f"length {length}, padded in front", two)
         limit = self.model.limit
         if limit is not None and limit == longest:
             inputs = self._given(self._ids(1, limit + 1))
@@ -604,6 +654,7 @@ class _Signals:
             "ones": torch.ones_like,
             "values of the other sign": torch.neg,
             "values that are not negative": torch.abs,
+            "values around -2": lambda one: one - 2,
             "values from 0 to 1": lambda one: torch.rand(one.shape, dtype=one.dtype, generator=generator),
             "values from 0 to 255": lambda one: 255 * torch.rand(one.shape, dtype=one.dtype, generator=generator),
             "values ten times as large": lambda one: 10 * one,
@@ -620,6 +671,7 @@ class _Signals:
             "pictures of half the height and twice the width": _flat,
             "pictures of twice the height and half the width": lambda one: _flat(one.mT).mT,
             "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
+            "pictures four rows higher and twelve columns wider": lambda one: _wider(_wider(one, 12, -1), 4, -2),
         }
         if pictures:
             turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
@@ -644,7 +696,7 @@ class _Signals:
         if len(counts) != 1 or counts == {0}:
             return
         most = counts.pop()
-        for rows in (1, 2, 3):
+        for rows in (1, 2, 3, 5, 9):
             places = torch.arange(rows) % most
             yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", _rows(base, places))
         yield self._trial(Kind.BATCH, "the same row twice", _rows(base, torch.zeros(2, dtype=torch.long)))

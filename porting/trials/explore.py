@@ -22,7 +22,7 @@ from porting.trials.modalities import IDS
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
-from porting.trials.run import MakeSide, is_empty, returned_only, run_trial, to_place
+from porting.trials.run import MakeSide, Working, is_empty, returned_only, run_trial, to_place
 from porting.trials.scope import (
     OTHERWISE,
     Impurity,
@@ -51,7 +51,7 @@ MANY = 20
 STATES = 6
 """So many of the shortest batches are each run after each other one."""
 
-SMALL, LEAST = 30_000_000, 12_000
+SMALL, LEAST = 30_000_000, 15_000
 """A model of fewer numbers is tried on so many tokens at least."""
 
 
@@ -75,6 +75,7 @@ class Explorer:
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
+        working: both sides in that dtype, for each trial; None where the port runs in float64 anyway.
         differs: whether outputs that are so far apart in float64, relative to scale, are other ones.
         plainly: neither side cast to less than float64 so far.
         overhead: what each batch costs beside its tokens, in tokens.
@@ -92,6 +93,7 @@ class Explorer:
     differs: Callable[[float], bool]
     plainly: bool
     seed: int
+    working: Working | None = None
     overhead: int = 0
     otherwise: Callable[[], AbstractContextManager[object]] | None = None
     executed: Executed | None = None
@@ -151,7 +153,15 @@ class Explorer:
     def _tried(self, trial: Trial) -> Result:
         """One trial; where a query has no key, the reference's own implementations differ, and either is right."""
         run = partial(
-            run_trial, trial, self.table, self.sizes, self.reference, self.port, self.differs, plainly=self.plainly
+            run_trial,
+            trial,
+            self.table,
+            self.sizes,
+            self.reference,
+            self.port,
+            self.differs,
+            plainly=self.plainly,
+            working=self.working,
         )
         result = run()
         if result.status is Status.DIFFERS and self.otherwise is not None and not trial.past:

@@ -38,6 +38,8 @@ def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]
     lengths = torch.tensor([width, width - 2, max(width // 2, 1), 1])[:, None]
     yield "right padding", (places < lengths).long()
     yield "left padding", (places >= width - lengths).long()
+    yield "the last place hidden in every row", (places < width - 1).long().expand(2, -1).clone()
+    yield "the first two places hidden in every row", (places > 1).long().expand(2, -1).clone()
     gaps = torch.ones(3, width, dtype=torch.long)
     gaps[0, width // 2] = 0
     gaps[1, 1::2] = 0

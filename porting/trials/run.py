@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
+from porting.printable import dtype_name
 from porting.tracing.measure import error, finite
 from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.battery import Trial
 from porting.trials.inputs import Case
 from porting.trials.padding import FEW_TOKENS, kept
-from porting.trials.pairing import pair
+from porting.trials.pairing import Pair, pair
 from porting.trials.scope import Kind, Result, Status
 
 MakeSide = Callable[[Case], Side]
@@ -38,6 +40,7 @@ def run_trial(
     differs: Callable[[float], bool],
     *,
     plainly: bool = False,
+    working: Working | None = None,
 ) -> Result:
     """Run both forwards on one batch and compare what they return.
 
@@ -48,12 +51,13 @@ def run_trial(
         differs: whether outputs that are so far apart, relative to scale, are other ones.
         plainly: neither side is known to cast to less than float64, so nothing has to watch for it.  What differs or
             fails so is run again with casts taken out and float64 as the default dtype.
+        working: both sides in the dtype that users run; what agrees in float64 is run in it too.
     """
     if plainly:
-        found = _once(trial, table, sizes, reference, port, differs, plainly=True)
+        found = _once(trial, table, sizes, reference, port, differs, plainly=True, working=working)
         if found.status is Status.SAME:
             return found
-    return _once(trial, table, sizes, reference, port, differs, plainly=False)
+    return _once(trial, table, sizes, reference, port, differs, plainly=False, working=working)
 
 
 def _once(
@@ -65,6 +69,7 @@ def _once(
     differs: Callable[[float], bool],
     *,
     plainly: bool,
+    working: Working | None,
 ) -> Result:
     inputs = trial.case.inputs
     rows, length = _extent(inputs)
@@ -113,7 +118,61 @@ def _once(
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
-    return result(Status.DIFFERS if differs(worst) else Status.SAME, worst)
+    off = None if working is None or differs(worst) else working.apart(trial, pairing.pairs, theirs, given)
+    if working is None or off is None:
+        off, what = worst, trial.what
+    else:
+        what = f"{trial.what}, in {dtype_name(working.dtype)}"
+    same = what == trial.what and not differs(worst)
+    return replace(result(Status.SAME if same else Status.DIFFERS, off), what=what)
+
+
+WORKING = 1e-3
+"""A port that is off by less in its working dtype is not looked at any further: it may be rounding."""
+
+BEYOND = 16.0
+"""So many times the reference's own rounding in that dtype is none of rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Working:
+    """Both sides in the dtype that users run, where code may take another way than in float64.
+
+    Attributes:
+        port, reference: make the sides.
+    """
+
+    port: MakeSide
+    reference: MakeSide
+    dtype: torch.dtype
+
+    def apart(
+        self, trial: Trial, pairs: Mapping[Point, Pair], theirs: Mapping[Point, Tensor], given: Mapping[str, Tensor]
+    ) -> float | None:
+        """How far the port is off on a batch, if rounding does not explain it; None if it does.
+
+        Args:
+            pairs: of the port's outputs, in float64.
+            theirs: what the reference returns in float64, and ``given`` what it was given.
+        """
+        if trial.past:
+            return None
+        anchors = {point: one.anchor(theirs, given) for point, one in pairs.items()}
+        try:
+            ours = _outputs(self.port(trial.case), plainly=True)
+            if not all(point in ours and one.fits(ours[point]) for point, one in pairs.items()):
+                return torch.inf
+            off = max((error(ours[point].double(), one).largest for point, one in anchors.items()), default=0.0)
+            if off <= WORKING:
+                return None
+            rounded = {point: one.double() for point, one in _outputs(self.reference(trial.case), plainly=True).items()}
+            values = {point: one.carry(rounded) for point, one in pairs.items()}
+        except (VerifyError, KeyError):  # the first batches tell what fails in this dtype
+            return None
+        rounding = max((error(values[point], one).largest for point, one in anchors.items()), default=0.0)
+        if math.isnan(rounding) or off <= BEYOND * rounding:  # the reference's own numbers overflow in this dtype
+            return None
+        return torch.inf if math.isnan(off) else off
 
 
 def is_empty(values: Mapping[Point, Tensor]) -> bool:

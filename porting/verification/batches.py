@@ -213,7 +213,8 @@ def make_batches(
 
     if TYPES not in fields and any(str(rule.sources[0].key) == SEGMENTS for rule in table.inputs):
         taken = parameters_of(reference.module) if reference is not None else {}
-        fields |= {TYPES: 2} if SEGMENTS in taken else {}  # as in GPT-2, whose segments are words
+        words = fields.get(WORDS)
+        fields |= {TYPES: words} if SEGMENTS in taken and words else {}  # as in GPT-2, whose segments are token ids
     special = tuple(dict.fromkeys(special_tokens(checkpoint.path, fields)))
 
     def maker(ending: int | None = None) -> Maker:

@@ -239,7 +239,18 @@ def _verify(
             share(theirs.module, checkpoint)
 
     tell("port in float64", 2, stages)
-    trier = _explorer(theirs, subject, chosen, batch, returned, comparison, seed, clock, trials, own=inputs is not None)
+    trier = _explorer(
+        theirs,
+        subject,
+        chosen,
+        batch,
+        returned,
+        comparison,
+        seed,
+        clock,
+        None if trials is False else dtypes,
+        own=inputs is not None and trials is None,
+    )
     exact = compare_in_float64(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
 
     _round(comparison, reference, port, dtypes, autocast, lambda what, done: tell(what, 3 + done, stages))
@@ -335,7 +346,7 @@ def _explorer(
     comparison: Comparison,
     seed: int,
     clock: Clock,
-    trials: bool | None,
+    dtypes: Sequence[torch.dtype] | None,
     *,
     own: bool,
 ) -> Explore | None:
@@ -343,10 +354,10 @@ def _explorer(
 
     Args:
         theirs, subject, table, batch, returned, comparison, seed, clock: as :func:`explore` takes them.
-        trials: as in :func:`verify`.
-        own: the batches are the caller's.
+        dtypes: the working dtypes; None for no trials.
+        own: the batches are the caller's, and no others may be made.
     """
-    if trials is False or not isinstance(theirs, LiveReference):
+    if dtypes is None or not isinstance(theirs, LiveReference):
         return None
     return partial(
         explore,
@@ -358,7 +369,8 @@ def _explorer(
         seed=seed,
         clock=clock,
         comparison=comparison,
-        given=own and trials is None,
+        given=own,
+        dtypes=dtypes,
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from porting.trials.explore import Explored, Explorer
 from porting.trials.inputs import Case, integers
 from porting.trials.modalities import DECODER, IDS, POSITIONS, special_places
 from porting.trials.padding import MASK
-from porting.trials.run import returned_only
+from porting.trials.run import Working, returned_only
 from porting.trials.scope import Returned, Scope
 from porting.verification.batch_search import omittable
 from porting.verification.batches import POSITIONS as LIMIT
@@ -62,6 +62,7 @@ def explore(
     seed: int,
     clock: Clock,
     given: bool = False,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
 ) -> Explored:
     """Run the trials, unless what is returned differs on the first batches already.
 
@@ -71,6 +72,7 @@ def explore(
         port: in float64.
         clock: is told of every pass.
         given: the batches are somebody's own.
+        dtypes: the working dtypes; in float32 each batch is run too if it is one of them.
     """
     if math.isinf(_tolerance(comparison)):
         return Explored(scope=Scope(returned=returned))
@@ -93,6 +95,19 @@ def explore(
             side.conditions = comparison.conditions
         return side
 
+    @cache
+    def singles() -> tuple[nn.Module, nn.Module | None]:
+        return cast(module, torch.float32), cast(theirs.module, torch.float32, like=port.module) if whole else None
+
+    def working(case: Case) -> Side:
+        return port_side(singles()[0], torch.float32, table, [theirs.taken(case)], clock, wanted=mine)
+
+    def rounded(case: Case) -> Side:
+        if (single := singles()[1]) is None:
+            return theirs.side(torch.float32, terms, table.prefix, [case], clock)
+        arguments = floating(theirs.taken(case).inputs, torch.float32)
+        return Side(title="the reference", module=single, arguments=[arguments], wanted=wanted, clock=clock)
+
     def plain(several: Sequence[Case]) -> Side:
         side = port_side(
             cast(module, torch.float32), torch.float32, table, [theirs.taken(case) for case in several], clock
@@ -105,6 +120,7 @@ def explore(
         reference=reference,
         port=ours,
         plain=plain,
+        working=Working(port=working, reference=rounded, dtype=torch.float32) if torch.float32 in dtypes else None,
         dtype=torch.float32,
         differs=partial(_differs, comparison),
         plainly=not comparison.lifted and not comparison.lowers,

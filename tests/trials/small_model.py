@@ -193,7 +193,34 @@ def _moves(given: dict[str, Any], port: Any) -> None:
         port.head.bias += 1e-4
 
 
+def _equal_rows(given: dict[str, Any]) -> bool:
+    """Whether rows of the same token ids are masked in different ways."""
+    ids = given["input_ids"]
+    return len(ids) > 1 and bool((ids == ids[:1]).all()) and _masked(given, lambda mask: bool((mask != mask[:1]).any()))
+
+
+def _counting(given: dict[str, Any]) -> bool:
+    ids = given["input_ids"]
+    return ids.shape[1] > 2 and bool((ids.diff(dim=1) == 1).all())
+
+
 INPUTS = {
+    "rows of the same token ids with different masks": where(_equal_rows),
+    "token ids that count upwards": where(_counting),
+    "the last place hidden in every row": where(
+        lambda given: _masked(
+            given, lambda mask: mask.shape[1] > 4 and bool((mask[:, -1] == 0).all() and mask[:, :-1].all())
+        )
+    ),
+    "places hidden in front of every row": where(
+        lambda given: _masked(
+            given, lambda mask: mask.shape[1] > 4 and bool((mask[:, :2] == 0).all() and mask[:, 2:].all())
+        )
+    ),
+    "several rows of one token": where(lambda given: given["input_ids"].shape[1] == 1 < len(given["input_ids"])),
+    "a length that nobody names, padded in front": where(
+        lambda given: _left(given) and given["input_ids"].shape[1] == 18
+    ),
     "rows of one length": where(lambda given: given["input_ids"].shape[1] == 17),
     "one row": where(lambda given: given["input_ids"].shape[0] == 1),
     "many rows": where(lambda given: given["input_ids"].shape[0] > 16),

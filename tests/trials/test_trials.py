@@ -54,7 +54,7 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert {"no padding", "right padding", "left padding", "gaps", "random masks"} <= set(scope.masks)
     assert scope.tokens == (50, 50)
     text = " ".join(faithful.details().split())
-    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 20 rows in a batch; masks: none, right, left" in text
+    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 153 rows in a batch; masks: none, right, left" in text
     assert "output compared, except padded places and rows of padding alone: logits, pooled" in text
     assert "not run: gradients, training mode and autocast" in text
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
@@ -145,6 +145,60 @@ def test_a_mask_whose_meaning_the_table_says_may_be_left_out_too() -> None:
     assert [*omittable(table.inputs, given, Encoder(), Port())] == ["attention_mask"]
 
 
+class OfWorkingDtype(Encoder):
+    """Left padding is read from its wrong end where the numbers are float32, as a kernel for that dtype might."""
+
+    off = 1.0
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        out = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        left = attention_mask is not None and bool((attention_mask[:, 0] == 0).any())
+        other = left and out["logits"].dtype == torch.float32
+        return {**out, "logits": out["logits"] + self.off} if other else out
+
+
+def test_each_batch_is_run_in_the_working_dtype_too() -> None:
+    report = verify(reference=Encoder(), into=OfWorkingDtype(), loaded=True, causes=False)
+    assert report.verdict == "different", str(report)
+    assert report.scope.differing
+    assert all(one.what.endswith(", in float32") for one in report.scope.differing)
+    assert "left padding, in float32" in str(report)
+
+
+def test_what_rounding_explains_in_the_working_dtype_is_no_difference() -> None:
+    port = OfWorkingDtype()
+    port.off = 1e-6
+    assert verify(reference=Encoder(), into=port, loaded=True, causes=False).faithful
+
+
+def test_a_working_dtype_that_was_not_asked_for_is_not_run() -> None:
+    assert verified(OfWorkingDtype()).faithful
+
+
+def test_more_rows_than_the_code_takes_at_once_are_tried() -> None:
+    model = Model(config=CONFIG, base=dict(verified_case()), longest=20, likely=[23])
+    rows = {len(trial.case.inputs["input_ids"]) for trial in battery(model, seed=0, tokens=10**6)}
+    assert {24, 26} <= rows
+
+
+def verified_case() -> Mapping[str, Tensor]:
+    ids = torch.arange(1, 19).view(2, 9)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def test_a_decoder_may_be_given_the_encoder_s_tokens() -> None:
+    base = {**verified_case(), "decoder_input_ids": torch.ones(2, 7, dtype=torch.long)}
+    model = Model(config=CONFIG, base=base, longest=20)
+    pairs = [trial.case.inputs for trial in battery(model, seed=0, tokens=10**6)]
+    assert any(torch.equal(one["input_ids"], one.get("decoder_input_ids", one["input_ids"][:1])) for one in pairs)
+
+
 def test_a_decoder_s_row_may_be_as_long_as_the_encoder_s() -> None:
     config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 7}
     base = Maker(config, seed=0).first()[0].inputs
@@ -191,6 +245,7 @@ def test_pictures_of_other_shapes_with_as_many_patches_and_of_no_whole_number_of
         "pictures of half the height and twice the width": (4, 24),
         "pictures of twice the height and half the width": (16, 6),
         "pictures one row higher and three columns wider": (9, 15),
+        "pictures four rows higher and twelve columns wider": (12, 24),
     }
     flat = found["pictures of half the height and twice the width"]
     assert torch.equal(flat[..., 12:], base["pixel_values"][:, :, 4:])
@@ -684,3 +739,31 @@ def test_a_decision_that_rounding_turns_excuses_no_difference(port: type[Countin
     wrong_port.factor = 1.001
     found = [verify(reference=port(), into=one, dtypes=(), loaded=True, causes=False) for one in (port(), wrong_port)]
     assert [report.verdict for report in found] == ["faithful", "different"], "\n".join(map(str, found))
+
+
+class Sorted(Encoder):
+    """It runs the rows of a batch in the order of their lengths, and puts them back."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        if attention_mask is None:
+            return super().forward(input_ids, None, token_type_ids, position_ids)
+        order = attention_mask.sum(1).argsort(stable=True)
+        kinds = None if token_type_ids is None else token_type_ids[order]
+        places = None if position_ids is None else position_ids.expand_as(input_ids)[order]
+        out = super().forward(input_ids[order], attention_mask[order], kinds, places)
+        return {name: one[order.argsort()] for name, one in out.items()}
+
+
+def test_rows_in_another_order_inside_are_no_fault() -> None:
+    reference, port = Encoder(), Sorted()
+    lines = '[tensors]\n"{*x}" = "{*x}"\n[probes]\n"norm" = "norm"\n"qkv" = "qkv"\n"." = "."\n'
+    table = parse_table(lines, where="sorted")
+    report = verify(reference=reference, into=port, table=table, loaded=True, dtypes=(), causes=False)
+    assert report.faithful, str(report)
+    assert "in another order" in report.details()
