@@ -25,7 +25,7 @@ from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
 from porting.errors import Code, Fault, PortingError
-from porting.limits import charge, reading
+from porting.limits import charge, charge_name, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,6 +149,7 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
             path = f"{prefix}{key}"
             if len(path) > LONGEST_TENSOR_NAME:
                 raise checkpoint_error(Code.HDF5_FILE, where, f"a name of {len(path)} characters", FETCH_AGAIN)
+            charge_name(path, where=where)
             link = group.get(key, getlink=True)
             if link is None:  # its group lists it: h5py does not tell a link that is damaged from none
                 raise checkpoint_error(Code.HDF5_FILE, where, f"the link of {quote(path)} is damaged", FETCH_AGAIN)
