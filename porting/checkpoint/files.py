@@ -436,10 +436,10 @@ class Decoded(Copying):
 
 
 class Stream(Decoded):
-    """Elements that can only be decoded from the first to the last, as compressed ones.
+    """Elements that can only be decoded from some places on, one after the other, as compressed ones.
 
-    They are decoded at most ``PASSES + 1`` times, in whatever order they are read: then they are kept, in a temporary
-    file if they are many.
+    Each is decoded at most about ``PASSES + 1`` times, in whatever order they are read: then all of them are kept, in a
+    temporary file if they are many.
     """
 
     def __init__(self, file: LocalFile, size: int) -> None:
@@ -451,12 +451,19 @@ class Stream(Decoded):
         self._decoded = 0
 
     @abstractmethod
-    def decoded(self) -> Iterator[bytes | memoryview]:
-        """Decode all elements, little-endian, in pieces of any length.
+    def decoded(self, start: int) -> Iterator[bytes | memoryview]:
+        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length.
+
+        Args:
+            start: what :meth:`before` gave.
 
         Raises:
             CheckpointError: they are damaged, or are more or fewer bytes than :attr:`size`.
         """
+
+    def before(self, offset: int) -> int:
+        """The last byte up to ``offset`` that decoding can begin with."""
+        return 0
 
     def pread(self, offset: int, count: int) -> bytes:
         """Exactly ``count`` bytes of elements from ``offset`` on."""
@@ -464,15 +471,22 @@ class Stream(Decoded):
             return b""
         with self._lock:
             kept = self._file.kept.get(self)
-            if kept is None and offset < self._start and self._decoded >= PASSES * self.size:
-                kept = self._keep()
-            if kept is not None:
-                return kept.pread(offset, count)
-            return self._streamed(offset, count)
+            if kept is None and not self._follows(offset):
+                if self._decoded >= PASSES * self.size:
+                    kept = self._keep()
+                else:
+                    self._begin(self.before(offset))
+            return self._streamed(offset, count) if kept is None else kept.pread(offset, count)
+
+    def _follows(self, offset: int) -> bool:
+        """Whether a place is in the piece, or is reached by going on."""
+        return self._stream is not None and self._start <= offset and self.before(offset) <= self._end_of_piece
+
+    @property
+    def _end_of_piece(self) -> int:
+        return self._start + len(self._piece)
 
     def _streamed(self, offset: int, count: int) -> bytes:
-        if offset < self._start or self._stream is None:
-            self._begin()
         found = bytearray()
         while len(found) < count:
             begin = offset + len(found) - self._start
@@ -484,16 +498,16 @@ class Stream(Decoded):
             self._end()
         return bytes(found)
 
-    def _begin(self) -> None:
-        self._stream, self._piece, self._start = self.decoded(), b"", 0
+    def _begin(self, start: int) -> None:
+        self._stream, self._piece, self._start = self.decoded(start), b"", start
 
     def _next(self) -> None:
         """Go on to the next piece."""
         assert self._stream is not None  # noqa: S101  # for mypy: it was begun
-        self._start += len(self._piece)
+        self._start = self._end_of_piece
         self._piece = next(self._stream, b"")
         self._decoded += len(self._piece)
-        if not self._piece or self._start + len(self._piece) > self.size:
+        if not self._piece or self._end_of_piece > self.size:
             raise ValueError(f"{type(self).__name__} gave another number of bytes than {self.size}")  # a bug of ours
 
     def _end(self) -> None:
@@ -505,9 +519,9 @@ class Stream(Decoded):
     def _keep(self) -> Elements:
         """Decode all elements once more, and keep them."""
         kept = Elements()
-        self._begin()
+        self._begin(0)
         try:
-            while self._start + len(self._piece) < self.size:
+            while self._end_of_piece < self.size:
                 self._next()
                 kept.add(self._piece)
         except OSError as error:

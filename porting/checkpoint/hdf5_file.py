@@ -289,20 +289,25 @@ class _Elements(Stream):
     def __init__(self, file: LocalFile, *, name: str, layout: _Layout) -> None:
         super().__init__(file, math.prod(layout.shape) * layout.dtype.itemsize)
         self._name, self._layout = name, layout
+        self._row = max(1, math.prod(layout.shape[1:]) * layout.dtype.itemsize)
+        self._together = max(1, PIECE // self._row)  # rows
+        if layout.filters:
+            edge = (layout.chunk or (1,))[0]
+            self._together = min(max(edge, self._together // edge * edge), max(1, BAND // self._row))
 
-    def decoded(self) -> Iterator[memoryview]:
+    def before(self, offset: int) -> int:
+        """The beginning of the rows that are put together."""
+        together = self._row * self._together
+        return offset // together * together
+
+    def decoded(self, start: int) -> Iterator[memoryview]:
         """The elements in rows, little-endian."""
         import numpy as np  # noqa: PLC0415  # h5py has it
 
-        layout = self._layout
-        row = math.prod(layout.shape[1:]) * layout.dtype.itemsize
-        rows = layout.shape[0] if layout.shape else 1
-        edge, together = (layout.chunk or (1,))[0], max(1, PIECE // row)
-        if layout.filters:
-            together = min(max(edge, together // edge * edge), max(1, BAND // row))
+        layout, together = self._layout, self._together
         filled = np.broadcast_to(layout.fill, layout.shape or (1,))
-        at = 0
-        for first in range(0, rows, together):
+        rows, at = len(filled), 0
+        for first in range(start // self._row, rows, together):
             count = min(together, rows - first)
             band = np.array(filled[first : first + count], dtype=layout.dtype.newbyteorder("<"))
             at = self._fill(band, first, at)

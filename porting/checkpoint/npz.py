@@ -397,8 +397,8 @@ class _Decoded(Stream):
         self._inflated = _Inflated(file, member)
         self._order = order
 
-    def decoded(self) -> Iterator[bytes]:
-        """The bytes of the member."""
+    def decoded(self, start: int) -> Iterator[bytes]:
+        """The bytes of the member, which begin at 0."""
         return self._inflated.pieces()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from porting.checkpoint.container import Container, Found, Place, Promises, open_all
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, LocalFile, Stream, charge_decoding
+from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charge_decoding
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.state_dict import not_read
@@ -39,7 +39,7 @@ MANIFEST = "manifest.ocdbt"
 LARGEST = 256 * 1024 * 1024
 """Bytes of ``_METADATA``."""
 
-CACHE = 256 * 1024 * 1024
+CACHE = 1 << 26
 """Bytes of chunks that tensorstore keeps: a chunk is read in several pieces."""
 
 DTYPES: Mapping[str, ElementType] = {element.title: element for element in ElementType}
@@ -62,11 +62,11 @@ MOST_HELD = 4096
 DEEPEST = 100
 """Folders in one another."""
 
+BAND = 1 << 26
+"""Bytes of rows that are read together for the sake of the chunks that they lie in."""
+
 FEW = 64
 """Files that are compared after each read."""
-
-PIECE = 1 << 24
-"""Bytes of an array that tensorstore is asked for at a time."""
 
 STEP = 32
 """Values that an array or a file is charged as."""
@@ -355,14 +355,22 @@ class _Rows(Stream):
     ) -> None:
         super().__init__(file, math.prod(array.shape) * element.itemsize)
         self._array, self._name, self._files = array, name, files
-        self._edge = max(1, chunk[0]) if chunk else 1
+        self._rows, self._row = (
+            (array.shape[0], max(1, self.size // max(1, array.shape[0]))) if chunk else (1, self.size)
+        )
+        edge, together = max(1, chunk[0]) if chunk else 1, max(1, PIECE // self._row)
+        # Rows: those of whole chunks, which tensorstore does not keep; wider ones are decoded in turns.
+        self._together: int = min(max(edge, together // edge * edge), max(1, BAND // self._row))
 
-    def decoded(self) -> Iterator[memoryview]:
+    def before(self, offset: int) -> int:
+        """The beginning of the rows that are read together."""
+        together = self._row * self._together
+        return offset // together * together
+
+    def decoded(self, start: int) -> Iterator[memoryview]:
         """The elements by rows."""
-        rows = self._array.shape[0] if self._array.shape else 1
-        together = max(1, PIECE // (self.size // rows))
-        together = together // self._edge * self._edge or together
-        for first in range(0, rows, together):
+        rows, together = self._rows, self._together
+        for first in range(start // self._row, rows, together):
             part = self._array[first : min(first + together, rows)] if self._array.shape else self._array
             try:
                 values = part.read(order="C").result()
