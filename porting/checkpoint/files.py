@@ -27,6 +27,7 @@ from porting.limits import charge
 from porting.opening import LINKED, Opened, open_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 MOST_ROWS = 1024
@@ -440,7 +441,12 @@ class Stream(Decoded):
 
     Each is decoded at most about ``PASSES + 1`` times, in whatever order they are read: then all of them are kept, in a
     temporary file if they are many.
+
+    Attributes:
+        order: numpy's kind and size of elements that are big-endian; empty for little-endian ones.
     """
+
+    order = ""
 
     def __init__(self, file: LocalFile, size: int) -> None:
         super().__init__(file, size)
@@ -477,6 +483,26 @@ class Stream(Decoded):
                 else:
                     self._begin(self.before(offset))
             return self._streamed(offset, count) if kept is None else kept.pread(offset, count)
+
+    def gather(self, start: int, sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> np.ndarray:
+        """Elements that lie apart, in memory of their own; all elements are kept for it.
+
+        Args:
+            start: the byte of the first one.
+            sizes, strides: the shape of what is gathered, and the steps of its axes in elements.
+            itemsize: bytes of an element.
+
+        Returns:
+            The elements, little-endian, as whole numbers of their width where nothing else is known of them.
+        """
+        import numpy as np  # noqa: PLC0415  # what decodes elements has it
+
+        with self._lock:
+            memory = (self._file.kept.get(self) or self._keep()).memory()
+        dtype = np.dtype(f">{self.order}") if self.order else np.dtype("c16" if itemsize == 16 else f"<u{itemsize}")
+        steps = [stride * itemsize for stride in strides]
+        found = np.ndarray(tuple(sizes), dtype, memory, start, steps)
+        return found.astype(dtype.newbyteorder("<"), order="C", copy=True)
 
     def _follows(self, offset: int) -> bool:
         """Whether a place is in the piece, or is reached by going on."""
@@ -540,6 +566,7 @@ class Elements:
     def __init__(self) -> None:
         self._memory = bytearray()
         self._fd: int | None = None
+        self._mapped: memoryview | None = None
 
     def add(self, piece: bytes | memoryview) -> None:
         """Add a piece behind the others.
@@ -558,14 +585,16 @@ class Elements:
                 left = left[os.write(self._fd, left) :]
             self._memory.clear()
 
+    def memory(self) -> memoryview:
+        """All of them; a file is mapped, which nothing else can write to."""
+        if self._mapped is None:
+            whole = self._memory if self._fd is None else mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            self._mapped = memoryview(whole)
+        return self._mapped
+
     def pread(self, offset: int, count: int) -> bytes:
         """The ``count`` bytes from ``offset`` on."""
-        if self._fd is None:
-            return bytes(self._memory[offset : offset + count])
-        found = b""
-        while len(found) < count and (piece := os.pread(self._fd, count - len(found), offset + len(found))):
-            found += piece
-        return found
+        return bytes(self.memory()[offset : offset + count])
 
 
 class Kept:

@@ -395,7 +395,7 @@ class _Decoded(Stream):
     def __init__(self, file: LocalFile, *, member: _Member, order: str) -> None:
         super().__init__(file, member.size)
         self._inflated = _Inflated(file, member)
-        self._order = order
+        self.order = order
 
     def decoded(self, start: int) -> Iterator[bytes]:
         """The bytes of the member, which begin at 0."""
@@ -404,5 +404,5 @@ class _Decoded(Stream):
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a writable buffer with elements, in little-endian order."""
         super().read_into(buffer, offset)
-        if self._order:
-            np.frombuffer(buffer, dtype=self._order).byteswap(inplace=True)
+        if self.order:
+            np.frombuffer(buffer, dtype=self.order).byteswap(inplace=True)

@@ -355,9 +355,8 @@ class _Rows(Stream):
     ) -> None:
         super().__init__(file, math.prod(array.shape) * element.itemsize)
         self._array, self._name, self._files = array, name, files
-        self._rows, self._row = (
-            (array.shape[0], max(1, self.size // max(1, array.shape[0]))) if chunk else (1, self.size)
-        )
+        self._count: int = int(array.shape[0]) if chunk else 1
+        self._row: int = max(1, self.size // max(1, self._count))
         edge, together = max(1, chunk[0]) if chunk else 1, max(1, PIECE // self._row)
         # Rows: those of whole chunks, which tensorstore does not keep; wider ones are decoded in turns.
         self._together: int = min(max(edge, together // edge * edge), max(1, BAND // self._row))
@@ -369,7 +368,7 @@ class _Rows(Stream):
 
     def decoded(self, start: int) -> Iterator[memoryview]:
         """The elements by rows."""
-        rows, together = self._rows, self._together
+        rows, together = self._count, self._together
         for first in range(start // self._row, rows, together):
             part = self._array[first : min(first + together, rows)] if self._array.shape else self._array
             try:
