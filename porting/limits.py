@@ -432,6 +432,23 @@ def charge_text(raw: bytes, *, where: str) -> None:
     charge("metadata", width * len(raw), where=where)
 
 
+NAMED = 3
+"""How often the bytes of a name count that a file does not spell out: it is copied where it is taken apart."""
+
+
+def charge_name(name: str, *, where: str) -> None:
+    """Charge a name that is put together of parts which a file has once for many names.
+
+    Args:
+        name: the name.
+        where: the file, for messages.
+
+    Raises:
+        LimitError: that is more than is left.
+    """
+    charge("metadata", NAMED * sys.getsizeof(name), where=where)
+
+
 _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89abAB]")
 """Characters beyond U+FFFF: in UTF-8, and as JSON spells them."""
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.errors import checkpoint_error
-from porting.checkpoint.files import ByteSource, Readable
+from porting.checkpoint.files import ByteSource, Readable, Stream
 from porting.checkpoint.layout import Extent
 from porting.errors import Code
 from porting.plan.clipping import clip_source, row_major, split_by_axes
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
-from porting.plan.pieces import parts, reading
+from porting.plan.pieces import parts, reading, run_length
 from porting.plan.recipe import as_it_is
 
 PIECE = 1 << 20
@@ -214,6 +214,9 @@ class MoveReader:
     def _read_part(self, move: Stored, part: Copy, dtype: torch.dtype, most: int) -> Tensor:
         """Read a part into the buffer."""
         width = dtype.itemsize
+        short = part.sizes and run_length(part, width, most) * width < LONG
+        if short and not self._sparing and isinstance(move.file, Stream):
+            return self._gathered(move, part, dtype)
         reads = reading(part, width, most, sparing=self._sparing)
         size, pitch = reads.length * width, reads.pitch * width
         if reads.numel * width > len(self._view):
@@ -227,6 +230,17 @@ class MoveReader:
         if dtype == torch.bool:
             _require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
         return self._memory[: reads.numel * width].view(dtype).as_strided(part.sizes, reads.strides)
+
+    def _gathered(self, move: Stored, part: Copy, dtype: torch.dtype) -> Tensor:
+        """Gather a part of short runs from decoded elements, all of which are kept for it."""
+        assert isinstance(move.file, Stream)  # noqa: S101  # for mypy
+        at = move.extent.start + part.source_offset * dtype.itemsize
+        raw = move.file.gather(at, part.sizes, part.source_strides, dtype.itemsize)
+        self.nbytes += raw.nbytes
+        found = torch.from_numpy(raw)
+        if dtype == torch.bool:
+            _require_booleans(found, move.file, part.source)
+        return found.view(dtype)
 
     def _read_runs(self, move: Stored, into: Tensor) -> None:
         """Read the runs of a move to their places."""

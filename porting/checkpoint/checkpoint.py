@@ -232,6 +232,8 @@ class Checkpoint:
         """
         index = [self.index_file.name] if self.index_file is not None else []
         names = [*index, *(file.name for file in self.files)]
+        for part in self.contents:
+            part.require_unchanged()
         if self.folder is not None and len(names) > 1:
             self.folder.require_in_place(names)
 

@@ -9,10 +9,12 @@ import ctypes
 import mmap
 import os
 import secrets
+import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
@@ -21,9 +23,11 @@ import xxhash
 
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault, Message, Wording
+from porting.limits import charge
 from porting.opening import LINKED, Opened, open_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 MOST_ROWS = 1024
@@ -37,6 +41,52 @@ MOST_OPEN, MOST_RUNS = 16, 1 << 16
 """Runs of bytes that are being read, and that were read, of which digests are kept; beyond, none are added."""
 
 KEY = secrets.randbits(64)
+
+PASSES = 2
+"""How often a tensor is decoded before its elements are kept: for its checksum, and for its values."""
+
+IN_MEMORY = 1 << 20
+"""Bytes of elements that are kept in memory; more are kept in a temporary file."""
+
+MOST_KEPT = 8
+"""Tensors of a file whose elements are kept at a time; the next one takes the place of the one used longest ago."""
+
+COMPRESSED = 1.25
+"""The usual ratio of decoded bytes to stored ones; more is charged as what it may be cast to."""
+
+WIDEST = 8
+"""Bytes that an element may be cast to."""
+
+HELD = 3
+"""Copies of a part that a decoder may hold at once: decompressed, on the way there, and as elements."""
+
+HONEST_PART = 1 << 12
+"""Stored bytes for which a part that is decoded by itself is not charged: files of larger parts take no longer."""
+
+STEP = 32
+"""Values that a part is charged as: its entry in a decoder's tables takes about a kilobyte."""
+
+
+def charge_decoding(
+    made: int, *, itemsize: int, stored: int, where: str, copies: int = 1, largest: int = 0, parts: int = 1
+) -> None:
+    """Charge what decoding elements takes beyond the bytes that are stored of them, before any is decoded.
+
+    Args:
+        made: bytes of the elements.
+        itemsize: bytes of one of them.
+        stored: bytes of the file that they are decoded from; each byte of a file is stored once.
+        where: the file, for messages.
+        copies: how many of the elements are held at once when all are read: two where their axes are put in order.
+        largest: bytes of the largest part that can only be decoded whole.
+        parts: the number of such parts, those that are not stored included.
+
+    Raises:
+        LimitError: that is more than is left.
+    """
+    widened = max(made - int(COMPRESSED * stored), 0) * max(WIDEST // itemsize - 1, 0)
+    charge("made", copies * max(made - stored, 0) + widened + HELD * max(largest - stored, 0), where=where)
+    charge("objects", STEP * max(parts - stored // HONEST_PART, 0), where=where)
 
 
 class ByteSource(Protocol):
@@ -180,6 +230,7 @@ class LocalFile(Copying):
         self.size = opened.status.st_size
         self._opened, self._first = opened, opened.status
         self._read = _Read()
+        self.kept = Kept()
         opened.holds = self._read.holds
         self._mapping: mmap.mmap | None = None
 
@@ -345,7 +396,7 @@ class LocalFile(Copying):
 
 
 class Decoded(Copying):
-    """The elements of a part of a file that has them in another form: compressed, in pieces, or with other bytes.
+    """The elements of a part of a file that has them in another form: in pieces, or packed in blocks.
 
     Args:
         size: bytes of the elements.
@@ -383,3 +434,186 @@ class Decoded(Copying):
     def require_unchanged(self) -> None:
         """Raises: CheckpointError when the file is not the one whose header was read."""
         self._file.require_unchanged()
+
+
+class Stream(Decoded):
+    """Elements that can only be decoded from some places on, one after the other, as compressed ones.
+
+    Each is decoded at most about ``PASSES + 1`` times, in whatever order they are read: then all of them are kept, in a
+    temporary file if they are many.
+
+    Attributes:
+        order: numpy's kind and size of elements that are big-endian; empty for little-endian ones.
+    """
+
+    order = ""
+
+    def __init__(self, file: LocalFile, size: int) -> None:
+        super().__init__(file, size)
+        self._lock = Lock()
+        self._stream: Iterator[bytes | memoryview] | None = None
+        self._piece: bytes | memoryview = b""
+        self._start = 0  # of the piece
+        self._decoded = 0
+
+    @abstractmethod
+    def decoded(self, start: int) -> Iterator[bytes | memoryview]:
+        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length.
+
+        Args:
+            start: what :meth:`before` gave.
+
+        Raises:
+            CheckpointError: they are damaged, or are more or fewer bytes than :attr:`size`.
+        """
+
+    def before(self, offset: int) -> int:
+        """The last byte up to ``offset`` that decoding can begin with."""
+        return 0
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """Exactly ``count`` bytes of elements from ``offset`` on."""
+        if not count:
+            return b""
+        with self._lock:
+            kept = self._file.kept.get(self)
+            if kept is None and not self._follows(offset):
+                if self._decoded >= PASSES * self.size:
+                    kept = self._keep()
+                else:
+                    self._begin(self.before(offset))
+            return self._streamed(offset, count) if kept is None else kept.pread(offset, count)
+
+    def gather(self, start: int, sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> np.ndarray:
+        """Elements that lie apart, in memory of their own; all elements are kept for it.
+
+        Args:
+            start: the byte of the first one.
+            sizes, strides: the shape of what is gathered, and the steps of its axes in elements.
+            itemsize: bytes of an element.
+
+        Returns:
+            The elements, little-endian, as whole numbers of their width where nothing else is known of them.
+        """
+        import numpy as np  # noqa: PLC0415  # what decodes elements has it
+
+        with self._lock:
+            memory = (self._file.kept.get(self) or self._keep()).memory()
+        dtype = np.dtype(f">{self.order}") if self.order else np.dtype("c16" if itemsize == 16 else f"<u{itemsize}")
+        steps = [stride * itemsize for stride in strides]
+        found = np.ndarray(tuple(sizes), dtype, memory, start, steps)
+        return found.astype(dtype.newbyteorder("<"), order="C", copy=True)
+
+    def _follows(self, offset: int) -> bool:
+        """Whether a place is in the piece, or is reached by going on."""
+        return self._stream is not None and self._start <= offset and self.before(offset) <= self._end_of_piece
+
+    @property
+    def _end_of_piece(self) -> int:
+        return self._start + len(self._piece)
+
+    def _streamed(self, offset: int, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            begin = offset + len(found) - self._start
+            if begin < len(self._piece):
+                found += memoryview(self._piece)[begin : begin + count - len(found)]
+            else:
+                self._next()
+        if offset + count == self.size:
+            self._end()
+        return bytes(found)
+
+    def _begin(self, start: int) -> None:
+        self._stream, self._piece, self._start = self.decoded(start), b"", start
+
+    def _next(self) -> None:
+        """Go on to the next piece."""
+        assert self._stream is not None  # noqa: S101  # for mypy: it was begun
+        self._start = self._end_of_piece
+        self._piece = next(self._stream, b"")
+        self._decoded += len(self._piece)
+        if not self._piece or self._end_of_piece > self.size:
+            raise ValueError(f"{type(self).__name__} gave another number of bytes than {self.size}")  # a bug of ours
+
+    def _end(self) -> None:
+        """See that nothing follows the last piece, and let it go: there may be as many of them as tensors."""
+        if self._stream is not None and next(self._stream, b""):
+            raise ValueError(f"{type(self).__name__} gave more than {self.size} bytes")  # a bug of ours
+        self._stream, self._piece, self._start = None, b"", self.size
+
+    def _keep(self) -> Elements:
+        """Decode all elements once more, and keep them."""
+        kept = Elements()
+        self._begin(0)
+        try:
+            while self._end_of_piece < self.size:
+                self._next()
+                kept.add(self._piece)
+        except OSError as error:
+            message = f"its decoded elements, {self.size} bytes, cannot be kept in {tempfile.gettempdir()}: {error}"
+            hint = "set TMPDIR to a folder with more room"
+            fault = Fault(code=Code.FILE_UNREADABLE, where=self.where, message=message, hint=hint)
+            raise CheckpointError(fault) from error
+        self._end()
+        self._file.kept.add(self, kept)
+        return kept
+
+
+class Elements:
+    """Decoded elements, in memory or in a temporary file without a name."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self._fd: int | None = None
+        self._mapped: memoryview | None = None
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Add a piece behind the others.
+
+        Raises:
+            OSError: there is no room for a file.
+        """
+        self._memory += piece
+        if self._fd is None and len(self._memory) > IN_MEMORY:
+            with tempfile.TemporaryFile(prefix="porting-") as file:
+                self._fd = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._fd)
+        if self._fd is not None:
+            left = memoryview(bytes(self._memory))
+            while left:
+                left = left[os.write(self._fd, left) :]
+            self._memory.clear()
+
+    def memory(self) -> memoryview:
+        """All of them; a file is mapped, which nothing else can write to."""
+        if self._mapped is None:
+            whole = self._memory if self._fd is None else mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            self._mapped = memoryview(whole)
+        return self._mapped
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """The ``count`` bytes from ``offset`` on."""
+        return bytes(self.memory()[offset : offset + count])
+
+
+class Kept:
+    """The decoded elements that are kept of a file, each with what decodes them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Stream, Elements] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, stream: Stream) -> Elements | None:
+        """Those of a stream; None when they are not kept."""
+        with self._lock:
+            if stream in self._kept:
+                self._kept.move_to_end(stream)
+            return self._kept.get(stream)
+
+    def add(self, stream: Stream, kept: Elements) -> None:
+        """Keep those of a stream, in the place of those that were used longest ago."""
+        with self._lock:
+            self._kept[stream] = kept
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)

@@ -9,9 +9,11 @@ elements is read until a tensor is; no library of either project is needed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
 from porting.checkpoint.errors import quote
@@ -21,13 +23,16 @@ from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
 from porting.errors import Code
-from porting.limits import charge, reading
+from porting.limits import charge, charge_name, reading
 
 DEEPEST = 100
 """Levels of nesting."""
 
 ARRAY, SCALAR = 1, 3
 """Flax's types of extensions: an array, and a scalar of numpy, which is written as an array without axes."""
+
+TIME, TIMES = -1, (4, 8, 12)
+"""MessagePack's own type of extensions, and how many bytes it has."""
 
 PIECES = "__msgpack_chunked_array__"
 """The key that marks an array in pieces."""
@@ -118,7 +123,9 @@ class _Walk:
                 self._in_pieces(count, prefix[:-1], depth)
                 return
             seen.add(key)
-            self._value(prefix + key, depth)
+            name = prefix + key
+            charge_name(name, where=self._source.where)
+            self._value(name, depth)
 
     def _value(self, name: str, depth: int) -> None:
         kind, count = self._begin()
@@ -181,6 +188,7 @@ class _Walk:
         kind = self._header.number("<b")
         inside = self._header.within(count)
         if kind not in {ARRAY, SCALAR}:
+            self._require_time(kind, count)
             self._others.append(name)
             return None
         outer, self._header = self._header, inside
@@ -209,15 +217,30 @@ class _Walk:
         return self._header.text(count, limit=LONGEST_TENSOR_NAME - before)
 
     def _skip(self, kind: str, count: int, depth: int) -> None:
-        """Skip the rest of a value; what a list holds has no name."""
-        if kind in {"str", "bin", "ext"}:
-            self._header.skip(count + (kind == "ext"))
+        """Skip the rest of a value; what a list holds has no name.  What msgpack refuses in it is refused."""
+        if kind == "str":
+            self._header.skip_text(count)
+        elif kind == "ext":
+            self._require_time(self._header.number("<b"), count)
+            self._header.skip(count)
+        elif kind == "bin":
+            self._header.skip(count)
         elif kind in {"array", "map"}:
             self._charge(count, depth)
             if depth >= DEEPEST:
                 raise self._header.error(f"more than {DEEPEST} lists in one another")
-            for _ in range(count * (2 if kind == "map" else 1)):
+            for _ in range(count):
+                if kind == "map":
+                    key, length = self._begin()
+                    if key not in {"str", "bin"}:
+                        raise self._header.error(f"a key that is no text before byte {self._header.position}")
+                    self._skip(key, length, depth + 1)
                 self._skip(*self._begin(), depth + 1)
+
+    def _require_time(self, kind: int, count: int) -> None:
+        """Require that an extension that msgpack takes for a time is one."""
+        if kind == TIME and count not in TIMES:
+            raise self._header.error(f"a time of {count} bytes before byte {self._header.position}")
 
     def _charge(self, count: int, depth: int) -> None:
         self._header.require(count)  # each has at least a byte
@@ -271,13 +294,15 @@ class _Joined(Decoded):
     def __init__(self, file: LocalFile, *, ranges: tuple[tuple[int, int], ...]) -> None:
         super().__init__(file, sum(count for _, count in ranges))
         self._ranges = ranges
+        self._begins = [0, *accumulate(count for _, count in ranges)]
 
     def pread(self, offset: int, count: int) -> bytes:
         """Exactly ``count`` bytes of elements."""
-        found, begin = [], 0
-        for start, length in self._ranges:
-            first, last = max(offset, begin), min(offset + count, begin + length)
-            if first < last:
-                found.append(self._file.pread(start + first - begin, last - first))
-            begin += length
-        return b"".join(found)
+        found = bytearray()
+        for number in range(bisect_right(self._begins, offset) - 1, len(self._ranges)):
+            start, length = self._ranges[number]
+            inside = offset + len(found) - self._begins[number]
+            found += self._file.pread(start + inside, min(length - inside, count - len(found)))
+            if len(found) == count:
+                break
+        return bytes(found)

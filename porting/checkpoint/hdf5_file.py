@@ -1,29 +1,31 @@
 """HDF5 files, in which Keras and TensorFlow models of transformers keep their weights.
 
-Read by h5py (``pip install porting[hdf5]``), through this library's own reading of the file.  The path of a dataset is
-the tensor's name.  Where HDF5 has the elements in a row and uncompressed, they are mapped and read by ranges; of a
-dataset in chunks, rows are read by h5py.  What a file names elsewhere (links to other files, external storage, virtual
-datasets) is not followed.
+The structure is read by h5py (``pip install porting[hdf5]``), through this library's own reading of the file.  The path
+of a dataset is the tensor's name.  Where HDF5 has the elements in a row and uncompressed, they are mapped and read by
+ranges.  Chunks are decoded here, since HDF5 inflates them to whatever size they have; those that were never written
+cost nothing.  What a file names elsewhere (links to other files, external storage, virtual datasets) is not followed.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
+from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charge_decoding
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
 from porting.errors import Code, Fault, PortingError
-from porting.limits import charge, reading
+from porting.limits import charge, charge_name, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +34,19 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 INSTALL = "pip install 'porting[hdf5]'"
 
 STEP = 32
-"""Values that a dataset, a group or a link is charged as."""
+"""Values that a dataset, a group, a link or a stored chunk is charged as."""
+
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+"""The numbers of filters that are undone here."""
+
+COMPACT = 0
+"""The layout of a dataset whose elements lie in its header."""
+
+CHECKSUM = 4
+"""Bytes of a checksum behind a chunk."""
+
+BAND = 1 << 26
+"""Bytes of rows that are put together of the chunks that they lie in; wider rows of chunks are decoded in turns."""
 
 
 class Hdf5(Container):
@@ -71,7 +85,6 @@ class _File(io.RawIOBase):
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._position = 0
-        self.charged = True
         self.failure: PortingError | None = None
 
     def readable(self) -> bool:
@@ -92,8 +105,7 @@ class _File(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         count = min(len(view), max(self._source.size - self._position, 0))
         try:
-            if self.charged:
-                charge("metadata", count, where=self._source.where)
+            charge("metadata", count, where=self._source.where)
             view[:count] = self._source.pread(self._position, count)
         except PortingError as error:
             self.failure = error
@@ -103,7 +115,7 @@ class _File(io.RawIOBase):
 
 
 @contextmanager
-def _opened(source: ByteSource, *, charged: bool = True) -> Iterator[Any]:  # a group of h5py, which has no types
+def _opened(source: ByteSource) -> Iterator[Any]:  # a group of h5py, which has no types
     """The root group of a file."""
     try:
         import h5py  # noqa: PLC0415  # an extra
@@ -111,7 +123,6 @@ def _opened(source: ByteSource, *, charged: bool = True) -> Iterator[Any]:  # a 
         message = "reading an HDF5 file needs the package h5py, which is not installed"
         raise checkpoint_error(Code.HDF5_FILE, source.where, message, INSTALL) from error
     file = _File(source)
-    file.charged = charged
     try:
         with h5py.File(file, "r") as root:
             yield root
@@ -138,6 +149,7 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
             path = f"{prefix}{key}"
             if len(path) > LONGEST_TENSOR_NAME:
                 raise checkpoint_error(Code.HDF5_FILE, where, f"a name of {len(path)} characters", FETCH_AGAIN)
+            charge_name(path, where=where)
             link = group.get(key, getlink=True)
             if link is None:  # its group lists it: h5py does not tell a link that is damaged from none
                 raise checkpoint_error(Code.HDF5_FILE, where, f"the link of {quote(path)} is damaged", FETCH_AGAIN)
@@ -176,33 +188,204 @@ def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> Non
     if start is not None and dtype.newbyteorder("<") == dtype and dataset.id.get_storage_size() == nbytes:
         tensors.add(path, shape, element, start=start)
         return
-    largest = math.prod(dataset.chunks or (1,)) * dtype.itemsize
-    charge("made", max(nbytes, largest), where=tensors.faults.where)
-    rows = partial(_Rows, path=path, shape=shape, dtype=dtype.newbyteorder("<"))
-    tensors.add(path, shape, element, start=0, decode=rows)
+    settings = dataset.id.get_create_plist()
+    filters = tuple(settings.get_filter(at)[0] for at in range(settings.get_nfilters()))
+    stored = _stored(dataset, nbytes, where=tensors.faults.where)
+    reason = _unreadable_filters(filters)
+    if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
+        reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"
+    if reason:
+        tensors.refuse(path, reason, "save it with gzip, or without compression")
+        return
+    for part in stored:
+        tensors.claim(path, part.start, part.start + part.size)
+    charge_decoding(
+        nbytes,
+        itemsize=dtype.itemsize,
+        stored=sum(part.size for part in stored),
+        where=tensors.faults.where,
+        largest=math.prod(dataset.chunks) * dtype.itemsize if dataset.chunks and stored else 0,
+    )
+    layout = _Layout(
+        shape=shape,
+        dtype=dtype,
+        chunk=tuple(dataset.chunks or shape),
+        stored=tuple(sorted(stored, key=lambda part: part.starts)),
+        filters=filters,
+        # What lies in the header of the dataset itself was read with it, and is at most 64 kB.
+        fill=dataset[()] if settings.get_layout() == COMPACT else dataset.fillvalue,
+    )
+    tensors.add(path, shape, element, start=0, decode=partial(_Elements, name=path, layout=layout))
 
 
-class _Rows(Decoded):
-    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere, read by rows.
+@dataclass(frozen=True)
+class _Stored:
+    """A stored part of a dataset: a chunk, or all of it.
 
-    Args:
-        dtype: the type of its elements, little-endian.
+    Attributes:
+        starts: where it begins along each axis.
+        skipped: the filters that were not applied to it, as bits.
+        start: its first byte in the file.
+        size: how many bytes it has there.
     """
 
-    piece = 1 << 24  # each time the file is opened, and chunks at the ends are decompressed once more
+    starts: tuple[int, ...]
+    skipped: int
+    start: int
+    size: int
 
-    def __init__(self, file: LocalFile, *, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        super().__init__(file, math.prod(shape) * dtype.itemsize)
-        self._path, self._shape, self._dtype = path, shape, dtype
 
-    def pread(self, offset: int, count: int) -> bytes:
-        """Exactly ``count`` bytes of elements."""
-        if not count:
-            return b""
-        row = math.prod(self._shape[1:]) * self._dtype.itemsize
-        first, last = offset // row, -(-(offset + count) // row)
-        with _opened(self._file, charged=False) as root:
-            dataset = root[self._path]
-            values = dataset[first:last] if self._shape else dataset[()]
-        raw = values.astype(self._dtype).tobytes()
-        return bytes(raw[offset - first * row :][:count])
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """How the elements of a dataset are stored.
+
+    Attributes:
+        dtype: their type in the file.
+        chunk: the sizes of a stored part.
+        stored: those that there are, in order.
+        filters: the numbers of what was applied to each, first to last.
+        fill: the value of elements that are not stored; or all elements, of a dataset that its header holds.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk: tuple[int, ...]
+    stored: tuple[_Stored, ...]
+    filters: tuple[int, ...]
+    fill: Any
+
+
+def _stored(dataset: Any, nbytes: int, *, where: str) -> list[_Stored]:  # of h5py
+    """The stored parts of a dataset."""
+    start, found = dataset.id.get_offset(), list[_Stored]()
+    if start is not None:
+        return [_Stored((0,) * dataset.ndim, 0, start, nbytes)]
+
+    def add(chunk: Any) -> None:  # as h5py has it
+        charge("objects", STEP, where=where)
+        found.append(_Stored(tuple(chunk.chunk_offset), chunk.filter_mask, chunk.byte_offset, chunk.size))
+
+    if dataset.chunks and dataset.id.get_num_chunks():
+        dataset.id.chunk_iter(add)
+    return found
+
+
+def _unreadable_filters(filters: tuple[int, ...]) -> str:
+    """The reason why what filters made cannot be read; empty if it can."""
+    other = next((one for one in filters if one not in {DEFLATE, SHUFFLE, FLETCHER32}), None)
+    if other is not None:
+        return f"it is compressed with the filter {other} of HDF5, which is not read"
+    return "it is compressed more than once, which is not read" if len({*filters}) < len(filters) else ""
+
+
+class _Elements(Stream):
+    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere.
+
+    Args:
+        name: the tensor.
+        layout: how they are stored.
+    """
+
+    def __init__(self, file: LocalFile, *, name: str, layout: _Layout) -> None:
+        super().__init__(file, math.prod(layout.shape) * layout.dtype.itemsize)
+        self._name, self._layout = name, layout
+        self._row = max(1, math.prod(layout.shape[1:]) * layout.dtype.itemsize)
+        self._together = max(1, PIECE // self._row)  # rows
+        if layout.filters:
+            edge = (layout.chunk or (1,))[0]
+            self._together = min(max(edge, self._together // edge * edge), max(1, BAND // self._row))
+
+    def before(self, offset: int) -> int:
+        """The beginning of the rows that are put together."""
+        together = self._row * self._together
+        return offset // together * together
+
+    def decoded(self, start: int) -> Iterator[memoryview]:
+        """The elements in rows, little-endian."""
+        import numpy as np  # noqa: PLC0415  # h5py has it
+
+        layout, together = self._layout, self._together
+        filled = np.broadcast_to(layout.fill, layout.shape or (1,))
+        rows, at = len(filled), 0
+        for first in range(start // self._row, rows, together):
+            count = min(together, rows - first)
+            band = np.array(filled[first : first + count], dtype=layout.dtype.newbyteorder("<"))
+            at = self._fill(band, first, at)
+            yield band.reshape(-1).view(np.uint8).data
+
+    def _fill(self, band: np.ndarray, first: int, at: int) -> int:
+        """Fill rows from ``first`` on; returns the number of the first stored part that lies in them or behind."""
+        parts, edge = self._layout.stored, self._layout.chunk or (1,)
+        while at < len(parts) and first >= (parts[at].starts or (0,))[0] + edge[0]:
+            at += 1
+        for part in parts[at:]:
+            begin, *others = part.starts or (0,)
+            if begin >= first + len(band):
+                break
+            above = max(first - begin, 0)  # rows of the part in front of the band
+            below = min(begin + edge[0], first + len(band)) - begin
+            place = band[
+                max(begin - first, 0) : begin + edge[0] - first,
+                *(slice(start, start + size) for start, size in zip(others, edge[1:], strict=True)),
+            ]
+            place[...] = self._rows(part, above, below)[:, *map(slice, place.shape[1:])]
+        return at
+
+    def _rows(self, part: _Stored, above: int, below: int) -> np.ndarray:
+        """Some rows of a stored part."""
+        import numpy as np  # noqa: PLC0415  # h5py has it
+
+        layout = self._layout
+        _, *others = layout.chunk or (1,)
+        width, row = layout.dtype.itemsize, math.prod(others) * layout.dtype.itemsize
+        if not layout.filters:
+            raw = self._file.pread(part.start + above * row, (below - above) * row)
+            return np.frombuffer(raw, dtype=layout.dtype).reshape(-1, *others)
+        nbytes = math.prod(layout.chunk) * width
+        raw = self._file.pread(part.start, part.size)
+        for number in reversed(range(len(layout.filters))):
+            if part.skipped >> number & 1:
+                continue
+            if layout.filters[number] == FLETCHER32:
+                raw = self._checked(raw)
+            elif layout.filters[number] == SHUFFLE:
+                raw = np.frombuffer(self._of_length(raw, nbytes), dtype=np.uint8).reshape(width, -1).T.tobytes()
+            else:
+                raw = self._inflated(raw, nbytes + CHECKSUM)
+        return np.frombuffer(self._of_length(raw, nbytes), dtype=layout.dtype).reshape(-1, *others)[above:below]
+
+    def _inflated(self, raw: bytes, most: int) -> bytes:
+        """Inflate a chunk, to at most so many bytes."""
+        stream = zlib.decompressobj()
+        try:
+            found = stream.decompress(raw, most)
+        except zlib.error as error:
+            raise self._damaged(f"cannot be inflated: {error}") from error
+        if not stream.eof and len(found) < most:
+            raise self._damaged("ends in the middle of its compressed bytes")
+        return found
+
+    def _checked(self, raw: bytes) -> bytes:
+        """The bytes in front of a checksum, which is compared."""
+        import numpy as np  # noqa: PLC0415  # h5py has it
+
+        raw, stored = raw[:-CHECKSUM], int.from_bytes(raw[-CHECKSUM:], "little")
+        words = np.frombuffer(raw + bytes(len(raw) % 2), dtype=">u2")
+        low = high = 0
+        for start in range(0, len(words), PIECE):
+            piece = words[start : start + PIECE].astype(np.uint64)
+            high += low * len(piece) + int((piece * np.arange(len(piece), 0, -1, dtype=np.uint64)).sum())
+            low += int(piece.sum())
+        # Sums that are 0 modulo 65535 are written as either of the two.
+        if (high % 0xFFFF, low % 0xFFFF) != ((stored >> 16) % 0xFFFF, (stored & 0xFFFF) % 0xFFFF):
+            raise self._damaged("does not match its checksum")
+        return raw
+
+    def _of_length(self, raw: bytes, nbytes: int) -> bytes:
+        if len(raw) != nbytes:
+            raise self._damaged(f"has {len(raw)} bytes, expected {nbytes}")
+        return raw
+
+    def _damaged(self, damage: str) -> CheckpointError:
+        message = f"tensor {quote(self._name)}: a chunk {damage}"
+        return checkpoint_error(Code.HDF5_FILE, self.where, message, FETCH_AGAIN)

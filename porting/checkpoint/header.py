@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,9 @@ FETCH_AGAIN = "the file is damaged: fetch it again"
 
 BUFFER = 1 << 12
 """Bytes that are read at a time: between two tensors' elements there are few."""
+
+TEXT = 1 << 16
+"""Bytes of a text that are looked at together."""
 
 VARINT = 10
 """Bytes of the longest number of a variable length: 7 bits in each."""
@@ -80,6 +84,18 @@ class HeaderReader:
         """Skip bytes."""
         self.require(count)
         self.position += count
+
+    def skip_text(self, count: int) -> None:
+        """Skip a text, which has to be UTF-8, in memory that does not depend on its length."""
+        self.require(count)
+        decoder, end = getincrementaldecoder("utf-8")(), self.position + count
+        try:
+            for start in range(self.position, end, TEXT):
+                decoder.decode(self.source.pread(start, min(TEXT, end - start)))
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise self.error(f"a text that is not UTF-8 before byte {end}") from error
+        self.position = end
 
     def number(self, layout: str) -> int:
         """The next whole number, of a layout of :mod:`struct`."""

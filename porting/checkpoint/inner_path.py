@@ -8,6 +8,7 @@ begin with it, and removes it from their names: in ``file.pt#model`` the tensor 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +20,7 @@ from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import TensorSpec
 from porting.errors import Code, Fault, Message, Wording, nearest
-from porting.limits import charge
+from porting.limits import NAMED, charge
 
 DEEPEST = 100
 """Levels of nesting above a tensor."""
@@ -34,7 +35,7 @@ TOGETHER = 1 << 10
 """Names that are charged at once."""
 
 LETTERS = 1 << 16
-"""Characters of names that are charged at once."""
+"""Bytes of names that are charged at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class Tree:
             if _is_container(child) and self._count(child)[1]:
                 path, node = self._follow_single(key, child)
                 count, named = self._count(node)
-                self._charge(len(path))
+                self._charge(path)
                 found.append((named, InnerPath(path=path, tensors=count)))
         found.sort(key=lambda entry: -entry[0])
         whole = (InnerPath(path="", tensors=self._count(self.root)[0]),) if direct else ()
@@ -195,7 +196,7 @@ class Tree:
             entries = chain(entries, node.attributes.items())  # of an object that the path itself names
         for key, child in entries:
             last = str(key)
-            self._charge(len(full) + len(last))
+            self._charge(full, last)
             sub = f"{full}.{last}" if above else last
             within = sub.startswith(begin)
             if not within and not begin.startswith(f"{sub}."):
@@ -208,10 +209,10 @@ class Tree:
                     plain.add(id(child))
                 yield sub.removeprefix(begin), child
 
-    def _charge(self, letters: int) -> None:
+    def _charge(self, *keys: str) -> None:
         """Charge a name before it is joined from keys, several names at once."""
         self._steps += 1
-        self._letters += letters
+        self._letters += NAMED * sum(map(sys.getsizeof, keys))
         if self._steps % TOGETHER == 0:
             charge("objects", STEP * TOGETHER, where=self._where)
         if self._letters >= LETTERS:

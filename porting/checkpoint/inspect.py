@@ -172,6 +172,7 @@ def _beginnings(checkpoint: Checkpoint) -> tuple[InnerPath, ...]:
     separator = next((one.separator for one in CONTAINERS if {one.name} == formats), "")
     if not separator or "#" in checkpoint.location:
         return ()
+    charge("objects", sum(name.count(separator) for name in checkpoint.tensors), where=checkpoint.location)
     names = [name.split(separator) for name in checkpoint.tensors]
     levels = zip(*(keys[:-1] for keys in names), strict=False)  # as many as the shortest name has
     shared = [keys[0] for keys in takewhile(lambda keys: len({*keys}) == 1, levels)]
@@ -215,6 +216,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     families: dict[_Family, list[tuple[str, ...]]] = {}
     for info in tensors:
         parts = DIGITS.split(info.name)
+        charge("objects", len(parts) // 4, where="the names of its tensors")
         family = _Family(tuple(parts[::2]), info.shape, info.element)
         families.setdefault(family, []).append(tuple(parts[1::2]))
     groups = []

@@ -271,6 +271,7 @@ class Contents:
         shared: groups of names that stand for one and the same range of a storage.
         chunks: of the tensors of a distributed checkpoint, which have no extent, the boxes that make them up.
         locate: finds where the elements of a chunk lie, once its file is open.
+        require_unchanged: compares files that no source stands for, when a command has read all of it.
         notes: what should be known and changes no value.
     """
 
@@ -280,4 +281,5 @@ class Contents:
     shared: tuple[frozenset[str], ...] = ()
     chunks: Mapping[str, tuple[Chunk, ...]] = field(default_factory=dict, repr=False)
     locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] = field(default=_nowhere, repr=False)
+    require_unchanged: Callable[[], None] = field(default=lambda: None, repr=False)
     notes: tuple[Fault, ...] = ()

@@ -3,8 +3,7 @@
 Each member begins with a magic number, a version and the text of a Python dictionary of dtype, order and shape
 (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html); the elements follow to its end.  Stored
 members are read by ranges, like any file.  Deflated ones are decompressed from their beginning, in memory that does not
-depend on their size; a bounded number of decompressor states is kept for reading backwards.  Arrays of objects are
-pickles, and are never read.
+depend on their size (:class:`~porting.checkpoint.files.Stream`).  Arrays of objects are pickles, and are never read.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import ast
 import math
 import re
 import zlib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +31,7 @@ from porting.checkpoint.container import (
     nbytes,
 )
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.files import ByteSource, LocalFile, Stream, charge_decoding
 from porting.checkpoint.layout import (
     ChecksummedRange,
     Contents,
@@ -97,23 +94,11 @@ NO_NUMBERS = {
 }
 """Contents of arrays that are no tensors, by numpy's kind, each with a hint."""
 
-COMPRESSED = 1.25
-"""The usual ratio of decompressed bytes to compressed ones; more is charged as what it may be cast to."""
-
-WIDEST = 8
-"""Bytes that an element may be cast to."""
-
 ALIGNED = 64
 """Bytes that elements are aligned to in written files, as numpy aligns them within a member."""
 
 PIECE = 1 << 16
 """Bytes of a compressed member that are read at a time."""
-
-APART = 1 << 22
-"""Decompressed bytes between two saved states."""
-
-MOST_PLACES = 128
-"""Saved states of a file, 50 kB each; a new one replaces the oldest."""
 
 
 class Npz(Container):
@@ -138,10 +123,7 @@ class Npz(Container):
             raise UnrecognisedError(fault, source, self.title)
         archive = read_archive(source, NUMPY)
         placed = locate_all(source, archive)
-        inflated = sum(entry.size - entry.packed for entry in archive.entries.values())
-        charge("made", max(inflated, 0), where=source.where)
         faults = FaultList(source.where)
-        places = _Places()
         tensors: dict[str, TensorInfo] = {}
         extents: dict[str, Extent] = {}
         for entry in archive.entries.values():
@@ -153,14 +135,14 @@ class Npz(Container):
                 faults.add(Code.NPZ_FILE, f"the name of the entry {quote(entry.name)} is no UTF-8", hint=SAVE_AGAIN)
                 continue
             tensor = entry.name.removesuffix(".npy")
-            array = _array(_Inflated(source, member, places), tensor, faults)
+            array = _array(_Inflated(source, member), tensor, faults)
             if array is not None:
+                width, copies = array.element.itemsize, 2 if array.columns else 1
+                charge_decoding(entry.size, itemsize=width, stored=entry.packed, where=source.where, copies=copies)
                 tensors[tensor] = TensorInfo(
                     name=tensor, shape=array.shape, element=array.element, nbytes=member.size - array.start, file=name
                 )
-                extents[tensor] = array.extent(member, places)
-                beyond = max(entry.size - COMPRESSED * entry.packed, 0)
-                charge("made", int(beyond) * max(WIDEST // array.element.itemsize - 1, 0), where=source.where)
+                extents[tensor] = array.extent(member)
         check_names(tensors, faults)
         faults.raise_if_any()
         file = WeightFile(name=name, size=source.size, format=self.name, metadata={}, names=tuple(tensors))
@@ -254,7 +236,7 @@ class _Array:
     columns: bool
     swapped: bool
 
-    def extent(self, member: _Member, places: _Places) -> Extent:
+    def extent(self, member: _Member) -> Extent:
         """Where the elements lie: in the file, or in the decoded member."""
         stride = None
         if self.columns and len(self.shape) > 1:
@@ -263,7 +245,7 @@ class _Array:
             begin = member.record.start
             return Extent(start=begin + self.start, stop=member.record.stop, stride=stride, record=member.record)
         whole = replace(member.record, start=0, stop=member.size)
-        decode = partial(_Decoded, member=member, places=places, order=NAMES[self.element] if self.swapped else "")
+        decode = partial(_Decoded, member=member, order=NAMES[self.element] if self.swapped else "")
         return Extent(start=self.start, stop=member.size, stride=stride, record=whole, decode=decode)
 
 
@@ -288,7 +270,7 @@ class _ArrayError(Exception):
 
 def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
     """The dictionary of an array's header, and where the elements begin."""
-    begin = source.pread(0, min(source.size, 12))
+    begin = source.head(12)
     if not begin.startswith(MAGIC) or len(begin) < 12 or begin[6] not in {1, 2, 3}:
         raise _ArrayError("it does not begin as an .npy file of version 1, 2 or 3 does")
     width = 2 if begin[6] == 1 else 4
@@ -299,7 +281,7 @@ def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
             f"its header has {length} bytes by its own account; the member has {source.size}, and {LONGEST} are read"
         )
     charge("metadata", length, where=source.where)
-    return source.pread(8 + width, length), start
+    return source.head(start)[8 + width :], start
 
 
 def _parsed(text: bytes, start: int, size: int) -> _Array:
@@ -343,134 +325,59 @@ def _element(descr: object) -> tuple[ElementType, bool]:
     return element, order == ">"
 
 
-class _Places:
-    """Saved states of decompressing the members of a file, bounded in number."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[tuple[str, int], _State] = OrderedDict()
-        self._lock = Lock()
-
-    def keep(self, name: str, state: _State) -> None:
-        """Save a state of a member."""
-        with self._lock:
-            self._states.setdefault((name, state.position // APART), state.copy())
-            if len(self._states) > MOST_PLACES:
-                self._states.popitem(last=False)
-
-    def before(self, name: str, position: int) -> _State | None:
-        """The last state at or before a position; None for the beginning."""
-        with self._lock:
-            known = [
-                state for (member, _), state in self._states.items() if member == name and state.position <= position
-            ]
-            return max(known, key=lambda state: state.position, default=None)
-
-
-@dataclass
-class _State:
-    """A state of decompressing a member.
-
-    Attributes:
-        position: how many bytes it gave.
-        read: up to where the file was read.
-        left: what was read there and not taken yet.
-    """
-
-    stream: zlib._Decompress
-    position: int
-    read: int
-    left: bytes = b""
-
-    def copy(self) -> _State:
-        """An independent copy."""
-        return replace(self, stream=self.stream.copy())
-
-
 class _Inflated:
-    """The decompressed bytes of a member.
+    """The bytes of a member, inflated where it is compressed; without memory of its own.
 
     Args:
-        places: those that are kept of the file.
+        source: the file.
+        member: the member.
     """
 
-    def __init__(self, source: ByteSource, member: _Member, places: _Places) -> None:
+    def __init__(self, source: ByteSource, member: _Member) -> None:
         self.where = source.where
         self.size = member.size
         self._source = source
         self._member = member
-        self._places = places
-        self._state: _State | None = None
-        self._farthest = 0
-        self._lock = Lock()
 
-    def pread(self, offset: int, count: int) -> bytes:
-        """Exactly ``count`` bytes from ``offset`` on."""
+    def head(self, count: int) -> bytes:
+        """The first bytes, as many as there are."""
+        count = min(count, self.size)
         if not self._member.deflated:
-            return self._source.pread(self._member.record.start + offset, count)
+            return self._source.pread(self._member.record.start, count)
         found = bytearray()
-        with self._lock:
-            state = self._at(offset)
-            while len(found) < count:
-                found += self._next(state, count - len(found))
-            if state.position == self.size:
-                self._require_end(state)
-                self._state = None
-        return bytes(found)
+        for piece in self.pieces(min(count, PIECE)):
+            found += piece
+            if len(found) >= count:
+                break
+        return bytes(found[:count])
 
-    def _at(self, offset: int) -> _State:
-        """The state at ``offset``."""
-        state, kept = self._state, self._places.before(self._member.name, offset)
-        if state is not None and state.position > offset:
-            state = None
-        if kept is not None and (state is None or kept.position > state.position):
-            state = kept.copy()
-        if state is None:
-            state = _State(zlib.decompressobj(-15), 0, self._member.record.start)
-        self._state = state
-        while state.position < offset:
-            self._next(state, offset - state.position)
-        return state
-
-    def _next(self, state: _State, most: int) -> bytes:
-        """Decompress between 1 and ``most`` more bytes."""
-        again = state.position < self._farthest
-        before = state.position
-        found = b""
-        while not found:
-            ended = not state.left and state.read == self._member.record.stop
-            if not state.left and not ended:
-                count = min(PIECE, self._member.record.stop - state.read)
-                state.left = self._source.pread(state.read, count)
-                state.read += count
-            found = self._inflate(state, min(most, PIECE))
-            if not found and (ended or state.stream.eof):
-                raise self._damaged(f"ends after {state.position} bytes, and has {self.size}")
-        state.position += len(found)
-        self._farthest = max(self._farthest, state.position)
-        if again and before // APART != state.position // APART:  # it was read backwards, and may be again
-            self._places.keep(self._member.name, state)
-        return found
-
-    def _inflate(self, state: _State, most: int) -> bytes:
-        try:
-            found = state.stream.decompress(state.left, most)
-        except zlib.error as error:
-            raise self._damaged(f"cannot be inflated: {error}") from error
-        state.left = state.stream.unconsumed_tail
-        return found
-
-    def _require_end(self, state: _State) -> None:
-        """Raises: CheckpointError when more follows than the archive says."""
-        while not state.stream.eof:
-            if not state.left:
-                if state.read == self._member.record.stop:
-                    raise self._damaged("has no end")
-                count = min(PIECE, self._member.record.stop - state.read)  # millions of empty blocks may follow
-                state.left = self._source.pread(state.read, count)
-                state.read += count
-            if self._inflate(state, 1):
+    def pieces(self, most: int = PIECE) -> Iterator[bytes]:
+        """All bytes, in pieces of at most ``most``."""
+        record = self._member.record
+        if not self._member.deflated:
+            for start in range(record.start, record.stop, most):
+                yield self._source.pread(start, min(most, record.stop - start))
+            return
+        stream, left, position, given = zlib.decompressobj(-15), b"", record.start, 0
+        while not stream.eof:
+            if not left:
+                if position == record.stop:
+                    raise self._damaged(f"ends after {given} bytes, and has {self.size}")
+                left = self._source.pread(position, min(PIECE, record.stop - position))
+                position += len(left)
+            try:
+                piece = stream.decompress(left, most)
+            except zlib.error as error:
+                raise self._damaged(f"cannot be inflated: {error}") from error
+            left = stream.unconsumed_tail
+            given += len(piece)
+            if given > self.size:
                 raise self._damaged(f"goes on behind its {self.size} bytes")
-        if state.stream.unused_data or state.left or state.read != self._member.record.stop:
+            if piece:
+                yield piece
+        if given < self.size:
+            raise self._damaged(f"ends after {given} bytes, and has {self.size}")
+        if stream.unused_data or left or position != record.stop:
             raise self._damaged("has bytes behind its end")
 
     def _damaged(self, damage: str) -> CheckpointError:
@@ -478,25 +385,24 @@ class _Inflated:
         return checkpoint_error(Code.NPZ_FILE, self.where, message, FETCH_AGAIN)
 
 
-class _Decoded(Decoded):
+class _Decoded(Stream):
     """The elements of a member that is compressed or big-endian; places are counted from the member's first byte.
 
     Args:
-        places: those that are kept of the file.
         order: numpy's kind and size of elements that are big-endian; empty for little-endian ones.
     """
 
-    def __init__(self, file: LocalFile, *, member: _Member, places: _Places, order: str) -> None:
+    def __init__(self, file: LocalFile, *, member: _Member, order: str) -> None:
         super().__init__(file, member.size)
-        self._inflated = _Inflated(file, member, places)
-        self._order = order
+        self._inflated = _Inflated(file, member)
+        self.order = order
 
-    def pread(self, offset: int, count: int) -> bytes:
-        """Exactly ``count`` bytes of the member."""
-        return self._inflated.pread(offset, count)
+    def decoded(self, start: int) -> Iterator[bytes]:
+        """The bytes of the member, which begin at 0."""
+        return self._inflated.pieces()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a writable buffer with elements, in little-endian order."""
         super().read_into(buffer, offset)
-        if self._order:
-            np.frombuffer(buffer, dtype=self._order).byteswap(inplace=True)
+        if self.order:
+            np.frombuffer(buffer, dtype=self.order).byteswap(inplace=True)

@@ -2,29 +2,34 @@
 
 ``_METADATA`` is JSON that lists the tree: the keys that lead to each value, joined by dots, are the tensor's name.  The
 arrays are in zarr or zarr3, each in a folder of its own or all of them in one OCDBT database; their chunks are
-compressed.  Both are read by tensorstore (``pip install porting[orbax]``), which opens the files by itself.  Neither
-JAX nor Orbax is needed.  https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html
+compressed.  Both are read by tensorstore (``pip install porting[orbax]``), which opens files by itself: it is given a
+private folder of links to the files that were opened here.  Neither JAX nor Orbax is needed.  https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html
 """
 
 from __future__ import annotations
 
 import math
 import os
+import resource
+import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from porting.checkpoint.container import Container, Found, Place, Promises, open_all
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charge_decoding
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.state_dict import not_read
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault
 from porting.limits import charge, grant, reading
-from porting.opening import require_regular
+from porting.opening import Folder, difference, open_error
 
 if TYPE_CHECKING:
     from porting.checkpoint.strict_json import Json
@@ -34,7 +39,7 @@ MANIFEST = "manifest.ocdbt"
 LARGEST = 256 * 1024 * 1024
 """Bytes of ``_METADATA``."""
 
-CACHE = 256 * 1024 * 1024
+CACHE = 1 << 26
 """Bytes of chunks that tensorstore keeps: a chunk is read in several pieces."""
 
 DTYPES: Mapping[str, ElementType] = {element.title: element for element in ElementType}
@@ -51,8 +56,17 @@ SETTINGS = {*SETTINGS_OF.values(), ".zgroup", ".zattrs", ".zmetadata"}
 LARGEST_SETTINGS = 1 << 20
 """Bytes of one of these."""
 
-MOST_CHUNKS = 1 << 20
-"""Chunks of an array, each of which is asked for even if it is not stored."""
+MOST_HELD = 4096
+"""Files that are held open; and at most a quarter of what the system allows."""
+
+DEEPEST = 100
+"""Folders in one another."""
+
+BAND = 1 << 26
+"""Bytes of rows that are read together for the sake of the chunks that they lie in."""
+
+FEW = 64
+"""Files that are compared after each read."""
 
 STEP = 32
 """Values that an array or a file is charged as."""
@@ -80,24 +94,23 @@ class Orbax(Container):
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
         """Open the metadata and all arrays; no elements are read."""
-        source = open_all(place, [main])[main]
-        if not isinstance(source, LocalFile):
+        folder = getattr(place, "folder", None)
+        if not isinstance(folder, Folder):
             raise _only_here(place)
+        source = open_all(place, [main])[main]
         raw, where = place.read(main, limit=LARGEST)
-        home = source.path.parent
         with reading(where):
             tree, database, driver = _tree(raw, where)
-            stored = sum(_sizes(home))
-            grant(stored, where=where)
+            files = _Files(folder.again())
+            grant(files.size, where=where)
             tensors = TensorList(source, Code.ORBAX_FILE, name=main, format=self.name)
             others = [name for name, kind in tree.items() if kind in NO_ARRAYS]
-            arrays = _opened([name for name in tree if name not in others], home, database, driver, where)
-            made = 0
+            arrays = _opened([name for name in tree if name not in others], files, database, driver, where)
+            left = files.size
             for name, array in arrays.items():
-                made += _add(tensors, name, array)
-            charge("made", max(made - stored, 0), where=where)
+                left -= _add(tensors, name, array, files, left)
         sources = {main: source, **(open_all(place, [MANIFEST]) if database else {})}
-        contents = tensors.contents(notes=not_read(others, where))
+        contents = replace(tensors.contents(notes=not_read(others, where)), require_unchanged=files.require_unchanged)
         return self.below(Found(contents=(contents,), sources=sources, notes=contents.notes), part, place)
 
     def fragment(self, name: str, *, where: str) -> Fault | None:
@@ -167,33 +180,72 @@ def _entry(entry: Json) -> tuple[str, str]:
     return ".".join(parts), "None" if skipped else str(kind)
 
 
-def _sizes(home: Path) -> Iterator[int]:
-    """The sizes of all files below a directory.
+class _Files:
+    """The files of a checkpoint as tensorstore finds them: it opens no others, and these as they were opened here.
+
+    Args:
+        home: the directory.
+
+    Attributes:
+        path: a private folder with the same names, each a link to a file that is held open; or, of very many files, to
+            its place.
+        home: the directory.
+        size: bytes of all files.
 
     Raises:
         CheckpointError: one is no file, a link that leads out of it, or the settings of an array and too large.
     """
-    root = os.path.realpath(home)
-    allowed = [root, *(str(parent.parent / "blobs") for parent in Path(root).parents if parent.name == "snapshots")]
-    for folder, folders, names in os.walk(home):
-        for name in (*folders, *names):
-            path = os.path.join(folder, name)
-            charge("objects", STEP, where=str(home))
-            target = os.path.realpath(path)
-            if os.path.islink(path) and not any(target.startswith(place + os.sep) for place in allowed):
-                message = f"{quote(os.path.relpath(path, home))} is a link to {quote(target)}, outside the checkpoint"
-                raise checkpoint_error(Code.LINK_LEAVES_CHECKPOINT, str(home), message, "put the file itself there")
-            if name in names:
-                status = os.stat(path)
-                require_regular(status, path)
-                if name in SETTINGS and status.st_size > LARGEST_SETTINGS:
-                    inside = quote(os.path.relpath(path, home))
-                    message = f"{inside} has {status.st_size} bytes, at most {LARGEST_SETTINGS}"
-                    raise checkpoint_error(Code.ORBAX_FILE, str(home), message, FETCH_AGAIN)
-                yield status.st_size
+
+    def __init__(self, home: Folder) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="porting-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self.size = 0
+        self.home = home.path
+        self._most = min(MOST_HELD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._held: list[LocalFile] = []
+        self._others: list[tuple[Folder, str, os.stat_result]] = []
+        self._add(home, self.path, 0)
+
+    @property
+    def few(self) -> bool:
+        """Whether they are so few that all are compared after each read; many are when the command ends."""
+        return len(self._held) + len(self._others) <= FEW
+
+    def _add(self, folder: Folder, copy: Path, depth: int) -> None:
+        if depth > DEEPEST:
+            message = f"more than {DEEPEST} folders in one another"
+            raise checkpoint_error(Code.ORBAX_FILE, str(self.home), message, FETCH_AGAIN)
+        for name in folder.names():
+            charge("objects", STEP, where=str(self.home))
+            if folder.kind(name) == "a directory":
+                (copy / name).mkdir()
+                self._add(folder.inner(name), copy / name, depth + 1)
+                continue
+            file = LocalFile(folder.open(name, limit=LARGEST_SETTINGS if name in SETTINGS else None))
+            self.size += file.size
+            if len(self._held) < self._most:
+                self._held.append(file)
+                (copy / name).symlink_to(f"/dev/fd/{file.fileno()}")
+            else:
+                self._others.append((folder, name, os.fstat(file.fileno())))
+                (copy / name).symlink_to(os.path.realpath(folder.path / name))
+
+    def require_unchanged(self) -> None:
+        """Raises: CheckpointError when a file is not the one that was opened, or was written to."""
+        for file in self._held:
+            file.require_unchanged()
+        for folder, name, then in self._others:
+            try:
+                now = os.stat(name, dir_fd=folder.descriptor)
+            except OSError as error:
+                raise open_error(error, folder.path / name, where=str(folder.path / name)) from error
+            if not os.path.samestat(then, now) or difference(then, now):
+                message = "the file changed after it was opened: another one stands there now, or it was written to"
+                hint = "open the checkpoint again once nothing writes to it"
+                raise checkpoint_error(Code.FILE_CHANGED, str(folder.path / name), message, hint)
 
 
-def _opened(names: list[str], home: Path, database: bool, driver: str, where: str) -> dict[str, Any]:
+def _opened(names: list[str], files: _Files, database: bool, driver: str, where: str) -> dict[str, Any]:
     """The arrays of some names, each opened by tensorstore, which has no types.
 
     Raises:
@@ -205,7 +257,7 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
         message = "reading an Orbax checkpoint needs the package tensorstore, which is not installed"
         raise checkpoint_error(Code.ORBAX_FILE, where, message, INSTALL) from error
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE}})
-    base = os.path.abspath(home)
+    base = str(files.path)
     waiting: dict[str, Any] = {}
     for name in names:
         charge("objects", STEP, where=where)
@@ -214,23 +266,23 @@ def _opened(names: list[str], home: Path, database: bool, driver: str, where: st
             if database
             else {"driver": "file", "path": f"{base}/{name}/"}
         )
-        _require_settings(tensorstore.KvStore.open(store, context=context), SETTINGS_OF[driver], where, name)
+        _require_settings(tensorstore.KvStore.open(store, context=context), SETTINGS_OF[driver], files, where, name)
         waiting[name] = tensorstore.open({"driver": driver, "kvstore": store}, read=True, open=True, context=context)
     found = {}
     for name, future in waiting.items():
         try:
             found[name] = future.result()
         except Exception as error:  # tensorstore raises what its statuses look like to it
-            raise _unreadable(where, name, error) from error
+            raise _unreadable(files, where, name, error) from error
     return found
 
 
-def _require_settings(opening: Any, key: str, where: str, name: str) -> None:
+def _require_settings(opening: Any, key: str, files: _Files, where: str, name: str) -> None:
     """Refuse an array whose settings are no JSON of ours: tensorstore follows lists in lists until its stack ends."""
     try:
         found = opening.result().read(key).result()
     except Exception as error:  # as above
-        raise _unreadable(where, name, error) from error
+        raise _unreadable(files, where, name, error) from error
     if len(found.value) > LARGEST_SETTINGS:
         message = f"tensor {quote(name)}: its {key} has {len(found.value)} bytes, at most {LARGEST_SETTINGS}"
         raise checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN)
@@ -242,54 +294,87 @@ def _require_settings(opening: Any, key: str, where: str, name: str) -> None:
         raise checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN) from error
 
 
-def _unreadable(where: str, name: str, error: Exception) -> CheckpointError:
-    lines = str(error).partition(" [tensorstore_spec")[0].splitlines()
+def _unreadable(files: _Files, where: str, name: str, error: Exception) -> CheckpointError:
+    text = str(error).replace(str(files.path), str(files.home))
+    lines = text.partition(" [tensorstore_spec")[0].splitlines()
     message = f"tensor {quote(name)}: tensorstore cannot read it: {lines[0] if lines else type(error).__name__}"
     return checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN)
 
 
-def _add(tensors: TensorList, name: str, array: Any) -> int:
-    """Add an array, or note why it cannot be read; returns the bytes that reading it makes."""
+def _add(tensors: TensorList, name: str, array: Any, files: _Files, left: int) -> int:
+    """Add an array, or note why it cannot be read.
+
+    Args:
+        left: bytes of the files that no array was taken to be stored in yet.
+
+    Returns:
+        The bytes that it is taken to be stored in.
+    """
     element = DTYPES.get(array.dtype.name)
     shape: tuple[int, ...] = tuple(array.shape)
     if element is None:
         tensors.refuse(name, f"its type {array.dtype.name} is none that torch has", "save it as float32")
         return 0
     chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or ())
-    count = math.prod(-(-size // max(part, 1)) for size, part in zip(shape, chunk, strict=False))
-    if count > MOST_CHUNKS:
-        tensors.refuse(name, f"it is cut into {count} chunks, at most {MOST_CHUNKS}", "save it in larger chunks")
-        return 0
-    tensors.add(name, shape, element, start=0, decode=partial(_Rows, array=array, name=name, element=element))
-    return max(math.prod(shape), math.prod(chunk)) * element.itemsize
+    made, largest = (math.prod(sizes) * element.itemsize for sizes in (shape, chunk))
+    stored = min(left, made)
+    charge_decoding(
+        made,
+        itemsize=element.itemsize,
+        stored=stored,
+        where=tensors.faults.where,
+        largest=largest,
+        parts=math.prod(-(-size // max(part, 1)) for size, part in zip(shape, chunk, strict=False)),
+    )
+    rows = partial(_Rows, array=array, name=name, element=element, chunk=chunk, files=files)
+    tensors.add(name, shape, element, start=0, decode=rows)
+    return stored
 
 
-class _Rows(Decoded):
-    """The elements of an array, read by rows.
+class _Rows(Stream):
+    """The elements of an array, read by rows of chunks.
 
     Args:
         file: the metadata.
         array: the array, as tensorstore has it.
         name: the tensor.
         element: the type of its elements.
+        chunk: the sizes of a chunk.
+        files: what tensorstore reads.
     """
 
-    piece = 1 << 24
-
-    def __init__(self, file: LocalFile, *, array: Any, name: str, element: ElementType) -> None:
+    def __init__(
+        self,
+        file: LocalFile,
+        *,
+        array: Any,
+        name: str,
+        element: ElementType,
+        chunk: tuple[int, ...],
+        files: _Files,
+    ) -> None:
         super().__init__(file, math.prod(array.shape) * element.itemsize)
-        self._array, self._name = array, name
-        self._row = math.prod(array.shape[1:]) * element.itemsize
+        self._array, self._name, self._files = array, name, files
+        self._count: int = int(array.shape[0]) if chunk else 1
+        self._row: int = max(1, self.size // max(1, self._count))
+        edge, together = max(1, chunk[0]) if chunk else 1, max(1, PIECE // self._row)
+        # Rows: those of whole chunks, which tensorstore does not keep; wider ones are decoded in turns.
+        self._together: int = min(max(edge, together // edge * edge), max(1, BAND // self._row))
 
-    def pread(self, offset: int, count: int) -> bytes:
-        """Exactly ``count`` bytes of elements."""
-        if not count:
-            return b""
-        first, last = offset // self._row, -(-(offset + count) // self._row)
-        part = self._array[first:last] if self._array.shape else self._array
-        try:
-            values = part.read(order="C").result()
-        except Exception as error:
-            raise _unreadable(self.where, self._name, error) from error
-        raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-        return bytes(raw[offset - first * self._row :][:count])
+    def before(self, offset: int) -> int:
+        """The beginning of the rows that are read together."""
+        together = self._row * self._together
+        return offset // together * together
+
+    def decoded(self, start: int) -> Iterator[memoryview]:
+        """The elements by rows."""
+        rows, together = self._count, self._together
+        for first in range(start // self._row, rows, together):
+            part = self._array[first : min(first + together, rows)] if self._array.shape else self._array
+            try:
+                values = part.read(order="C").result()
+            except Exception as error:
+                raise _unreadable(self._files, self.where, self._name, error) from error
+            if self._files.few:
+                self._files.require_unchanged()
+            yield values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1).view("u1").data

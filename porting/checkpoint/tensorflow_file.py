@@ -24,7 +24,7 @@ from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, Element
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import not_read
 from porting.errors import Code
-from porting.limits import charge, reading
+from porting.limits import charge, charge_name, reading
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER, TRAILER = 48, 5
@@ -353,6 +353,7 @@ class _Index:
             entry = _Entry(name="" if key.startswith(SLICE) else key.decode("utf-8"), shards=shards)
         except UnicodeDecodeError as error:
             raise self._whole.error("a name that is not UTF-8") from error
+        charge_name(entry.name or key.decode("latin-1"), where=self._source.where)
         for number, content, inside in message_fields(value, frozenset({CRC})):
             if inside is not None and number == SHAPE:
                 entry.shape += _shape(inside)
@@ -389,6 +390,8 @@ def _shape(message: HeaderReader) -> tuple[int, ...]:
     for number, _, inside in message_fields(message):
         if number == 2 and inside is not None:  # dim
             sizes.append(0)
-            for field, size, _ in message_fields(inside):
+            for field, size, text in message_fields(inside):
+                if field == 2 and text is not None:  # the name of the axis, which TensorFlow's parser reads as text
+                    text.skip_text(text.stop - text.position)
                 sizes[-1] = size if field == 1 and size is not None else sizes[-1]  # the last one counts
     return tuple(sizes)

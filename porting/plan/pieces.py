@@ -121,6 +121,11 @@ def _shape(copy: Copy, itemsize: int, most: int, *, sparing: bool) -> _Shape:
     return _Shape(tuple(inside), between[::-1], run, length, length + padding if length + padding <= most else length)
 
 
+def run_length(copy: Copy, itemsize: int, most: int) -> int:
+    """The elements of each run with which a box is read that :func:`parts` gave for the same arguments."""
+    return _shape(copy, itemsize, most, sparing=False).length
+
+
 def reading(copy: Copy, itemsize: int, most: int, *, sparing: bool = False) -> Reading:
     """How to read a box that :func:`parts` gave for the same arguments."""
     shape = _shape(copy, itemsize, most, sparing=sparing)

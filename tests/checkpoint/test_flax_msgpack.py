@@ -127,6 +127,19 @@ HOSTILE: list[HostileFile] = [
      "it has 16 bytes, and shape [9] of float32 needs 36"),
     ("a million dictionaries in one another", lambda: b"\x81\xa1a" * 10**6, "more than 100 dictionaries"),
     ("a million lists in one another", lambda: b"\x81\xa1a" + b"\x91" * 10**6, "more than 100 lists"),
+    ("a text that is no UTF-8", lambda: b"\x82\xa1t\xa1\xff" + packed("a") + ARRAY, "a text that is not UTF-8"),
+    ("half a letter at the end of a text",
+     lambda: b"\x82\xa1t\xda\xff\xff" + b"x" * 65534 + b"\xc3" + packed("a") + ARRAY,
+     "a text that is not UTF-8 before byte 65541"),
+    ("a text in a list that is no UTF-8", lambda: b"\x82\xa1t\x91\xa3\xed\xa0\x80" + packed("a") + ARRAY,
+     "a text that is not UTF-8"),
+    ("a number as a key in a list", lambda: b"\x82\xa1t\x91\x81\x01\x02" + packed("a") + ARRAY,
+     "a key that is no text"),
+    ("a time of three bytes", lambda: b"\x82\xa1t\xc7\x03\xff123" + packed("a") + ARRAY, "a time of 3 bytes"),
+    ("a time of three bytes in a list", lambda: b"\x82\xa1t\x91\xc7\x03\xff123" + packed("a") + ARRAY,
+     "a time of 3 bytes"),
+    ("a long key above 20,000 numbers", lambda: b"\x81\xda\x0b\xb8" + b"k" * 3000 + b"\xde\x4e\x20"
+     + b"".join(packed(str(number)) + b"\1" for number in range(20_000)), "PORTING_LIMITS=metadata="),
     ("5 million empty values", lambda: b"\x81\xa1a\xdd" + struct.pack(">I", 5 * 10**6) + b"\xc0" * 5 * 10**6,
      "as much as one command may spend"),
 ]  # fmt: skip
@@ -136,6 +149,40 @@ HOSTILE: list[HostileFile] = [
 def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, make: Callable[[], bytes], message: str) -> None:
     (tmp_path / "flax_model.msgpack").write_bytes(make())
     refused(tmp_path, message)
+
+
+# Whether msgpack 1.2 reads it, as flax calls it: text in UTF-8, and text or bytes as keys, whatever is around.
+TEXTS = {
+    b"\xa1\xff": False,
+    b"\xa3\xed\xa0\x80": False,
+    b"\xa2\xc3\xa9": True,
+    b"\xa0": True,
+    b"\xd9\x02\xc3\x28": False,
+}
+AROUND = {b"%b": True, b"\x91%b": True, b"\x91\x81%b\1": True, b"\x91\x81\xc4\1k%b": True, b"\x91\x81\1%b": False}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("around", AROUND)
+def test_what_msgpack_refuses_in_a_skipped_value_is_refused(tmp_path: Path, around: bytes, text: bytes) -> None:
+    (tmp_path / "flax_model.msgpack").write_bytes(b"\x82\xa1t" + around % text + packed("a") + ARRAY)
+    if TEXTS[text] and AROUND[around]:
+        assert {*tensors_of(tmp_path)} == {"a"}
+    else:
+        refused(tmp_path, "[flax-file]")
+
+
+def test_an_array_in_many_pieces_is_read_in_any_order(tmp_path: Path) -> None:
+    pieces = {str(number): torch.full((number % 3,), float(number)) for number in range(200)}
+    count = sum(map(len, pieces.values()))
+    raw = packed({"a": {MARK: True, "shape": {"0": count}, "chunks": pieces}})
+    (tmp_path / "flax_model.msgpack").write_bytes(raw)
+    whole = torch.cat([*pieces.values()])
+    checkpoint = open_checkpoint(tmp_path)
+    assert torch.equal(checkpoint.read("a"), whole)
+    (piece,) = checkpoint.pieces("a")
+    for start, stop in ((0, 0), (5, 9), (3, 400), (4 * count - 1, 4 * count), (4 * count, 4 * count)):
+        assert piece.file.pread(start, stop - start) == whole.numpy().tobytes()[start:stop]
 
 
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
+import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 import torch
 
 from porting.checkpoint import open_checkpoint
+from porting.checkpoint.hdf5_file import _Elements
+from porting.limits import LimitError, spending
 from tests.checkpoint.hostile import refused, tensors_of, torn
 from tests.converting.drawing import bits, values
 
@@ -47,6 +52,133 @@ def test_big_endian_numbers_and_numbers_that_were_never_written(tmp_path: Path) 
     found = open_checkpoint(tmp_path)
     assert torch.equal(found.read("big"), expected)
     assert torch.equal(found.read("never"), torch.full((2, 2), 7.0))
+
+
+def plain(file: h5py.File, name: str, data: np.ndarray, layout: int) -> None:
+    """A dataset of this layout, as h5py's short way does not write it."""
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_layout(layout)
+    space = h5py.h5s.create_simple(data.shape) if data.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(data.dtype), space, settings))[...] = data
+
+
+@pytest.mark.parametrize("band", [1 << 26, 1 << 9])
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_all_that_h5py_stores_is_read_as_h5py_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, band: int
+) -> None:
+    """Layouts, filters, chunks that were never written, rows of chunks wider than what is put together at once."""
+    monkeypatch.setattr("porting.checkpoint.hdf5_file.BAND", band)
+    monkeypatch.setattr("porting.checkpoint.hdf5_file.PIECE", band // 2)
+    generator, numbers = np.random.default_rng(0), itertools.count()
+    with h5py.File(tmp_path / "a.h5", "w", libver=version) as file:
+        for dtype, shape in itertools.product(("f4", ">f8", "i2", "u1", ">c8", "?"), ((), (7,), (5, 9), (3, 4, 6))):
+            data = generator.integers(0, 2, shape).astype(dtype)
+            plain(file, f"compact{next(numbers)}", data, h5py.h5d.COMPACT)
+            file[f"row{next(numbers)}"] = data
+            if not shape:
+                continue
+            for chunk, packed, shuffle, checked in itertools.product(
+                (tuple(max(1, size // 2) for size in shape), shape), (None, "gzip"), (False, True), (False, True)
+            ):
+                options = {"chunks": chunk, "compression": packed, "shuffle": shuffle, "fletcher32": checked}
+                file.create_dataset(f"whole{next(numbers)}", data=data, **options)
+                some = file.create_dataset(f"some{next(numbers)}", shape=shape, dtype=dtype, **options)
+                some[0] = data[0]
+        wide = np.arange(30 * 900, dtype="f4").reshape(30, 900)
+        file.create_dataset("wide", data=wide, chunks=(30, 7), compression="gzip")
+        grown = file.create_dataset("grown", data=wide[:9, :9], chunks=(4, 4), maxshape=(None, None), shuffle=True)
+        grown.resize((6, 7))
+    checkpoint = open_checkpoint(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert {*checkpoint.tensors} == {*file}
+        for name in file:
+            assert (
+                checkpoint.read(name).numpy().tobytes()
+                == file[name][()].astype(file[name].dtype.newbyteorder("<")).tobytes()
+            ), name
+
+
+def packed(path: Path, raw: bytes, shape: tuple[int, ...], *, times: int = 1) -> None:
+    """A file with one chunk of these stored bytes."""
+    with h5py.File(path, "w") as file:
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk(shape)
+        for _ in range(times):
+            settings.set_deflate(4)
+        made = h5py.h5d.create(file.id, b"w", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(shape), settings)
+        made.write_direct_chunk((0,) * len(shape), raw)
+
+
+def test_a_chunk_is_inflated_to_its_size_and_no_further(tmp_path: Path) -> None:
+    """A megabyte of 1 GB of zeros; the same inside of another layer; and one that is cut short."""
+    bomb = zlib.compress(bytes(1 << 28), 9)
+    packed(tmp_path / "a.h5", bomb, (8,))
+    tracemalloc.start()
+    refused(tmp_path / "a.h5", "tensor 'w': a chunk has 36 bytes, expected 32 (the file is damaged: fetch it again)")
+    packed(tmp_path / "b.h5", zlib.compress(bomb), (8,), times=2)
+    refused(tmp_path / "b.h5", "tensor 'w': it is compressed more than once, which is not read")
+    packed(tmp_path / "c.h5", zlib.compress(bytes(32))[:-6], (8,))
+    refused(tmp_path / "c.h5", "tensor 'w': a chunk ends in the middle of its compressed bytes")
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
+def test_a_large_chunk_is_decoded_once_and_charged_as_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was inflated again for every piece of its rows."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("w", data=np.zeros((1 << 10, 1 << 11), "f4"), chunks=(1 << 10, 1 << 11), compression="gzip")
+    inflated: list[int] = []
+    real = _Elements._inflated
+
+    def counted(self: _Elements, raw: bytes, most: int) -> bytes:
+        inflated.append(most)
+        return real(self, raw, most)
+
+    monkeypatch.setattr(_Elements, "_inflated", counted)
+    assert not open_checkpoint(tmp_path / "a.h5").read("w").any()
+    assert len(inflated) == 1
+    monkeypatch.setenv("PORTING_LIMITS", f"made={3 << 23}")  # the elements alone are 2^23 bytes
+    with pytest.raises(LimitError, match="PORTING_LIMITS=made="):
+        open_checkpoint(tmp_path / "a.h5")
+
+
+def test_chunks_that_are_not_stored_are_not_visited(tmp_path: Path) -> None:
+    """Two million of one element each took gigabytes of HDF5's tables."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("w", shape=(1 << 10, 1 << 11), dtype="f4", chunks=(1, 1), fillvalue=3)
+        made[5, 7] = 1
+    with spending() as budget:
+        found = open_checkpoint(tmp_path / "a.h5").read("w")
+        assert budget._spent["objects"] < 1000
+    assert (float(found[5, 7]), float(found.sum())) == (1, 3 * (1 << 21) - 2)
+
+
+def test_stored_chunks_share_no_bytes_and_lie_in_the_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        made = file.create_dataset("w", shape=(4,), dtype="f4", chunks=(2,))
+        made[...] = 1
+        first, second = (made.id.get_chunk_info(number).byte_offset for number in range(2))
+    raw = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "b.h5").write_bytes(raw.replace(second.to_bytes(8, "little"), first.to_bytes(8, "little")))
+    refused(tmp_path / "b.h5", "tensor 'w': its bytes are also those of 'w'")
+    (tmp_path / "b.h5").write_bytes(raw.replace(second.to_bytes(8, "little"), (1 << 40).to_bytes(8, "little")))
+    refused(tmp_path / "b.h5", "tensor 'w': a part of its elements does not lie in the file's")
+
+
+def test_a_filter_that_is_not_undone_here_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", {"w": torch.ones(4)}, chunks=(2,), compression="lzf")
+    refused(tmp_path / "a.h5", "tensor 'w': it is compressed with the filter 32000 of HDF5, which is not read")
+
+
+def test_a_chunk_that_does_not_match_its_checksum(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", {"w": torch.arange(4.0)}, chunks=(4,), fletcher32=True)
+    raw = (tmp_path / "a.h5").read_bytes()
+    values = torch.arange(4.0).numpy().tobytes()
+    (tmp_path / "a.h5").write_bytes(raw.replace(values, values[:-1] + b"\0"))
+    refused(tmp_path / "a.h5", "tensor 'w': a chunk does not match its checksum")
 
 
 def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
