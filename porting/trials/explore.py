@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -114,7 +114,7 @@ class Explorer:
         budget = max(PASSES * spent, LEAST if numbers < SMALL else 0)
         overhead = max(self.overhead, 0 if numbers < SMALL else OVERHEAD)
         trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead)
-        table_only = replace(self, table=table)
+        table_only = replace(self, table=table, working=self._with_usual(cases, table))
         results = []
         open_ = self._open(module)
         for number, trial in enumerate(trials):
@@ -134,6 +134,16 @@ class Explorer:
             ways=("no_grad", "inference_mode", "gradients on", "called again"),
         )
         return Explored(scope=scope, cases=tuple(to_place(results, trials, PLACED)))
+
+    def _with_usual(self, cases: Sequence[Case], table: Table) -> Working | None:
+        """The sides in the working dtype, told how far the port is off in it on the first batches."""
+        if self.working is None:
+            return None
+        judge, side, usual = self._judge(cases, table), self.plain(cases), 0.0
+        for number in range(len(cases)):
+            with suppress(VerifyError), torch.no_grad():  # the probes of these batches tell what fails
+                usual = max(usual, judge(number, side.outputs(number)))
+        return replace(self.working, usual=usual)
 
     def _open(self, module: nn.Module) -> bool:
         """Whether there is code of the port that has not run, and that some input may reach."""

@@ -140,11 +140,14 @@ class Working:
 
     Attributes:
         port, reference: make the sides.
+        usual: how far the port is off on the first batches, whose probes say so: a port that rounds more everywhere is
+            not another one.
     """
 
     port: MakeSide
     reference: MakeSide
     dtype: torch.dtype
+    usual: float = 0.0
 
     def apart(
         self, trial: Trial, pairs: Mapping[Point, Pair], theirs: Mapping[Point, Tensor], given: Mapping[str, Tensor]
@@ -163,7 +166,7 @@ class Working:
             if not all(point in ours and one.fits(ours[point]) for point, one in pairs.items()):
                 return torch.inf
             off = max((error(ours[point].double(), one).largest for point, one in anchors.items()), default=0.0)
-            if off <= WORKING:
+            if off <= max(WORKING, BEYOND * self.usual):
                 return None
             rounded = {point: one.double() for point, one in _outputs(self.reference(trial.case), plainly=True).items()}
             values = {point: one.carry(rounded) for point, one in pairs.items()}

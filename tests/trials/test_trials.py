@@ -177,6 +177,28 @@ def test_what_rounding_explains_in_the_working_dtype_is_no_difference() -> None:
     assert verify(reference=Encoder(), into=port, loaded=True, causes=False).faithful
 
 
+class Coarse(Encoder):
+    """It rounds to float16 inside of every call in float32."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        out = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        if out["logits"].dtype != torch.float32:
+            return out
+        return {name: (one * 0.003).to(torch.bfloat16).float() / 0.003 for name, one in out.items()}
+
+
+def test_a_port_that_rounds_more_on_every_batch_is_imprecise() -> None:
+    report = verify(reference=Encoder(), into=Coarse(), loaded=True, causes=False)
+    assert not report.scope.differing
+    assert report.verdict == "imprecise", str(report)
+
+
 def test_a_working_dtype_that_was_not_asked_for_is_not_run() -> None:
     assert verified(OfWorkingDtype()).faithful
 
