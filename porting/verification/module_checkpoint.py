@@ -26,6 +26,7 @@ class HeldWeights(Checkpoint):
         self.path = None
         self.commit = None
         self.config = config_of(held) if isinstance(held, nn.Module) else {}
+        self.contents = ()
         self.files = ()
         self.index = None
         self.index_file = None
