@@ -446,7 +446,8 @@ def charge_name(name: str, *, where: str) -> None:
     Raises:
         LimitError: that is more than is left.
     """
-    charge("metadata", NAMED * sys.getsizeof(name), where=where)
+    escaped = 0 if name.isascii() else 12 * len(name)  # as JSON spells characters that take four bytes
+    charge("metadata", NAMED * (sys.getsizeof(name) + escaped), where=where)
 
 
 _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89abAB]")

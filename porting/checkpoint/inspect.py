@@ -221,7 +221,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
         families.setdefault(family, []).append(tuple(parts[1::2]))
     groups = []
     for family, numbers in families.items():
-        charge("objects", len(numbers) * len(numbers[0]) ** 2 // 64, where="the names of its tensors")
+        charge("objects", len(numbers) * len(numbers[0]) ** 2 // 16, where="the names of its tensors")
         for box in _boxes(numbers):
             count = math.prod(map(len, box))
             groups.append(

@@ -360,15 +360,16 @@ class _Inflated:
             return
         stream, left, position, given = zlib.decompressobj(-15), b"", record.start, 0
         while not stream.eof:
-            if not left:
-                if position == record.stop:
-                    raise self._damaged(f"ends after {given} bytes, and has {self.size}")
+            if not left and position < record.stop:
                 left = self._source.pread(position, min(PIECE, record.stop - position))
                 position += len(left)
+            ended = not left  # zlib may still have some of what it inflated
             try:
                 piece = stream.decompress(left, most)
             except zlib.error as error:
                 raise self._damaged(f"cannot be inflated: {error}") from error
+            if ended and not piece and not stream.eof:
+                raise self._damaged(f"ends after {given} bytes, and has {self.size}")
             left = stream.unconsumed_tail
             given += len(piece)
             if given > self.size:

@@ -207,6 +207,8 @@ HOSTILE: list[HostileFile] = [
      "the checksum of the "),
     ("sizes that are more than one message", lambda: one(field(2, field(2, field(1, 1)) * 2), shape=(4,), size=17),
      "it has 17 bytes, and shape [4, 1, 1] of float32 needs 16"),
+    ("an axis whose name is no text", lambda: one(field(2, field(2, field(1, 1) + field(2, b"\xff"))), shape=(4,)),
+     "a text that is not UTF-8"),
     ("a size that stands twice", lambda: one(field(2, field(2, field(1, 3) + field(1, 2))), size=17),
      "it has 17 bytes, and shape [4, 2] of float32 needs 32"),
     ("no header", lambda: table({b"a": described((4,), 1, 0, 16)}), "a tensor of file 0 of 0"),

@@ -25,6 +25,7 @@ from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.container import allow_time
 from porting.checkpoint.errors import FAULTS_SHOWN
 from porting.checkpoint.files import LocalFile
+from porting.checkpoint.inspect import inspect_checkpoint
 from porting.checkpoint.strict_json import parse
 from porting.converting import verify_files
 from porting.converting.journal import past
@@ -208,6 +209,46 @@ def test_a_value_is_never_written_out_longer_than_it_is_shown() -> None:
     for _ in range(30):
         doubled = (doubled, doubled)
     assert len(quote(doubled)) < 130
+
+
+def nested(path: Path, key: str, count: int) -> Path:
+    """A state dict below a long key, which the file has once."""
+    one = torch.zeros(1)
+    torch.save({key: {str(number): one for number in range(count)}, "x": 1}, path)
+    return path
+
+
+def grouped(path: Path, key: str, count: int) -> Path:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path.with_suffix(".h5"), "w") as file:
+        for number in range(count):
+            file[f"{key}/{number}"] = np.zeros(1)
+    return path.with_suffix(".h5")
+
+
+@pytest.mark.parametrize("make", [nested, grouped])
+def test_names_that_are_put_together_of_one_long_key_are_charged(
+    make: Callable[[Path, str, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, "metadata", 1_000_000)
+    path = make(tmp_path / "a.bin", "k" * 3000, 200)
+    refused(lambda: open_checkpoint(f"{path}#"), "metadata")
+    limited(monkeypatch, "metadata", 4_000_000)
+    assert len(open_checkpoint(f"{path}#").tensors) == 200
+
+
+def test_names_that_are_taken_apart_are_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each letter of a name became a text of its own; and numbers are compared once for each other one in the name."""
+    save_file({("1a" * 1000) + str(number): torch.zeros(0) for number in range(60)}, tmp_path / "a.safetensors")
+    path = grouped(tmp_path / "b", "a/" * 500 + "b", 60)
+    limited(monkeypatch, "objects", 20_000)
+    refused(lambda: inspect_checkpoint(tmp_path / "a.safetensors"), "objects")
+    limited(monkeypatch, "objects", 25_000)
+    assert len(open_checkpoint(path).tensors) == 60
+    refused(lambda: inspect_checkpoint(path), "objects")
+    save_file({"1a" * 300 + str(number): torch.zeros(0) for number in range(100)}, tmp_path / "c.safetensors")
+    limited(monkeypatch, "objects", 500_000)
+    refused(lambda: inspect_checkpoint(tmp_path / "c.safetensors"), "objects")
 
 
 def _string(raw: bytes) -> bytes:
