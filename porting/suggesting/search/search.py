@@ -544,6 +544,8 @@ class WeightSearch(FactorSearch):
         until = None if following is None else max([following.number, *beside])
         again = self.port.run(until=until, forced=self._forced)
         by_number = {one.number: one for one in again.units}
+        if not {one.number for one in group} <= by_number.keys():  # with these values other code runs
+            return float("inf")
         own = 0.0
         if (
             len(group) == 1 and len(mates) == 1 and group[0].kind is WeightUse.LINEAR
