@@ -174,6 +174,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
     import ast
 
     own = {
+        "porting.checkpoint.orbax_file": "a temporary folder of links to descriptors",
         "porting.cli.app": "the null device",
         "porting.cli.attention": "a page that is written",
         "porting.cli.report_bug": "a report that is written, and must not exist",
@@ -217,6 +218,7 @@ def test_there_is_one_way_to_write() -> None:
 
     own = {
         "porting.atomic": "here",
+        "porting.checkpoint.orbax_file": "a temporary folder of links to descriptors",
         "porting.cli.app": "the null device",
         "porting.cli.report_bug": "a record that mkstemp names",
         "porting.converting.journal": "a descriptor that is read",
