@@ -174,7 +174,6 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
     import ast
 
     own = {
-        "porting.checkpoint.orbax_file": "a temporary folder of links to descriptors",
         "porting.cli.app": "the null device",
         "porting.cli.attention": "a page that is written",
         "porting.cli.report_bug": "a report that is written, and must not exist",

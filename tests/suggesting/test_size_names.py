@@ -597,3 +597,18 @@ def test_one_letter_means_experts_where_another_name_is_the_width() -> None:
     fields = {"hidden_size": 8, "num_experts_per_tok": 2}
     assert field_for("k", fields, ("d_model", "k")) == "num_experts_per_tok"
     assert field_for("k", fields, ("k", "heads")) == "hidden_size"
+
+
+class Biased(nn.Module):
+    """Queries, keys and values apart, where the reference has one matrix and one bias for the three."""
+
+    def __init__(self, hidden_size: int, num_hidden_layers: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        made = (nn.Linear(hidden_size, hidden_size, bias=qkv_bias) for _ in range(3 * num_hidden_layers))
+        self.layers = nn.ModuleList(made)
+
+
+@pytest.mark.parametrize(("biases", "found"), [([(72,), (72,)], {"qkv_bias": "true"}), ([], {})])
+def test_a_bias_that_one_side_has_in_one_tensor_is_there(biases: list[tuple[int]], found: dict[str, str]) -> None:
+    shapes = [(24, 72), (24, 72), *biases]
+    assert better_switches(Biased, ["qkv_bias"], FIELDS, shapes) == found

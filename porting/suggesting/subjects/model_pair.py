@@ -411,6 +411,7 @@ def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tupl
                 raise
             named = with_fields(named, {**told, **fields}, config)
     replaced = better_sizes(named, built, config, shapes)
+    switches += [name for name, one in built.kept.items() if one is False and is_switch(name) and name not in switches]
     if switches:
         replaced |= better_switches(
             with_fields(named, {**named_fields(named), **replaced}, config), switches, config, shapes

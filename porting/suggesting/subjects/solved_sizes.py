@@ -151,14 +151,21 @@ def better_switches(
 ) -> dict[str, str]:
     """What names that ask for whether something is there are given, of those that are off: ``{"qkv_bias": "true"}``.
 
-    Something is there where more of the module's tensors have a shape of the reference's with it than without.
+    Something is there where more of the module's tensors have a shape of the reference's with it than without, or
+    where its biases and gains come nearer to as many numbers as the reference's have: one side may have them in one.
     """
     sizes = _Sizes(into, config, shapes)
     found: dict[str, str] = {}
     for name in names:
-        if sizes.alike({**found, name: "true"}) > sizes.alike(found):
+        more = {**found, name: "true"}
+        if sizes.alike(more) > sizes.alike(found) or sizes.missing_numbers(more) < sizes.missing_numbers(found):
             found[name] = "true"
     return found
+
+
+def _in_one_axis(shapes: Shapes) -> int:
+    """How many numbers there are in tensors of one axis."""
+    return sum(shape[0] * count for shape, count in shapes.items() if len(shape) == 1)
 
 
 def own_sizes(
@@ -362,6 +369,11 @@ class _Sizes:
     def alike(self, fields: Mapping[str, str]) -> float:
         """How many more of the module's tensors have a shape that the reference has than have none."""
         return self._surplus(self._shapes(fields, self._config))
+
+    def missing_numbers(self, fields: Mapping[str, str]) -> float:
+        """By how much the numbers in tensors of one axis, biases and gains, differ from those of the reference."""
+        found = self._shapes(fields, self._config)
+        return math.inf if found is None else abs(_in_one_axis(found) - _in_one_axis(self._wanted))
 
     def _surplus(self, found: Shapes | None) -> float:
         return -math.inf if found is None else 2 * (found & self._wanted).total() - found.total()

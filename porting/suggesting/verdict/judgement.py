@@ -176,7 +176,8 @@ def _all(
     kinds = {one.kind for one in parts}
     untied = [one.port.rpartition(".")[0] for one in found.divergences if one.what == "second"]
     decided = any(one.kind == "shape" and one.shown for one in parts)  # what comes after it follows from it
-    causes = [] if decided else known(proof, guessed=bool(kinds & {"extra", "shape"}), but=untied)
+    unsure = bool(kinds & {"extra", "shape"}) or any(one.side == "module" and not one.tie for one in unmapped)
+    causes = [] if decided else known(proof, guessed=unsure, but=untied)
     causes = [one for one in causes if not _seen(one, kinds)]
     if any(not one.shown for one in later):  # an argument that was not given may be the mask
         causes = [replace(one, shown=False) if one.kind == "masks" else one for one in causes]
