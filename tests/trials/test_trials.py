@@ -145,26 +145,19 @@ def test_a_mask_whose_meaning_the_table_says_may_be_left_out_too() -> None:
     assert [*omittable(table.inputs, given, Encoder(), Port())] == ["attention_mask"]
 
 
-class OfWorkingDtype(Encoder):
+def of_working_dtype(off: float = 1.0) -> Encoder:
     """Left padding is read from its wrong end where the numbers are float32, as a kernel for that dtype might."""
 
-    off = 1.0
+    def change(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
+        mask = given["attention_mask"]
+        left = mask is not None and bool((mask[:, 0] == 0).any())
+        return {**out, "logits": out["logits"] + off} if left and out["logits"].dtype == torch.float32 else out
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        out = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
-        left = attention_mask is not None and bool((attention_mask[:, 0] == 0).any())
-        other = left and out["logits"].dtype == torch.float32
-        return {**out, "logits": out["logits"] + self.off} if other else out
+    return wrong(change)
 
 
 def test_each_batch_is_run_in_the_working_dtype_too() -> None:
-    report = verify(reference=Encoder(), into=OfWorkingDtype(), loaded=True, causes=False)
+    report = verify(reference=Encoder(), into=of_working_dtype(), loaded=True, causes=False)
     assert report.verdict == "different", str(report)
     assert report.scope.differing
     assert all(one.what.endswith(", in float32") for one in report.scope.differing)
@@ -172,35 +165,25 @@ def test_each_batch_is_run_in_the_working_dtype_too() -> None:
 
 
 def test_what_rounding_explains_in_the_working_dtype_is_no_difference() -> None:
-    port = OfWorkingDtype()
-    port.off = 1e-6
+    port = of_working_dtype(1e-6)
     assert verify(reference=Encoder(), into=port, loaded=True, causes=False).faithful
 
 
-class Coarse(Encoder):
-    """It rounds to float16 inside of every call in float32."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        out = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
-        if out["logits"].dtype != torch.float32:
-            return out
-        return {name: (one * 0.003).to(torch.bfloat16).float() / 0.003 for name, one in out.items()}
+def coarse(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
+    """Outputs that are rounded to bfloat16 in every call in float32."""
+    if out["logits"].dtype != torch.float32:
+        return out
+    return {name: one.to(torch.bfloat16).float() for name, one in out.items()}
 
 
 def test_a_port_that_rounds_more_on_every_batch_is_imprecise() -> None:
-    report = verify(reference=Encoder(), into=Coarse(), loaded=True, causes=False)
+    report = verify(reference=Encoder(), into=wrong(coarse), loaded=True, causes=False)
     assert not report.scope.differing
     assert report.verdict == "imprecise", str(report)
 
 
 def test_a_working_dtype_that_was_not_asked_for_is_not_run() -> None:
-    assert verified(OfWorkingDtype()).faithful
+    assert verified(of_working_dtype()).faithful
 
 
 def test_more_rows_than_the_code_takes_at_once_are_tried() -> None:
