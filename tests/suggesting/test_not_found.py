@@ -171,9 +171,9 @@ def finding(name: str, probe: str, size: float = 0.5, residual: float = 1e-8) ->
 
 @pytest.mark.slow
 def test_a_cause_shows_nothing_where_weights_were_guessed(source: Path) -> None:
-    """Nor behind a place that nobody can explain: what it is found with may be the wrong weights.
+    """The same behind a difference without a known cause: the weights that the cause was found with may be wrong.
 
-    With wrong weights it does not reproduce the module to the last digits, so that one that does is shown anywhere.
+    A cause that reproduces the module to the last digits was found with the right weights, so it is shown anywhere.
     """
     proof = suggest_proof(source)
     assert proof.report is not None

@@ -218,7 +218,7 @@ INPUTS = {
         )
     ),
     "several rows of one token": where(lambda given: given["input_ids"].shape[1] == 1 < len(given["input_ids"])),
-    "a length that nobody names, padded in front": where(
+    "a length that is in neither config nor code, padded in front": where(
         lambda given: _left(given) and given["input_ids"].shape[1] == 18
     ),
     "rows of one length": where(lambda given: given["input_ids"].shape[1] == 17),

@@ -65,9 +65,9 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
     """Each cause that the catalogue names, with the size of the difference that it makes.
 
     Args:
-        guessed: some places were filled without being sure.  A cause that is found with weights that may be others'
-            shows nothing, nor does one behind a place that nobody can explain; unless it reproduces the module to the
-            last digits, which it would not with other weights, given the reference's own activations.
+        guessed: some weights were placed without being sure.  A cause that is found with wrong weights shows nothing,
+            nor does one behind a difference without a known cause.  A cause that reproduces the module to the last
+            digits, given the reference's own activations, was found with the right weights, and counts.
         but: modules that have no weights of the checkpoint's, for a reason that is known: what they compute has no
             other cause.
     """
