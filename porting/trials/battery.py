@@ -530,10 +530,7 @@ class _Rows:
             inputs |= self._decoded(rows, width, mask[(torch.arange(rows) + 1) % len(mask)])
             said.append(f"{decoded} in the decoder")
         if chosen.get(DECODER_IDS) == SOURCE and inputs.get(DECODER_IDS, inputs[IDS]).shape[0] == rows:
-            same = inputs[IDS].clone()
-            inputs[DECODER_IDS] = same
-            if DECODER_MASK in inputs and inputs[DECODER_MASK].shape != same.shape:
-                inputs[DECODER_MASK] = torch.ones_like(same)
+            inputs |= self._source_decoded(inputs)
             said.append(f"{SOURCE} in the decoder")
         said += self._other_ids(chosen.get(IDS, GIVEN), inputs)
         for name, most in ((SEGMENTS, self._types), (POSITIONS, self.model.longest)):
@@ -543,6 +540,16 @@ class _Rows:
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
         return ", ".join(said), _without(left, inputs)
+
+    def _source_decoded(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The encoder's tokens for the decoder; a port that hides padding by itself hides it there too."""
+        same = inputs[IDS].clone()
+        if DECODER_MASK not in inputs:
+            return {DECODER_IDS: torch.where(same == self._padding, self._pool[0], same) if self.model.internal else same}
+        if self.model.internal:
+            return {DECODER_IDS: same, DECODER_MASK: (same != self._padding).long()}
+        given = inputs[DECODER_MASK]
+        return {DECODER_IDS: same, DECODER_MASK: given if given.shape == same.shape else torch.ones_like(same)}
 
     def _other_ids(self, kind: str, inputs: Mapping[str, Tensor]) -> list[str]:
         """Exchange the token ids that are no padding for those of another kind; what it is called."""
