@@ -545,7 +545,9 @@ class _Rows:
         """The encoder's tokens for the decoder; a port that hides padding by itself hides it there too."""
         same = inputs[IDS].clone()
         if DECODER_MASK not in inputs:
-            return {DECODER_IDS: torch.where(same == self._padding, self._pool[0], same) if self.model.internal else same}
+            return {
+                DECODER_IDS: torch.where(same == self._padding, self._pool[0], same) if self.model.internal else same
+            }
         if self.model.internal:
             return {DECODER_IDS: same, DECODER_MASK: (same != self._padding).long()}
         given = inputs[DECODER_MASK]

@@ -133,7 +133,8 @@ class Explorer:
             impurities=tuple(found),
             ways=("no_grad", "inference_mode", "gradients on", "called again"),
         )
-        return Explored(scope=scope, cases=tuple(to_place(results, trials, PLACED)))
+        cases = to_place(results, trials, PLACED, lambda one: table_only._tried(one).status is Status.DIFFERS)
+        return Explored(scope=scope, cases=tuple(cases))
 
     def _with_usual(self, cases: Sequence[Case], table: Table) -> Working | None:
         """The sides in the working dtype, told how far the port is off in it on the first batches."""

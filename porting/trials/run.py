@@ -17,7 +17,7 @@ from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.battery import Trial
 from porting.trials.inputs import Case
-from porting.trials.padding import FEW_TOKENS, kept
+from porting.trials.padding import DECODER_MASK, FEW_TOKENS, MASK, TOKENS, kept
 from porting.trials.pairing import Pair, pair
 from porting.trials.scope import Kind, Result, Status
 
@@ -204,18 +204,44 @@ def _extent(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
     return rows, max((one.shape[-1] for one in ids), default=0)
 
 
-def to_place(results: Sequence[Result], trials: Sequence[Trial], most: int) -> list[Case]:
+def to_place(
+    results: Sequence[Result], trials: Sequence[Trial], most: int, differs: Callable[[Trial], bool]
+) -> list[Case]:
     """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind.
 
-    Where the shapes differ there are no numbers to compare.
+    Where the shapes differ there are no numbers to compare.  Rows that begin with padding are left out where the others
+    differ too: in a causal model their first queries have no key, and what stands there is nobody's business.
+
+    Args:
+        differs: runs a trial, and says whether the outputs differ.
     """
     pairs = zip(results, trials, strict=True)
     differing = [(one, trial) for one, trial in pairs if one.status is Status.DIFFERS and not one.said]
     differing.sort(  # several rows say more than one, and in rows of few tokens many functions agree
         key=lambda pair: (pair[0].rows == 1, 0 < pair[0].length <= max(FEW_TOKENS), pair[0].rows * pair[0].length)
     )
-    chosen: dict[Kind, Case] = {}
+    of_kind: dict[Kind, list[Trial]] = {}
     single = [pair for pair in differing if pair[0].kind is not Kind.COMBINED]
     for one, trial in single or differing:  # a batch that varies one property says more
-        chosen.setdefault(one.kind, trial.case)
-    return list(chosen.values())[:most]
+        of_kind.setdefault(one.kind, []).append(trial)
+    chosen = [of_kind[kind][:SHORTENED] for kind in list(of_kind)[:most]]
+    begun = [case for some in chosen if (case := _begun(some, differs)) is not None]
+    return begun or [some[0].case for some in chosen]
+
+
+SHORTENED = 6
+"""Of so many differing batches of a kind, the rows that begin with a token are tried by themselves."""
+
+
+def _begun(trials: Sequence[Trial], differs: Callable[[Trial], bool]) -> Case | None:
+    """The first of the batches that differs in its rows that begin with a token; these rows alone."""
+    for trial in trials:
+        masks = [one for name, one in trial.case.inputs.items() if name in (MASK, DECODER_MASK) and one.ndim == TOKENS]
+        begun = torch.stack([one[:, 0] != 0 for one in masks]).all(0) if masks else torch.ones(1, dtype=torch.bool)
+        if begun.all():
+            return trial.case
+        inputs = {name: one[begun] if len(one) == len(begun) else one for name, one in trial.case.inputs.items()}
+        shorter = Case(f"{trial.case.name}, rows that begin with a token", inputs)
+        if begun.any() and differs(replace(trial, case=shorter)):
+            return shorter
+    return None
