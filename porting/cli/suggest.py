@@ -142,8 +142,8 @@ def suggest(
             screen.next("suggest", *asked, *more)
         elif output is not None:
             fresh = any(one.side == "module" for one in found.unmapped)
-            bounded = found.verdict.value == "approximate"  # which verify holds the table to
-            proving = found.proven or bounded
+            shows = found.verdict.value in {"approximate", "exact on some inputs"}  # what verify shows as well
+            proving = found.proven or shows
             named = architecture if proving else None  # the reference's class: the table builds no architecture
             same = options.flags(table=output, into=into, architecture=named, fresh=fresh)
             screen.next("verify" if proving else "check", *options.source_argument(source), *same)

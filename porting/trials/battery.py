@@ -539,7 +539,7 @@ class _Rows:
                 said.append(f"random {name}")
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
-        return ", ".join(said), _without(left, inputs)
+        return ", ".join(said) or "other rows of another length", _without(left, inputs)
 
     def _source_decoded(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The encoder's tokens for the decoder; a port that hides padding by itself hides it there too."""

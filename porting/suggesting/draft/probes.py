@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 import torch
@@ -87,14 +87,17 @@ def probes(
         best = max(roots, key=lambda one: order[one[0]])
         chosen = [one for one in chosen if one[0] != best[0]]
         chosen.append(best)
+    split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
+    fused = _fused(split, port, reference)
+    read, compared = _named_by([theirs for theirs, _ in fused]), _named_by([ours for _, ours in fused])
+    chosen = [one for one in chosen if not (read(one[0]) or compared(one[1]))]
     chosen.sort(key=lambda one: order[one[0]])
     lines = []
     for axes in dict.fromkeys(one[2] for one in chosen):
         left, right = (f" [{text}]" if text else "" for text in axes)
         alike = indexed([(theirs, ours) for theirs, ours, some in chosen if some == axes])
         lines += [(f"{a}{left}", f"{b}{right}") for a, b in alike]
-    split = [move for move in moves if basis is None or move.sources[0].axes != f"({basis.theirs})"]
-    return _told_apart([*_fused(split, port, reference), *lines])
+    return _told_apart([*fused, *lines])
 
 
 def _told_apart(lines: Lines) -> list[tuple[str, str]]:
@@ -177,7 +180,13 @@ def _rank(path: str, often: int, order: int) -> tuple[bool, bool, int, int]:
 
 def _named(path: str, lines: Lines) -> bool:
     """Whether a line speaks of a module of the reference."""
-    return any(name_pattern(theirs.partition(" ")[0]).fullmatch(path) for theirs, _ in lines)
+    return _named_by([theirs for theirs, _ in lines])(path)
+
+
+def _named_by(points: Sequence[str]) -> Callable[[str], bool]:
+    """Whether one of these points, which may be patterns with axes, is that of a module."""
+    patterns = [name_pattern(one.partition(" ")[0]) for one in points]
+    return lambda path: any(one.fullmatch(path) for one in patterns)
 
 
 def prefixed(lines: Lines, prefix: str, modules: Outputs) -> list[tuple[str, str]]:

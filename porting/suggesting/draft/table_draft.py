@@ -25,7 +25,7 @@ from porting.suggesting.search.attention_layouts import Heads, sizes
 from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
 from porting.suggesting.search.name_similarity import numbered
 from porting.suggesting.search.search_result import SearchResult
-from porting.suggesting.subjects.building import SWITCHES
+from porting.suggesting.subjects.building import fixed_value
 from porting.suggesting.subjects.config_fields import (
     NESTED,
     SHARE,
@@ -162,7 +162,9 @@ def draft(
             head=tuple(head),
             prefix=twin.prefix,
             config=_config(subjects.built.asked),
-            constants={name: SWITCHES[one] for name, one in subjects.built.asked.items() if one in SWITCHES},
+            constants={
+                name: value for name, one in subjects.built.asked.items() if (value := fixed_value(one)) is not None
+            },
             require=_required(subjects),
             sizes=needed({**sizes_of(subjects.config).texts, **parts}, made),
             lines=made,
@@ -209,7 +211,7 @@ def _config(asked: Mapping[str, str]) -> dict[str, str]:
     """The checkpoint's fields, each with what the builder calls it; several names as ``dim/width``."""
     names: dict[str, list[str]] = {}
     for ours, theirs in asked.items():
-        if theirs in SWITCHES:
+        if fixed_value(theirs) is not None:
             continue
         names.setdefault(NESTED.get(theirs, theirs), []).append(ours)
     return {theirs: "/".join(some) for theirs, some in names.items()}

@@ -176,14 +176,20 @@ def _takes_stages(parameter: inspect.Parameter) -> bool | None:
 
 def _value(config: Mapping[str, object], field: str) -> Any:  # as above
     """The field's value; one that is spelled as arithmetic is computed, and one that holds fields has attributes."""
-    if field in SWITCHES:
-        return SWITCHES[field]
+    if (fixed := fixed_value(field)) is not None:
+        return fixed
     value = config[field] if field in config else value_of(config, field)
     return Named(value) if type(value) is dict else value
 
 
-SWITCHES: Mapping[str, bool] = {"true": True, "false": False}
-"""What may be given in the place of a field, for a name that asks for whether something is there."""
+def fixed_value(field: str) -> bool | int | None:
+    """The value that is given in the place of a field: a switch, or a whole number; None for the name of a field.
+
+    >>> fixed_value("true"), fixed_value("1"), fixed_value("hidden_size")
+    (True, 1, None)
+    """
+    return int(field) if field.isdecimal() else {"true": True, "false": False}.get(field)
+
 
 _GIVEN = "_fields_by_name"
 
@@ -228,7 +234,7 @@ def with_fields(into: Builder, fields: Mapping[str, object], config: Mapping[str
         faults.append(Fault(code=Code.BAD_TARGET, message="a module that is built already takes no config"))
     fields = {ours: str(theirs).lower() if isinstance(theirs, bool) else theirs for ours, theirs in fields.items()}
     for ours, theirs in fields.items():
-        if isinstance(theirs, str) and theirs in SWITCHES:
+        if isinstance(theirs, str) and fixed_value(theirs) is not None:
             continue
         if not isinstance(theirs, str):
             message = f"{ours!r} is to be {theirs!r}, where the name of a field of config.json is expected"
@@ -297,8 +303,11 @@ def with_own_options(into: Builder, config: Mapping[str, object]) -> Builder | N
 def _given(into: Builder, config: Mapping[str, object]) -> dict[str, str]:
     """The fields that :func:`with_fields` gave a builder, of those that this config has."""
     given = named_fields(into).items()
-    known = (*SWITCHES, *config)
-    return {ours: theirs for ours, theirs in given if theirs in known or value_of(config, theirs) is not None}
+
+    def has(field: str) -> bool:
+        return fixed_value(field) is not None or field in config or value_of(config, field) is not None
+
+    return {ours: theirs for ours, theirs in given if has(theirs)}
 
 
 def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:

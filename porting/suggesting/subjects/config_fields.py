@@ -157,7 +157,7 @@ def _words(name: str) -> list[str]:
 def _split(word: str) -> tuple[str, ...]:
     if word in _KNOWN or word in _PART_WORDS:
         return (word,)
-    halves = ((word[:i], word[i:]) for i in range(3, len(word) - 2))
+    halves = ((word[:i], word[i:]) for i in range(2, len(word) - 1))
     return next(((one, two) for one, two in halves if one in _KNOWN and two in _KNOWN), (word,))
 
 
@@ -250,6 +250,8 @@ def field_for(
         staged: whether it takes a number for each stage (True) or a single one (False); None if nothing says so. The
             single one is the first stage's where the config has one for each: ``hidden_sizes.0``.
 
+    >>> field_for("kvheads", {"num_key_value_heads": 2, "num_attention_heads": 8})
+    'num_key_value_heads'
     >>> field_for("dims", {"hidden_sizes": [8, 16]}), field_for("dim", {"hidden_sizes": [8, 16]}, staged=False)
     ('hidden_sizes', 'hidden_sizes.0')
 
@@ -288,7 +290,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     if word == "window" and next(fields_of(Role.WINDOW, config), None) is not None:
         role = Role.WINDOW  # and not how many positions there are, as in models that see all
     if role is None or role is Role.RATIO:
-        return None if role is None else _ratio(config)
+        return None if role is None else ratio(config)
     if role is Role.HIDDEN and config.get("embedding_size") is not None and _is_embedding_width(word, others):
         return "embedding_size"
     if role is Role.HIDDEN and "projection_dim" in config and _takes_parts(others, config):
@@ -354,12 +356,22 @@ _OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS, "k": Role.CHO
 """What words mean that are the width by themselves and something else beside another name for it."""
 
 
-def _ratio(config: Mapping[str, object]) -> str | None:
-    """How many times as wide a feed-forward part is, as a table spells it; None unless it is a whole number."""
+def ratio(config: Mapping[str, object], *, whole: bool = True) -> str | None:
+    """How many times as wide a feed-forward part is, as a table spells it.
+
+    Args:
+        whole: give None unless it is a whole number.
+
+    >>> ratio({"hidden_size": 8, "intermediate_size": 32})
+    'intermediate_size // hidden_size'
+    """
     width, inner = (next(fields_of(role, config), None) for role in (Role.HIDDEN, Role.INNER))
-    sizes = [config[one] for one in (inner, width) if one]
-    whole = len(sizes) == 2 and all(isinstance(one, int) and one > 0 for one in sizes)
-    return f"{inner} // {width}" if whole and sizes[0] % sizes[1] == 0 else None  # type: ignore[operator]  # integers
+    sizes = [value for one in (inner, width) if one and isinstance(value := config[one], int) and value > 0]
+    if len(sizes) < 2:
+        return None
+    if sizes[0] % sizes[1] == 0:
+        return f"{inner} // {width}"
+    return None if whole else f"{inner} / {width}"
 
 
 def _computed(config: Mapping[str, object]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from types import MappingProxyType
 from typing import TypeGuard
@@ -27,10 +27,10 @@ from porting.suggesting.subjects.config_fields import (
     WORDS,
     Role,
     composed_role,
-    field_for,
     fields_of,
     normal,
     numbers_by_stage,
+    ratio,
     role_of,
 )
 from porting.target import named_tensors
@@ -64,6 +64,9 @@ SHORT = 2
 LARGER, SPARE = 64, 1 << 22
 """What is built with a wrong size, such as a number of layers, may be so many times as large as the reference, and have
 so many numbers besides."""
+
+MOST_UNUSUAL = 8
+"""Of so many names pairs are tried that may stand for another number than a size."""
 
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
@@ -133,10 +136,7 @@ def better_sizes(
     taken = {field for name, field in asked.items() if name not in names}
     sizes = _Sizes(into, config, shapes, taken)
     found = sizes.improved(names, asked) if names else {}
-    for name, value in built.kept.items():  # a ratio of two sizes, unless it is a factor of something else
-        field = field_for(name, config) if type(value) is float else None
-        if field is not None and "//" in field and sizes.alike({**found, name: field}) > sizes.alike(found):
-            found[name] = field
+    found |= sizes.unusual(_unusual_sizes(built, config, {*found, *told}), found)
     covered = {role_of(field) for field in {**asked, **found}.values()}
     for name in built.kept.keys() - found.keys() - told.keys():  # no shape tells of heads: letters may
         roles = [role for role in abbreviated(name) if role not in covered]
@@ -144,6 +144,18 @@ def better_sizes(
         if field is not None and sizes.alike({**found, name: field}) >= sizes.alike(found):
             found[name] = field
     return found
+
+
+def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> dict[str, str]:
+    """What names may mean besides a field that is a size: one, or how many times as wide a feed-forward part is.
+
+    A multiple that sizes are rounded up to is 1 where none are, and so is the number of groups in multi-query
+    attention, whatever a config calls the number of its key heads.  What a builder has a factor for is a ratio.
+    """
+    kept = {name: value for name, value in built.kept.items() if name not in known}
+    found = {name: field for name, one in kept.items() if type(one) is float and (field := ratio(config, whole=False))}
+    found |= {name: "1" for name, one in kept.items() if _is_size(one)}
+    return found | {name: "1" for name, one in built.asked.items() if role_of(one) is Role.GROUPS and name not in known}
 
 
 def better_switches(
@@ -262,6 +274,7 @@ class _Sizes:
         self._within = Bounds(parameters=LARGER * (tensors + 8), nbytes=8 * (LARGER * numbers + SPARE))
         shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
+        self._in_matrices = {total := _total(_matrices(self._wanted)), total - shared}
         self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
         self._fields: dict[Size, list[str]] = {}
         others: list[tuple[int, str]] = []  # sizes that have no usual name, and the stages' own
@@ -370,6 +383,22 @@ class _Sizes:
         """How many more of the module's tensors have a shape that the reference has than have none."""
         return self._surplus(self._shapes(fields, self._config))
 
+    def unusual(self, ways: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+        """Those of these fields with which the module is more like the reference: each by itself, and in pairs."""
+        best, chosen = self._fit_of(found), dict[str, str]()
+        if best[1]:  # as many numbers in matrices as the reference: nothing is missing
+            return chosen
+        pairs = list(combinations(list(ways)[:MOST_UNUSUAL], 2))
+        for names in [*((name,) for name in ways), *pairs]:
+            more = {**chosen, **{name: ways[name] for name in names}}
+            if (fit := self._fit_of({**found, **more})) > best:
+                best, chosen = fit, more
+        return chosen
+
+    def _fit_of(self, fields: Mapping[str, str]) -> tuple[float, bool]:
+        built = self._shapes(fields, self._config)
+        return self._surplus(built), built is not None and _total(_matrices(built)) in self._in_matrices
+
     def missing_numbers(self, fields: Mapping[str, str]) -> float:
         """By how much the numbers in tensors of one axis, biases and gains, differ from those of the reference."""
         found = self._shapes(fields, self._config)
@@ -428,6 +457,11 @@ def _patches(config: Mapping[str, object]) -> Iterator[tuple[int, str]]:
         count = (sizes[0] // sizes[1]) ** 2
         for more in (0, 1, 2):
             yield count + more, f"({image} // {patch}) ** 2" + (f" + {more}" if more else "")
+
+
+def _matrices(shapes: Shapes) -> Shapes:
+    """The shapes of two axes or more: a module may keep tables of its own of one, as of frequencies."""
+    return Counter({shape: count for shape, count in shapes.items() if len(shape) > 1})
 
 
 def _total(shapes: Shapes) -> int:

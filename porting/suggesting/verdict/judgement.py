@@ -35,6 +35,7 @@ from porting.tracing.measure import MEANING
 from porting.tracing.trace import ROOT
 from porting.trials.modalities import IDS
 from porting.trials.padding import MASK
+from porting.trials.scope import Kind
 
 
 def surplus(found: SearchResult) -> Iterator[Reason]:
@@ -104,7 +105,9 @@ def judge(
     *Exact* and *trunk only* need both: the float64 proof, with nothing found that differs, and a table that fits the
     checkpoint itself.  *Impossible* needs a reason that was shown: a part that one side has and the other has not, at a
     place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
-    the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  All else was not found.
+    the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  *Exact on some inputs*
+    needs the proof on the first batches, and outputs that differ on others without a shown reason.  All else was not
+    found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     ends = any(is_last(found, one) for one in found.divergences) or any(one.side == "module" for one in unmapped)
@@ -122,7 +125,10 @@ def judge(
     if any(one.shown for one in reasons):
         verdict = Verdict.IMPOSSIBLE
     elif len(small) < len(reasons):
-        verdict = Verdict.NOT_FOUND
+        agrees = proof.agrees and (own is None or own.agrees or own.mostly_same) and ROOT in probed(proof.report)
+        whole = not (missing or ours or _reordered(found) or _wider(found))
+        of_inputs = {one.kind for one in reasons if not _small(one)} <= set(Kind)
+        verdict = Verdict.SOME_INPUTS if agrees and whole and of_inputs else Verdict.NOT_FOUND
     elif small:
         verdict = Verdict.APPROXIMATE
     elif missing or ours or _reordered(found) or _wider(found):

@@ -23,6 +23,7 @@ from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
 from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.scope import Status
 from porting.verification import verify
 from porting.verification.compare import Progress
 
@@ -70,6 +71,12 @@ class Proof:
     def differs_on_trials(self) -> bool:
         """Whether all that differs was found by the trials, which say by themselves on what."""
         return self.report is not None and bool(self.report.scope.differing or self.report.scope.impure)
+
+    @property
+    def mostly_same(self) -> bool:
+        """Whether most of the trials were the same, where some differ."""
+        results = () if self.report is None else self.report.scope.results
+        return 2 * sum(one.status is Status.SAME for one in results) > len(results)
 
     @property
     def difference(self) -> float | None:

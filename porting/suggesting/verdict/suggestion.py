@@ -19,6 +19,7 @@ class Verdict(StrEnum):
     """How much of the checkpoint can live in the module, as far as it was shown."""
 
     EXACT = "exact"
+    SOME_INPUTS = "exact on some inputs"
     APPROXIMATE = "approximate"
     TRUNK = "trunk only"
     IMPOSSIBLE = "impossible"
@@ -28,6 +29,10 @@ class Verdict(StrEnum):
 MEANINGS = {
     Verdict.EXACT: "The table loads the whole checkpoint, and your module then computes what its model computes.",
     Verdict.TRUNK: "The table loads what both sides have, and that part computes what the checkpoint's model computes.",
+    Verdict.SOME_INPUTS: (
+        "The table loads the whole checkpoint. Your module computes what its model computes on some inputs, and "
+        "something else on those that are named below: change the module, or do without them."
+    ),
     Verdict.APPROXIMATE: "The table loads the checkpoint, and your module's results differ a little, as said below.",
     Verdict.IMPOSSIBLE: "No table can make your module compute what the checkpoint's model does: change the module.",
     Verdict.NOT_FOUND: "No table was found, and nothing shows that there is none: the table holds what was found.",
