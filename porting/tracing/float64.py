@@ -10,6 +10,7 @@ frequencies of a rotary embedding are float32 numbers by definition.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import threading
@@ -218,6 +219,8 @@ class Decomposed(FunctionMode):
         """See :meth:`FunctionMode.call`."""
         if func in _GROUPED and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             return grouped_mm(*args, **kwargs)
+        if func is torch.tensor and _is_rounded(*args, **kwargs):
+            kwargs["dtype"] = torch.float64
         if func is F.batch_norm:
             result = _batch_norm(*args, **kwargs)
             if result is not None:
@@ -234,6 +237,16 @@ class Decomposed(FunctionMode):
             # A constant that the model always makes in float32; in a float32 run the dtypes would agree.
             args, kwargs = tree_map_only(Tensor, _to_float64, (args, kwargs))
             return func(*args, **kwargs)
+
+
+def _is_rounded(data: object, *, dtype: torch.dtype | None = None, **others: object) -> bool:
+    """Whether ``torch.tensor`` is given one number, such as a scale, and rounds it to float32.
+
+    In a float32 run it is the number that the same factor in Python is rounded to there.
+    """
+    if type(data) is not float or dtype not in {None, torch.float32} or torch.get_default_dtype() != torch.float32:
+        return False
+    return math.isfinite(data) and ctypes.c_float(data).value not in {data, math.inf, -math.inf}
 
 
 _KEEPS_DTYPE = frozenset(

@@ -16,7 +16,7 @@ from porting.tracing.code_coverage import Executed, untaken
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
-from porting.trials.battery import Model, Trial, battery
+from porting.trials.battery import battery
 from porting.trials.inputs import Case
 from porting.trials.modalities import IDS
 from porting.trials.padding import MASK
@@ -35,6 +35,7 @@ from porting.trials.scope import (
     Status,
     of_kind,
 )
+from porting.trials.trial import Model, Trial
 
 PLACED = 3
 """Of so many differing trials it is looked for where they begin to differ."""

@@ -55,10 +55,12 @@ class Case:
 
     Attributes:
         inputs: forward argument -> tensor; ``attention_mask`` is [b s], 1 = attend.
+        known: what the reference's forward takes besides, and this batch does not have.
     """
 
     name: str
     inputs: Mapping[str, Tensor]
+    known: frozenset[str] = frozenset()
 
 
 class Maker:
@@ -348,7 +350,9 @@ def withheld(made: Sequence[Case], given: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def for_port(
+    rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.dtype, known: Collection[str] = ()
+) -> dict[str, Tensor]:
     """The port's forward arguments from the reference's, by the table's [inputs].
 
     Without rules they are the reference's.  A target ``mask -> bool`` gets True = attend, ``-> padding`` True =
@@ -357,7 +361,8 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
 
     Args:
         rules: the table's [inputs].
-        inputs: what the reference is given.  A rule for another of its usual arguments is left out: no side gets it.
+        inputs: what the reference is given.  A rule for another of its arguments is left out: no side gets it.
+        known: its other arguments, besides the usual ones.
 
     Raises:
         VerifyError: a rule does not fit the inputs, or takes what no reference has.
@@ -374,7 +379,7 @@ def for_port(rules: Sequence[Rule], inputs: Mapping[str, Tensor], dtype: torch.d
         )
         for rule in rules
         for name in [str(rule.sources[0].key)]
-        if name not in inputs and name not in (*USUAL, *NAMES)
+        if name not in inputs and name not in (*USUAL, *NAMES, *known)
     ]
     faults += [
         Fault(

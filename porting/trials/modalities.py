@@ -26,6 +26,9 @@ PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "past_values",
     "spectrogram",
 )
+OBSERVED = "past_observed_mask"
+"""Which values of a series were observed."""
+
 DECODER = "decoder_"
 """How the names of a decoder's inputs begin."""
 
@@ -306,12 +309,13 @@ def _series(config: Mapping[str, object], taken: Mapping[str, bool]) -> Iterator
     def make(rows: int, generator: torch.Generator, inner: tuple[int, ...]) -> dict[str, Tensor]:
         made = {
             SERIES: torch.randn(rows, past, *inner, generator=generator),
-            "past_observed_mask": torch.ones(rows, past, *inner),
+            OBSERVED: torch.ones(rows, past, *inner),
             "past_time_features": torch.randn(rows, past, times, generator=generator),
             "future_values": torch.randn(rows, ahead, *inner, generator=generator),
             "future_time_features": torch.randn(rows, ahead, times, generator=generator),
         }
-        return {name: one for name, one in made.items() if taken.get(name) or (name in taken and times)}
+        wanted = [name for name in made if taken.get(name) or (name in taken and (times or name == OBSERVED))]
+        return {name: made[name] for name in wanted}
 
     for inner in [(width,), ()] if width > 1 else [(), (1,)]:
         yield lambda rows, generator, inner=inner: make(rows, generator, inner)  # type: ignore[misc]  # bound early

@@ -15,11 +15,11 @@ from porting.printable import dtype_name
 from porting.tracing.measure import error, finite
 from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
-from porting.trials.battery import Trial
 from porting.trials.inputs import Case
 from porting.trials.padding import DECODER_MASK, FEW_TOKENS, MASK, TOKENS, kept
 from porting.trials.pairing import Pair, pair
 from porting.trials.scope import Kind, Result, Status
+from porting.trials.trial import Trial
 
 MakeSide = Callable[[Case], Side]
 """Makes one side in float64, ready to run one case."""

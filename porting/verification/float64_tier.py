@@ -122,7 +122,7 @@ def compare_in_float64(
         found = search(batch, table, theirs, port, comparison, observer)
     if found.cases:
         comparison.found_from = len(cases)
-        cases += found.cases
+        cases += [_as_taken(theirs, one) for one in found.cases]
         port = port_side(port.module, torch.float64, table, cases, port.clock)
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
@@ -133,7 +133,7 @@ def compare_in_float64(
     explored = Explored(scope=Scope()) if explore is None else explore(port, cases)
     if explored.cases:
         comparison.found_from = comparison.found_from or len(cases)
-        cases += explored.cases
+        cases += [_as_taken(theirs, one) for one in explored.cases]
         port = port_side(port.module, torch.float64, table, cases, port.clock)
         _anchor_more(comparison, reference, theirs, table, cases, port.clock)
         comparison.meaning(port, observer)
@@ -146,6 +146,11 @@ def compare_in_float64(
         searched=found,
         scope=explored.scope,
     )
+
+
+def _as_taken(theirs: Reference, case: Case) -> Case:
+    """The case with what the reference takes of it."""
+    return theirs.taken(case) if isinstance(theirs, LiveReference) else case
 
 
 def _anchor_more(

@@ -14,6 +14,7 @@ from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
+from porting.tracing.plain_state import PlainState
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, is_returned, points, split
 from porting.trials.inputs import Case, for_port
@@ -28,6 +29,14 @@ class LiveReference:
 
     module: nn.Module
     title: str
+
+    def __post_init__(self) -> None:
+        self._before = PlainState(self.module)
+
+    def as_loaded(self, module: nn.Module) -> nn.Module:
+        """A copy of the model, without what its calls left in its settings."""
+        self._before.restore(module)
+        return module
 
     @classmethod
     def of(cls, module: nn.Module, title: str = "") -> LiveReference:
@@ -47,15 +56,16 @@ class LiveReference:
         What an encoder alone has no argument for, such as a decoder's tokens, is none of its further keywords either.
         """
         parameters = inspect.signature(self.module.forward).parameters
+        names = frozenset(parameters)
         if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             known = any(name in parameters for name in case.inputs)
             decodes = any(name.startswith(DECODER) for name in parameters)
             if not known or decodes:
-                return case
+                return Case(case.name, case.inputs, names)
             kept = {name: one for name, one in case.inputs.items() if not name.startswith(DECODER)}
-            return Case(case.name, kept)
+            return Case(case.name, kept, names)
         kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
-        return Case(case.name, kept)
+        return Case(case.name, kept, names)
 
     def keep(self, dtype: torch.dtype) -> None:
         """Hold the weights in a dtype that holds their values from now on; a constant that it would round stays."""
@@ -69,7 +79,7 @@ class LiveReference:
         """The model in a dtype, ready to be run."""
         return Side(
             title="the reference",
-            module=cast(self.module, dtype),
+            module=self.as_loaded(cast(self.module, dtype)),
             arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
             wanted=self.points(terms, prefix),
             clock=clock,
@@ -224,7 +234,7 @@ def port_side(
     return Side(
         title="the port",
         module=module,
-        arguments=[floating(for_port(table.inputs, case.inputs, dtype), dtype) for case in cases],
+        arguments=[floating(for_port(table.inputs, case.inputs, dtype, case.known), dtype) for case in cases],
         wanted=port_points(module, table) if wanted is None else wanted,
         clock=clock,
     )

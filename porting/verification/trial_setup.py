@@ -19,7 +19,6 @@ from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import is_inner, is_returned
-from porting.trials.battery import Model
 from porting.trials.derived_inputs import LENGTHS, source_of
 from porting.trials.derived_inputs import NAMES as DERIVED
 from porting.trials.explore import Explored, Explorer
@@ -28,6 +27,7 @@ from porting.trials.modalities import DECODER, IDS, POSITIONS, special_places
 from porting.trials.padding import MASK
 from porting.trials.run import Working, returned_only
 from porting.trials.scope import Returned, Scope
+from porting.trials.trial import Model
 from porting.verification.batch_search import omittable
 from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
@@ -86,6 +86,7 @@ def explore(
         if not whole:
             return theirs.side(torch.float64, terms, table.prefix, [case], clock)
         arguments = floating(theirs.taken(case).inputs, torch.float64)
+        theirs.as_loaded(double)
         return Side(title="the reference", module=double, arguments=[arguments], wanted=wanted, clock=clock)
 
     def ours(case: Case) -> Side:
@@ -106,6 +107,7 @@ def explore(
         if (single := singles()[1]) is None:
             return theirs.side(torch.float32, terms, table.prefix, [case], clock)
         arguments = floating(theirs.taken(case).inputs, torch.float32)
+        theirs.as_loaded(single)
         return Side(title="the reference", module=single, arguments=[arguments], wanted=wanted, clock=clock)
 
     def plain(several: Sequence[Case]) -> Side:

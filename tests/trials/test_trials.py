@@ -21,10 +21,11 @@ from porting.tracing import running
 from porting.tracing.conditions import constants_of
 from porting.tracing.running import Side
 from porting.trials import Kind, Status, purity, run
-from porting.trials.battery import Model, battery
+from porting.trials.battery import battery
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.inputs import Case, Maker, integers, lengthened
 from porting.trials.padding import attended, hides_token
+from porting.trials.trial import Model
 from porting.verification.batch_search import omittable
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
 

@@ -1,0 +1,41 @@
+"""What a model keeps between its calls as plain numbers, taken back to what it was before the first one.
+
+Some references change their own settings when they run: Swin's layers set their shift to 0 for a picture of one window,
+and keep it.  A port is held against what a reference gives that was just loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+PLAIN: Final = (bool, int, float, str, type(None))
+"""The types of what is taken back, by themselves or in a tuple."""
+
+
+class PlainState:
+    """The plain attributes of a model and of its modules, as they were.
+
+    Args:
+        module: the model, before it runs.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._values = {path: _plain(one) for path, one in module.named_modules()}
+
+    def restore(self, module: nn.Module) -> None:
+        """Give the model, or a copy of it, the attributes that it had; those that are new stay."""
+        for path, one in module.named_modules():
+            now = vars(one)
+            for name, value in self._values.get(path, {}).items():
+                if name in now and (type(now[name]) is not type(value) or now[name] != value):
+                    setattr(one, name, value)
+
+
+def _plain(module: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if name != "training" and _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and all(map(_is_plain, value)))

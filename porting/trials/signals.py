@@ -1,0 +1,195 @@
+"""Trials of pictures, sounds and series: other rows, values, sizes and lengths than those of the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from porting.trials.inputs import Case
+from porting.trials.modalities import (
+    DECODER,
+    DECODER_IDS,
+    FEATURES,
+    IDS,
+    PIXELS,
+    POSITIONS,
+    SAMPLES,
+    SEGMENTS,
+    SERIES,
+    special_places,
+)
+from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.scope import Kind
+from porting.trials.token_rows import TokenRows
+from porting.trials.trial import Model, Trial
+
+SINGLE = 0.1
+"""Which part of a signal's values is hidden or zero where single ones are."""
+
+
+@dataclass
+class SignalRows:
+    """Batches of pictures or sounds, with or without tokens beside them."""
+
+    model: Model
+    seed: int
+
+    def trials(self) -> Iterator[Trial]:
+        """Other batch sizes, and values at the range, beyond it and at zero."""
+        yield from self.rows()
+        generator = torch.Generator().manual_seed(self.seed)
+        base = self.model.base
+        signals = [name for name, one in base.items() if one.is_floating_point()]
+        most = max((len(one) for one in base.values() if one.ndim), default=1)
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "new values": lambda one: torch.randn(one.shape, dtype=one.dtype, generator=generator),
+            "zeros": torch.zeros_like,
+            "ones": torch.ones_like,
+            "values of the other sign": torch.neg,
+            "values that are not negative": torch.abs,
+            "values around -2": lambda one: one - 2,
+            "values from 0 to 1": lambda one: torch.rand(one.shape, dtype=one.dtype, generator=generator),
+            "values from 0 to 255": lambda one: 255 * torch.rand(one.shape, dtype=one.dtype, generator=generator),
+            "values ten times as large": lambda one: 10 * one,
+            "values a hundred times as small": lambda one: one / 100,
+            "zeros in the first half": _half_zero,
+            "zeros at single places": lambda one: one * (torch.rand(one.shape, generator=generator) > SINGLE),
+            "values around 300": lambda one: one + 300,
+        }
+        for what, change in changes.items() if signals else ():
+            two = rows_of(base, torch.arange(2) % most)
+            yield self._trial(Kind.VALUES, what, two | {name: change(two[name]) for name in signals})
+        pictures = {name: one for name, one in base.items() if name == PIXELS and one.ndim == 4}
+        sizes: dict[str, Callable[[Tensor], Tensor]] = {
+            "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
+            "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
+            "pictures of half the height and twice the width": _flat,
+            "pictures of twice the height and half the width": lambda one: _flat(one.mT).mT,
+            "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
+            "pictures four rows higher and twelve columns wider": lambda one: _wider(_wider(one, 12, -1), 4, -2),
+        }
+        if pictures:
+            turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
+            yield self._trial(Kind.ARGUMENTS, "pictures with their channels last in memory", {**base, **turned})
+        for what, change in sizes.items() if pictures else ():
+            others = {name: one for name, one in base.items() if name != "pixel_mask"}
+            changed = {name: change(one) for name, one in pictures.items()}
+            yield self._trial(Kind.VALUES, what, rows_of(others | changed, torch.arange(2) % most))
+        for name in base:
+            if name in self.model.optional:
+                left = {other: one for other, one in base.items() if other != name}
+                yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
+        yield from self._lengths(most)
+        yield from self._masks(most, generator)
+        if DECODER_IDS in base and base[DECODER_IDS].shape[-1] > 1:
+            for length in dict.fromkeys((1, 2, base[DECODER_IDS].shape[-1] - 1)):
+                cut = {name: one[..., :length] for name, one in base.items() if name.startswith(DECODER)}
+                yield self._trial(Kind.LENGTH, f"{length} tokens for the decoder", {**base, **cut})
+
+    def _lengths(self, most: int) -> Iterator[Trial]:
+        """Sounds and series of other lengths, with the masks that go with them."""
+        base = self.model.base
+        for name, axis in ((SAMPLES, 1), (FEATURES, -1), (SERIES, 1)):
+            if name not in base or base[name].ndim < 2:
+                continue
+            size = base[name].shape[axis]
+            for length in dict.fromkeys((size - 1, size - 3, size // 2 + 1, size - size // 3, size // 4)):
+                cut = {
+                    other: one.narrow(axis if one.ndim == base[name].ndim else -1, 0, length)
+                    for other, one in base.items()
+                    if other == name or ("mask" in other and one.ndim > 1 and size in one.shape[1:])
+                }
+                what = f"{length} of {size} places" if 0 < length < size else ""
+                if what:
+                    yield self._trial(Kind.LENGTH, what, rows_of({**base, **cut}, torch.arange(2) % most))
+
+    def _masks(self, most: int, generator: torch.Generator) -> Iterator[Trial]:
+        """Masks of sounds and series that hide their ends, their starts, and single values."""
+        for name, one in self.model.base.items():
+            tokens = name == MASK and IDS in self.model.base  # whose masks are tried with other tokens behind them
+            if "mask" not in name or tokens or name.startswith(DECODER) or one.ndim < 2 or one.shape[1] < 4:
+                continue
+            size = one.shape[1]
+            places = torch.arange(size).view(1, size, *[1] * (one.ndim - 2))
+            kept = {
+                "the end hidden": places < size - size // 3,
+                "the start hidden": places >= size // 4,
+                "single places hidden": torch.rand(one.shape, generator=generator) > SINGLE,
+            }
+            for what, some in kept.items():
+                mask = (torch.ones_like(one) * some).to(one.dtype)
+                yield self._trial(
+                    Kind.MASK, f"{name}: {what}", rows_of({**self.model.base, name: mask}, torch.arange(2) % most)
+                )
+
+    def beside_tokens(self) -> Iterator[Trial]:
+        """The trials of tokens, each row with a signal; and of two towers also more or fewer texts than signals.
+
+        Nothing where tokens of a row stand for the signal: what may stand beside them only the processor knows.
+        """
+        base = self.model.base
+        names = {IDS: IDS, MASK: MASK, SEGMENTS: SEGMENTS, POSITIONS: POSITIONS}
+        if IDS not in base:  # a decoder's tokens, beside what the encoder hears or sees
+            names = {IDS: DECODER_IDS, MASK: DECODER_MASK}
+        text = {ours: base[theirs] for ours, theirs in names.items() if theirs in base}
+        if IDS not in text or text[IDS].is_floating_point() or bool(torch.isin(text[IDS], self._places()).any()):
+            return
+        rest = {name: one for name, one in base.items() if name not in set(names.values())}
+        optional = [ours for ours, theirs in names.items() if theirs in self.model.optional]
+        model = replace(self.model, base=text, optional=optional, internal=self.model.internal and IDS in base)
+        most = max((len(one) for one in rest.values() if one.ndim), default=1)
+        for trial in TokenRows(model, self.seed).trials():
+            rows = len(trial.case.inputs[IDS])
+            given = {names[ours]: one for ours, one in trial.case.inputs.items()}
+            beside = rows_of(rest, torch.arange(rows) % most)
+            yield replace(trial, case=Case(trial.case.name, {**given, **beside}))
+        several = rows_of(text, torch.arange(3) % len(text[IDS]))
+        for signals in (1, 5):
+            given = {names[ours]: one for ours, one in several.items()} | rows_of(rest, torch.arange(signals) % most)
+            yield self._trial(Kind.BATCH, f"3 rows of tokens and {signals} beside them", given)
+
+    def _places(self) -> Tensor:
+        """The tokens that stand for a signal."""
+        return torch.tensor(sorted(special_places(self.model.config)), dtype=torch.long)
+
+    def rows(self) -> Iterator[Trial]:
+        """Some rows of the batch, by themselves and in another order, where all its tensors have the same rows."""
+        base = self.model.base
+        counts = {len(one) if one.ndim else 0 for one in base.values()}
+        if len(counts) != 1 or counts == {0}:
+            return
+        most = counts.pop()
+        for rows in (1, 2, 3, 5, 9):
+            places = torch.arange(rows) % most
+            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", rows_of(base, places))
+        yield self._trial(Kind.BATCH, "the same row twice", rows_of(base, torch.zeros(2, dtype=torch.long)))
+        yield self._trial(Kind.BATCH, "rows in another order", rows_of(base, torch.arange(most).flip(0)))
+
+    def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
+        return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _flat(pictures: Tensor) -> Tensor:
+    """Pictures of half the height and twice the width: the lower halves beside the upper ones."""
+    height = pictures.shape[-2] // 2 * 2
+    return torch.cat(pictures[..., :height, :].chunk(2, -2), -1) if height else pictures
+
+
+def _wider(pictures: Tensor, more: int, dim: int) -> Tensor:
+    """Pictures with as many rows or columns more, which no longer fill whole patches."""
+    return torch.cat([pictures, pictures.narrow(dim, 0, min(more, pictures.shape[dim]))], dim)
+
+
+def _half_zero(value: Tensor) -> Tensor:
+    """A signal whose first half is zero, as of a picture that is blank on one side or a sound that begins late."""
+    half = (value.shape[-1] + 1) // 2
+    return torch.cat([torch.zeros_like(value[..., :half]), value[..., half:]], -1)
+
+
+def rows_of(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
+    """Some rows of a batch, by their places; what has other rows stays."""
+    most = max((len(one) for one in inputs.values() if one.ndim), default=1)
+    return {name: one[places] if one.ndim and len(one) == most else one for name, one in inputs.items()}

@@ -1,0 +1,75 @@
+"""One batch that both forwards are run on, and what is known of a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from porting.trials.derived_inputs import is_right_padded
+from porting.trials.inputs import Case
+from porting.trials.scope import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One batch that both forwards are run on.
+
+    Attributes:
+        case: the batch, as the reference takes it.
+        what: in words, ``"left padding"``.
+        past: it is longer than the model's own limit, so that an error on both sides is as right as equal numbers.
+    """
+
+    case: Case
+    kind: Kind
+    what: str
+    past: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is known of the model's inputs.
+
+    Attributes:
+        config: its fields under their usual names.
+        base: a batch that both sides take.
+        longest: the longest row that is made.
+        limit: the model's own limit; None where it has none.
+        optional: arguments that both sides may be called without.
+        positions: both sides take ``position_ids``.
+        internal: the port finds out by itself what is padding, from the token ids.
+        special: token ids that have a meaning.
+        mask_kinds: the mask may also be given as bool or as float: the port takes the reference's own.
+        given: the batches are somebody's own: only rows of them are tried, since nothing says what else is legal.
+        numbers: what the port's code compares tensors with.
+        likely: token ids that the port's code or the config may treat otherwise than others.
+        full: the port takes no other rows than the longest.
+        right_padded: the masks whose padding has to be at the end of rows: the port takes their lengths.
+    """
+
+    config: Mapping[str, object]
+    base: Mapping[str, Tensor]
+    longest: int
+    limit: int | None = None
+    optional: Collection[str] = ()
+    positions: bool = False
+    internal: bool = False
+    special: Sequence[int] = ()
+    mask_kinds: bool = True
+    given: bool = False
+    numbers: Sequence[int] = ()
+    likely: Sequence[int] = ()
+    full: bool = False
+    right_padded: Collection[str] = ()
+
+    def accepts(self, case: Case) -> bool:
+        """Whether the port can be told where the padding of a batch is."""
+        return all(is_right_padded(case.inputs[name]) for name in self.right_padded if name in case.inputs)
+
+
+def config_number(config: Mapping[str, object], name: str, default: int) -> int:
+    """A field of a config that is a number of something; ``default`` where it is none."""
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

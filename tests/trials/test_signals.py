@@ -1,0 +1,229 @@
+"""Trials of what is no token, of tokens beside it, and of other values that each token has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from porting import verify
+from porting.notation.rule import Term, make_rule
+from porting.trials import Kind
+from porting.trials.battery import battery
+from porting.trials.inputs import for_port
+from porting.trials.trial import Model, Trial
+from tests.trials.small_model import Encoder
+
+pytestmark = pytest.mark.few(3)
+
+END = 49
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+def trials(base: dict[str, Tensor], config: dict[str, Any] | None = None, **more: Any) -> dict[str, Trial]:
+    model = Model(config=config or {}, base=base, longest=20, **more)
+    return {trial.what: trial for trial in battery(model, seed=0, tokens=10**6)}
+
+
+CLIP: Any = transformers.CLIPModel  # whose classes transformers does not type
+
+
+class Towers(CLIP):  # type: ignore[misc]  # as above
+    """CLIP with random weights, and a forward that names what it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            transformers.CLIPConfig(
+                text_config={**SMALL, "vocab_size": 50, "max_position_embeddings": 20, "eos_token_id": END},
+                vision_config={**SMALL, "image_size": 16, "patch_size": 8},
+                projection_dim=12,
+            )
+        )
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + (parameter == 1))
+
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As CLIPModel's."""
+        found = super().forward(input_ids=input_ids, pixel_values=pixel_values, attention_mask=attention_mask)
+        return {"logits_per_text": found.logits_per_text}
+
+
+class Maskless(Towers):
+    """It takes a mask and does not use it: behind a causal mask, only padding in front and gaps show it."""
+
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As in Towers."""
+        return super().forward(input_ids, pixel_values)
+
+
+class LastEnd(Towers):
+    """An end of a text that another one follows is an ordinary token."""
+
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As in Towers."""
+        later = (input_ids == END).flip(1).cumsum(1).flip(1) > 1
+        return super().forward(input_ids.masked_fill((input_ids == END) & later, 1), pixel_values, attention_mask)
+
+
+class OnePicture(Towers):
+    """A single picture is repeated for each text."""
+
+    def forward(
+        self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As in Towers."""
+        alone = len(pixel_values) == 1
+        pictures = pixel_values.expand(len(input_ids), -1, -1, -1) if alone else pixel_values
+        return super().forward(input_ids, pictures, attention_mask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("port", "kind"),
+    [(Towers, None), (Maskless, Kind.MASK), (LastEnd, Kind.TOKENS), (OnePicture, Kind.BATCH)],
+)
+def test_the_texts_of_two_towers_are_varied_as_texts_alone_are(port: type[Towers], kind: Kind | None) -> None:
+    report = verify(reference=Towers().eval(), into=port().eval(), dtypes=(), loaded=True, causes=False)
+    assert report.faithful == (kind is None), str(report)
+    assert kind is None or kind in {one.kind for one in report.scope.differing}
+
+
+def test_tokens_that_stand_for_a_picture_stay_where_they_are() -> None:
+    ids = torch.arange(1, 19).view(2, 9)
+    base = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 8, 8)}
+    free, held = (trials(base, config) for config in ({"vocab_size": 30}, {"vocab_size": 30, "image_token_id": 5}))
+    assert "left padding" in free
+    assert "left padding" not in held
+    assert all("pixel_values" in one.case.inputs for one in free.values() if "left" in one.what)
+
+
+def test_a_decoder_s_tokens_are_varied_beside_a_sound() -> None:
+    ids = torch.arange(1, 11).view(2, 5)
+    found = trials({"input_features": torch.randn(2, 8, 20), "decoder_input_ids": ids}, {"vocab_size": 30})
+    assert "rows through the vocabulary" in found
+    assert all(one.case.inputs["decoder_input_ids"].dtype == torch.long for one in found.values())
+    assert not any("input_ids" in one.case.inputs for one in found.values())
+
+
+def test_sounds_and_series_of_other_lengths_have_masks_of_these_lengths() -> None:
+    base = {"input_values": torch.randn(2, 40), "attention_mask": torch.ones(2, 40, dtype=torch.long)}
+    lengths = [one for one in trials(base).values() if one.kind is Kind.LENGTH]
+    assert {one.case.inputs["input_values"].shape[1] for one in lengths} == {39, 37, 21, 27, 10}
+    assert all(len({value.shape for value in one.case.inputs.values()}) == 1 for one in lengths)
+    series = {"past_values": torch.randn(2, 20, 3), "past_observed_mask": torch.ones(2, 20, 3)}
+    found = trials(series)
+    assert {one.case.inputs["past_observed_mask"].shape[1] for one in found.values()} == {20, 19, 17, 11, 14, 5}
+    hidden = found["past_observed_mask: single places hidden"].case.inputs["past_observed_mask"]
+    assert 0 < int((hidden == 0).sum()) < hidden.numel() // 2
+    zeros = found["zeros at single places"].case.inputs["past_values"]
+    assert 0 < int((zeros == 0).sum()) < zeros.numel() // 2
+
+
+def test_boxes_of_zero_and_the_largest_stand_at_some_tokens() -> None:
+    ids = torch.arange(1, 19).view(2, 9)
+    base = {"input_ids": ids, "bbox": torch.arange(1, 73).view(2, 9, 4)}
+    found = trials(base, {"vocab_size": 30})
+    boxes = found["bbox of zero at some tokens"].case.inputs["bbox"]
+    assert (boxes == 0).all(-1).any()
+    assert (boxes[0] == 0).all()
+    assert (boxes != 0).all(-1).any()
+    assert (found["bbox of the largest at some tokens"].case.inputs["bbox"] == 72).all(-1).any()
+
+
+def test_rows_end_twice_and_not_at_all_where_the_first_batch_has_one_end() -> None:
+    ids = torch.arange(1, 19).view(2, 9)
+    ids[:, -1] = 29
+    found = trials({"input_ids": ids}, {"vocab_size": 30, "eos_token_id": 29})
+    ends = {what: (one.case.inputs["input_ids"] == 29).sum(1) for what, one in found.items()}
+    assert (ends["rows with several ends"][:2] > 1).all()
+    assert not ends["rows without an end"].any()
+
+
+class Keeping(Encoder):
+    """It keeps a setting of the last call: a single row turns its segments off for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = True
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """As in Encoder, with the segments as they are given."""
+        self.kinds = self.kinds and len(input_ids) > 1
+        kinds = token_type_ids if self.kinds else None
+        return super().forward(input_ids, attention_mask, kinds, position_ids)
+
+
+class Pure(Keeping):
+    """As Keeping, at its first call."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """As in Keeping."""
+        self.kinds = True
+        return super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+
+
+def test_a_reference_that_keeps_a_setting_is_held_as_it_was_loaded() -> None:
+    report = verify(reference=Keeping(), into=Pure(), dtypes=(), loaded=True, causes=False)
+    assert report.faithful, str(report)
+
+
+def test_an_argument_that_the_reference_knows_and_is_not_given_is_left_out() -> None:
+    rules = [make_rule([Term.parse(name)], [Term.parse(name)]) for name in ("input_ids", "bbox")]
+    ids = torch.ones(1, 2, dtype=torch.long)
+    assert list(for_port(rules, {"input_ids": ids}, torch.float32, known={"bbox"})) == ["input_ids"]
+
+
+class Scaled(Encoder):
+    """Its features are multiplied by a number."""
+
+    factor: Any = staticmethod(lambda: 40**0.5)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """As in Encoder."""
+        found = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        return {name: value * self.factor() for name, value in found.items()}
+
+
+class ScaledByTensor(Scaled):
+    """By a tensor of float32: the same number in a float32 run."""
+
+    factor: Any = staticmethod(lambda: torch.tensor(40**0.5))
+
+
+def test_a_number_as_a_tensor_is_the_number() -> None:
+    reference: nn.Module = Scaled()
+    assert verify(reference=reference, into=ScaledByTensor(), loaded=True, causes=False).faithful
