@@ -37,6 +37,7 @@ from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.argument_names import ArgumentMapping
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
+from porting.suggesting.subjects.forward_arguments import LENGTH, rows_of
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
@@ -164,7 +165,7 @@ def suggest(
     kind = against.name
     guessed: dict[str, str] = {}
     found: Suggestion | None = None
-    with untimed(), guarded(seed), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
+    with untimed(), guarded(seed), rows_of(LENGTH), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             for number, depth in enumerate(_depths(checkpoint, kind)):
                 with bounded(begun + limit):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, product
@@ -63,7 +65,29 @@ class OperationCounter(DispatchMode):
 
 
 BATCH, LENGTH, OTHERS = 3, 7, 5
-"""Rows of the batch, their length, and the length of a decoder's."""
+"""Rows of the batch, their usual length, and the length of a decoder's."""
+
+_row_length: ContextVar[int] = ContextVar("row_length", default=LENGTH)
+
+
+def row_length() -> int:
+    """The length of the batch's rows: the usual one, or the only one that a module takes."""
+    return _row_length.get()
+
+
+@contextmanager
+def rows_of(length: int) -> Iterator[None]:
+    """Within it the batch's rows have this length; :func:`use_rows_of` may change it until the end."""
+    before = _row_length.set(length)
+    try:
+        yield
+    finally:
+        _row_length.reset(before)
+
+
+def use_rows_of(length: int) -> None:
+    """Give the batch's rows another length, for the rest of a :func:`rows_of`."""
+    _row_length.set(length)
 
 
 UNSET = (None, 0, 1)
@@ -301,8 +325,8 @@ def _unmasked(
 
 def _other_mask(way: ArgumentMapping) -> Tensor:
     """A mask [b s] that hides some tokens: at the end of rows, and elsewhere too where the module can be told so."""
-    mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
-    mask[:, LENGTH - 1] = 0
+    mask = torch.ones(BATCH, row_length(), dtype=torch.long)
+    mask[:, row_length() - 1] = 0
     if not any(theirs.startswith(LENGTHS) for theirs, _ in way.rules):
         mask[:, 2] = 0
     return mask
@@ -383,13 +407,13 @@ def sample_batch(
             drawn[:, -1] = end
         return drawn
 
-    segments = torch.zeros(rows, LENGTH, dtype=torch.long)
-    segments[:, LENGTH // 2 :] = 1
+    segments = torch.zeros(rows, row_length(), dtype=torch.long)
+    segments[:, row_length() // 2 :] = 1
     made = {
-        IDS: words(LENGTH),
-        MASK: torch.ones(rows, LENGTH, dtype=torch.long),
+        IDS: words(row_length()),
+        MASK: torch.ones(rows, row_length(), dtype=torch.long),
         SEGMENTS: segments,
-        POSITIONS: torch.arange(LENGTH).expand(rows, LENGTH).clone(),
+        POSITIONS: torch.arange(row_length()).expand(rows, row_length()).clone(),
         DECODER_IDS: words(OTHERS),
         DECODER_MASK: torch.ones(rows, OTHERS, dtype=torch.long),
     }
@@ -428,8 +452,8 @@ def _seen(
     Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
     inputs = sample_batch(way.named, vocabulary, padding)
-    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-    kept[0, LENGTH - 2 :] = kept[1, LENGTH - 3 :] = False
+    kept = torch.ones(BATCH, row_length(), dtype=torch.bool)
+    kept[0, row_length() - 2 :] = kept[1, row_length() - 3 :] = False
     if MASK in inputs:
         inputs[MASK] = kept.long()
 
@@ -460,7 +484,7 @@ def _seen(
     if not differ(begun, later):
         found.add(ALONE if differ(begun, kept) else IGNORES_TOKENS)
     end, before = torch.zeros_like(kept), torch.zeros_like(kept)
-    end[2, LENGTH - 1] = before[2, : LENGTH - 1] = True
+    end[2, row_length() - 1] = before[2, : row_length() - 1] = True
     if causal and differ(changed(end), before):
         found.add(AHEAD)
     if DECODER_IDS in inputs and _looks_ahead(base, decoded()):
@@ -559,16 +583,16 @@ def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:
     """Whether two outputs differ at these positions, [b s]; an output without positions by its rows."""
     if one.shape != other.shape:
         return True
-    if one.shape[:2] == (BATCH, LENGTH):
+    if one.shape[:2] == (BATCH, row_length()):
         return _far(one[where], other[where])
-    if one.shape[:2] == (LENGTH, BATCH):
+    if one.shape[:2] == (row_length(), BATCH):
         return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
-    if one.ndim == 2 and len(one) in {BATCH * LENGTH, BATCH * OTHERS}:  # rows one after the other
+    if one.ndim == 2 and len(one) in {BATCH * row_length(), BATCH * OTHERS}:  # rows one after the other
         parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
         turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]
         return _differ(parts[0], parts[1], where) and _differ(turned[0], turned[1], where)
     rows = where.any(1)
-    if one.ndim and one.shape[0] == BATCH and LENGTH not in one.shape[1:]:
+    if one.ndim and one.shape[0] == BATCH and row_length() not in one.shape[1:]:
         return _far(one[rows], other[rows])
     return False
 

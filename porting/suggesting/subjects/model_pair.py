@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,10 +41,12 @@ from porting.suggesting.subjects.forward_arguments import (
     optional,
     outputs_of,
     refusal,
+    row_length,
     same_numbers,
     sample_batch,
     sees_later,
     shapes_of,
+    use_rows_of,
     without_ignored_mask,
 )
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
@@ -186,7 +189,16 @@ def prepare(
         if own is not None:
             with suppress(PortingError):
                 return _prepared(checkpoint, own, architecture, folder / "options", seed, inputs, ask, tell, depth)
-        if isinstance(into, nn.Module) or not any(one.code is Code.FORWARD_FAILED for one in error.faults):
+        if not any(one.code is Code.FORWARD_FAILED for one in error.faults):
+            raise
+        for number, rows in enumerate(_named_lengths(str(error))):
+            use_rows_of(rows)
+            with suppress(PortingError):
+                return _prepared(
+                    checkpoint, into, architecture, folder / f"rows {number}", seed, inputs, ask, tell, depth
+                )
+        use_rows_of(LENGTH)
+        if isinstance(into, nn.Module):
             raise
         padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
         for number, rows in enumerate(dict.fromkeys((LENGTH, LENGTH + padding + 1))):  # some count from there
@@ -194,6 +206,21 @@ def prepare(
                 full = folder / f"full {number}"
                 return _prepared(checkpoint, into, architecture, full, seed, inputs, ask, tell, depth, rows)
         raise
+
+
+def _named_lengths(said: str) -> list[int]:
+    """The sizes that an error names, which may be the length that a module's rows have to have.
+
+    >>> _named_lengths("The size of tensor a (7) must match the size of tensor b (16) at non-singleton dimension 1")
+    [16]
+    """
+    told = re.findall(r"\((\d+)\)|\[([\d, ]+)\]|(?:expected|got|length) (\d+)", said.partition("(at /")[0])
+    sizes = [int(one) for found in told for part in found for one in part.split(",") if one.strip().isdecimal()]
+    return [one for one in dict.fromkeys(sizes) if LENGTH < one <= LONGEST][:MOST_LENGTHS]
+
+
+LONGEST, MOST_LENGTHS = 128, 3
+"""Rows of more tokens are not tried for a module that takes one length alone, nor more lengths."""
 
 
 def _prepared(
@@ -244,7 +271,7 @@ def _prepared(
         longest=_longest(twin, module, way, available, vocabulary, padding),
         lazy=lazy,
         zeros=zeros,
-        full=positions > 0,
+        full=positions > 0 or row_length() != LENGTH,
         later=_later(module, way, twin, available, vocabulary, padding),
     )
 
@@ -476,7 +503,7 @@ def _causal(
     other = {**inputs, IDS: inputs[IDS].clone()}
     other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
     pairs = zip(_outputs(reference, inputs), _outputs(reference, other), strict=True)
-    rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == LENGTH]
+    rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == row_length()]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
 
@@ -486,6 +513,8 @@ def _longest(
     """The longest row that both take."""
     if IDS not in available:
         return 0
+    if row_length() != LENGTH:
+        return row_length()
     most: int = min(config_number(twin.config, Role.POSITIONS, 64), 128)
     lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
     for length in lengths:

@@ -130,7 +130,9 @@ def better_sizes(
     names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
     given = Counter(asked.values())  # of two names for one field, one may be another size: hidden_size beside dim
     names += [
-        name for name, field in asked.items() if given[field] > 1 and role_of(field) in SIZES and name not in names
+        name
+        for name, field in asked.items()
+        if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES and name not in names
     ]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
