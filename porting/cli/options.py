@@ -378,10 +378,11 @@ def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
 
     own = {key: one for key, one in vars(loaded[0]).items() if getattr(one, "__module__", "") == loaded[0].__name__}
     known = {key for key, one in own.items() if isinstance(one, type) and issubclass(one, nn.Module)}
+    imported = {key for key, one in vars(loaded[0]).items() if isinstance(one, type) and issubclass(one, nn.Module)}
     named = getattr(loaded[0], name, None)
     plain = not callable(named) or isinstance(named, FunctionType | BuiltinFunctionType)
     for _ in own if known and plain else ():  # a builder may call another one
-        known |= {key for key, one in own.items() if known & _words(one)}
+        known |= {key for key, one in own.items() if (known | imported) & _words(one)}
     if not known or not plain or name in known:
         return None
     listed = [key for key in own if key in known]
