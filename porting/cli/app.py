@@ -69,27 +69,27 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "suggest": Entry(START, "suggest", "Write the table for a module of yours, and prove it."),
-    "verify": Entry(START, "verify", "Prove that a port computes what the reference computes."),
-    "load": Entry(START, "load", "Load a checkpoint into a module, and say what was built."),
-    "export": Entry(START, "export", "Carry a checkpoint through a table, and back again."),
-    "inspect": Entry(LOOK, "inspect", "What is in a checkpoint: names, shapes, dtypes, bytes."),
-    "attention": Entry(LOOK, "attention", "See what each head attends to in a text."),
-    "fill-mask": Entry(LOOK, "fill_mask", "Guess masked words."),
-    "next-sentence": Entry(LOOK, "next_sentence", "Judge whether one sentence follows another."),
+    "suggest": Entry(START, "suggest", "Find the table for your own module, and verify it."),
+    "verify": Entry(START, "verify", "Check that your model computes what the original does."),
+    "load": Entry(START, "load", "Load a checkpoint into a module."),
+    "export": Entry(START, "export", "Load a checkpoint and export it for transformers."),
+    "inspect": Entry(LOOK, "inspect", "List a checkpoint's names, shapes and dtypes."),
+    "attention": Entry(LOOK, "attention", "Show what each head attends to in a text."),
+    "fill-mask": Entry(LOOK, "fill_mask", "Fill in masked words."),
+    "next-sentence": Entry(LOOK, "next_sentence", "Predict whether one sentence follows another."),
     "generate": Entry(LOOK, "generate", "Continue a text, or list the likeliest next tokens."),
-    "classify": Entry(LOOK, "classify", "Classify a text, and see what the model attends to."),
+    "classify": Entry(LOOK, "classify", "Classify a text."),
     "translate": Entry(LOOK, "translate", "Translate a text with an encoder-decoder."),
-    "convert": Entry(MOVE, "convert", "Rewrite a checkpoint of any size, in fixed memory."),
+    "convert": Entry(MOVE, "convert", "Convert a checkpoint of any size, in fixed memory."),
     "diff": Entry(MOVE, "diff", "Compare two checkpoints value by value."),
-    "hash": Entry(MOVE, "hash_", "One digest for the values of a checkpoint."),
-    "verify-files": Entry(MOVE, "verify_files", "Find what changed in what convert wrote."),
-    "check": Entry(MORE, "check", "Prove that table, checkpoint and module fit together."),
-    "tables": Entry(MORE, "tables", "The tables that ship with the library, or one of them."),
-    "explain": Entry(MORE, "explain", "What a fault means, and how to mend it."),
-    "record": Entry(MORE, "record", "Keep what a reference computes, to verify without it."),
-    "mutate": Entry(MORE, "mutate", "Test your own test: which mistakes would it miss?"),
-    "report-bug": Entry(MORE, "report_bug", "Prepare a report of a fault of porting, to look at."),
+    "hash": Entry(MOVE, "hash_", "Compute one digest of a checkpoint's values."),
+    "verify-files": Entry(MOVE, "verify_files", "Check the files that convert wrote."),
+    "check": Entry(MORE, "check", "Check that table, checkpoint and module agree."),
+    "tables": Entry(MORE, "tables", "List the bundled tables, or print one."),
+    "explain": Entry(MORE, "explain", "Explain an error code and how to fix it."),
+    "record": Entry(MORE, "record", "Record a reference's activations, to verify without it."),
+    "mutate": Entry(MORE, "mutate", "Find the mistakes that your own tests would miss."),
+    "report-bug": Entry(MORE, "report_bug", "Prepare a bug report; nothing is sent."),
 }
 """By the name that is typed."""
 
@@ -120,17 +120,18 @@ def _version(wanted: bool) -> None:
 
 def describe(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Load pretrained weights into transformers of your own, and prove that the port is faithful.
+    """Load pretrained weights into a transformer that you wrote, and verify that it computes the same.
 
-    A checkpoint is a directory, a weight file or a model on the hub; without one, commands take the small one that is
-    embedded here. Models on the hub go through huggingface_hub: its cache, its token, HF_HUB_OFFLINE=1. Exit codes:
-    0 done, or faithful; 1 a difference was found; 2 it cannot be done as asked; 3 a fault of the program itself.
+    A checkpoint is a directory, a weight file or a model on the hub. Without a checkpoint argument, the bundled
+    demo checkpoint is used. Models on the hub are downloaded by huggingface_hub, with its cache, its token and
+    HF_HUB_OFFLINE=1. Exit codes: 0 done, or faithful; 1 a difference was found; 2 wrong use; 3 an error in porting.
 
     \b
     Begin with:
+      porting suggest --into my_model.py:build
       porting verify
       porting inspect ./my-checkpoint
       porting tables
