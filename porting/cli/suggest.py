@@ -226,7 +226,7 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
     if table:
         screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
         screen.line()
-    screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
+    screen.line((found.verdict.upper(), style), f"  {found.proof}" if found.proof else "")
     screen.line(found.meaning)
     details = found.details()
     shown = details if explain is not None or len(details) == MOST + 1 else details[:MOST]
