@@ -1,4 +1,4 @@
-"""docs/suggest.md and docs/verification.md are executed: their Python runs, their commands print what they show."""
+"""Guides are executed: suggest.md, verification.md, comparing.md, converting.md; what they show is what is printed."""
 
 from __future__ import annotations
 
@@ -79,3 +79,50 @@ def test_the_signature_is_the_function_s() -> None:
             words.append("*")
         words.append(f"{one.name}={one.default}")
     assert " ".join(shown.split()) == ", ".join(words)
+
+
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("comparing", "converting")}
+COMMANDS = {
+    name: [
+        found
+        for language, text in BLOCK.findall(page)
+        if language in {"", "console"}
+        for found in re.findall(r"^(?:\$ )?porting (.+)$", text, re.MULTILINE)
+    ]
+    for name, page in PAGES.items()
+}
+ELSEWHERE = "transformers:mixtral"
+"""What ``tests/registries`` runs: a checkpoint of that type is not made here."""
+
+
+@pytest.fixture
+def checkpoints(folder: Path, run: Run) -> Path:
+    """What the pages on comparing and converting say is there."""
+    shutil.copy(folder / "my_bert.toml", folder / "my_table.toml")
+    (folder / "my_names.toml").write_text('[tensors]\n"encoder.{i}.{*rest}" = "blocks.{i}.{*rest}"\n')
+    for one in ("one", "other"):
+        shutil.copytree(folder / "my-checkpoint", folder / one)
+    for words in (
+        ("my-checkpoint", "my-port", "--table", "my_table.toml", "--into", "my_bert.py:build"),
+        ("my-checkpoint", "float32", "--table", "bert"),
+        ("my-checkpoint", "bfloat16", "--table", "bert", "--dtype", "bfloat16"),
+    ):
+        made = run("convert", *words)
+        assert made.exit_code == 0, made.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_python_of_a_page_runs(name: str, folder: Path) -> None:
+    (program,) = [text for language, text in BLOCK.findall(PAGES[name]) if language == "python"]
+    exec(compile(program, f"{name}.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_run(name: str, checkpoints: Path, run: Run) -> None:
+    commands = [one.partition(" | ")[0] for one in COMMANDS[name] if ELSEWHERE not in one]
+    assert len(commands) >= 6
+    for command in commands:
+        into = ["--into", "my_bert.py:build"] if command.startswith("convert") and "my_table" in command else []
+        result = run(*shlex.split(command), *into)
+        assert result.exit_code == 0, (command, result.stderr, result.stdout)
