@@ -97,7 +97,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
     message = (
         f"no shipped table is for model_type {model_type!r}"
         if model_type is not None
-        else "config.json names no model_type, by which a shipped table is chosen"
+        else f"{'config.json names no model_type' if config else 'no config.json'}, so no shipped table can be chosen"
     )
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 

@@ -82,7 +82,7 @@ def test_a_table_with_a_near_name_is_named(
     [
         ("brt", {}, "'brt' is no file and no shipped table (did you mean 'bert'?) [no-table]"),
         ("nowhere.toml", {}, "nowhere.toml: no file, expected a TOML table [no-table]"),
-        (None, {}, "config.json names no model_type, by which a shipped table is chosen"),
+        (None, {}, "no config.json, so no shipped table can be chosen"),
         (None, {"model_type": "brt"}, "no shipped table is for model_type 'brt' (did you mean 'bert'?)"),
         (None, {"model_type": ["bert"]}, "no shipped table is for model_type ['bert'] "),
     ],
