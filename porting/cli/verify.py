@@ -161,7 +161,7 @@ def verify(
         known = every or verbose or report.as_claimed
         closer = ["--html", free("report", ".html")] if known else ["--verbose"]
         same = [*options.source_argument(source), *model.flags, *against_it, *asked, *closer]
-        screen.next("verify", *(["--help"] if known and html is not None else same))
+        screen.next("verify", *(same if html is None else ["--help"]))
         if report.as_claimed:
             return
         raise typer.Exit(DIFFERENT)
