@@ -168,7 +168,8 @@ def _call_builder(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     except PortingError:
         raise
     except Exception as error:  # a user's code may raise anything; it is reported with its line
-        message = f"building the module failed: {type(error).__name__}: {one_line(error)}"
+        why = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        message = f"building the module failed: {type(error).__name__}: {one_line(error)}{why}"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=f"at {users_line(error)}")) from error
 
 

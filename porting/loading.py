@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from porting.build import bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, Message, Option, nearest
+from porting.errors import Code, Fault, Message, Option, PortingError, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
 from porting.plan.check import check
-from porting.plan.config import arguments
+from porting.plan.config import arguments, lacked
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, unequal
@@ -285,7 +285,18 @@ def maker(
         return make_config(import_path(table.config_class, trust=trust, config=True), fields, where=where)
 
     within = bounds(checkpoint.tensors, checkpoint.config)
-    return (lambda: call(target, config, fields, within, checkpoint.config)), kind
+
+    def make() -> nn.Module:
+        try:
+            return call(target, config, fields, within, checkpoint.config)
+        except PortingError:
+            raise
+        except Exception as error:
+            if not as_stored and (lacking := lacked(table, checkpoint.config)):
+                error.add_note(f"config.json lacks {', '.join(lacking)}")
+            raise
+
+    return make, kind
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:

@@ -89,13 +89,16 @@ def _for_config(config: Mapping[str, object]) -> Table:
             return table
         if model_type in table.model_types:
             asked.append(path.stem)
-    found = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     names = [path.stem for path in paths]
     beside = "" if config else ", or put the model's config.json beside its weights"
-    hint = nearest(str(model_type), names) or Message("pass ", Option("table"), beside)
+    hint = nearest(str(model_type), names) or Message("pass ", Option("table"), f"; suggest writes one{beside}")
     if asked:
         hint = Message("it takes one that is asked for: ", Option("table", asked[0]))
-    message = f"config.json has {found}, and no shipped table is for it; shipped: {', '.join(names)}"
+    message = (
+        f"no shipped table is for model_type {model_type!r}"
+        if model_type is not None
+        else f"{'config.json names no model_type' if config else 'no config.json'}, so no shipped table can be chosen"
+    )
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 
 

@@ -27,10 +27,10 @@ the activation's scale)
    case are confirmed on others, and so is what a case happens not to tell apart;
 3. end to end: with all causes of the report at once the reference gives what the port gives, to 1e-10, at every probe.
 
-The report has its name, its parameter, what it leaves (the residual), and how to fix it:
+The report has its name, its parameter, what it leaves unexplained, and how to fix it:
 
 ```
-cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual 5e-16 of 8e-05
+cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), explains all but 5e-16 of 8e-05
   explains: bert.embeddings, bert.layers.{0-2}.attention_norm, bert.layers.{0-2}, mlm
 ```
 

@@ -241,7 +241,7 @@ def line(one: Outcome) -> Line:
 
 
 def report(lines: Sequence[Line]) -> Iterator[str]:
-    """The figures as the tables that docs/suggest.md has."""
+    """The figures as the tables that docs/measured.md has."""
     whole, flawed = [one for one in lines if not one.flaw], [one for one in lines if one.flaw]
     yield f"{len(lines)} variants, seeds {min(one.seed for one in lines)} to {max(one.seed for one in lines)}"
     yield f"false proofs: {[one.seed for one in lines if one.false] or 0}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 from collections.abc import Callable
@@ -465,3 +466,25 @@ def test_a_file_of_its_own_beside_a_config_is_a_checkpoint(source: Path, table: 
     path = source / "other.safetensors"
     save_file(own.tensors(), path)
     assert_holds(porting.load(path, own.Own, table, trust=True), own.tensors())
+
+
+class Embedded(nn.Module):
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.b = nn.Embedding(words, width)
+
+
+def embedded(config: dict[str, int]) -> nn.Module:
+    return Embedded(**config)
+
+
+def test_a_builder_that_misses_a_field_of_the_config_is_answered_with_it(tmp_path: Path) -> None:
+    small_checkpoint.write_checkpoint(tmp_path / "c")
+    file = tmp_path / "c" / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["hidden_size"]
+    file.write_text(json.dumps(fields))
+    table = '[config]\nhidden_size = "width"\nvocab_size = "words"\n[tensors]\n"a" = "b"\n'
+    said = r"building the module failed: .*width.*; config[.]json lacks hidden_size \('width' in \[config\]\)"
+    with pytest.raises(TargetError, match=said):
+        porting.load(tmp_path / "c", embedded, table)

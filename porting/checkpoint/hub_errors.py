@@ -154,7 +154,8 @@ def _status(error: BaseException, model: str) -> Explanation:
 
 def _network(error: BaseException, model: str) -> Explanation:
     message = f"{constants.ENDPOINT} cannot be reached, or the connection broke ({_first_line(error)})"
-    return Code.HUB_UNREACHABLE, message, "check the network and try again; " + _USE_CACHE
+    path = "if a path was meant, it does not exist; otherwise check the network and try again; "
+    return Code.HUB_UNREACHABLE, message, path + _USE_CACHE
 
 
 def _system(error: BaseException, model: str) -> Explanation:

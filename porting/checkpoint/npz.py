@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from porting.checkpoint.container import (
     Container,
     FileKind,
@@ -195,6 +193,8 @@ def _header(described: Described, at: int) -> bytes:
     Args:
         at: where in the file it begins.
     """
+    import numpy as np  # noqa: PLC0415  # takes time to import; most commands read headers only
+
     descr = np.dtype(NAMES[ElementType.of(described.dtype)]).newbyteorder("<").str
     text = repr({"descr": descr, "fortran_order": False, "shape": tuple(described.shape)}).encode()
     padding = -(at + len(MAGIC) + 4 + len(text) + 1) % ALIGNED
@@ -406,4 +406,6 @@ class _Decoded(Stream):
         """Fill a writable buffer with elements, in little-endian order."""
         super().read_into(buffer, offset)
         if self.order:
+            import numpy as np  # noqa: PLC0415  # as above
+
             np.frombuffer(buffer, dtype=self.order).byteswap(inplace=True)

@@ -12,8 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from porting.checkpoint.container import Container, FileKind, Found, Place, Promises, UnrecognisedError, open_all
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
@@ -23,6 +22,9 @@ from porting.checkpoint.layout import Contents, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.errors import Code
 from porting.limits import charge, reading
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MODEL_GRAPH, GRAPH_INITIALIZER, GRAPH_SPARSE = 7, 5, 15
 """The fields that lead to initialisers: of ModelProto and of GraphProto."""
@@ -257,6 +259,8 @@ def _packed(content: HeaderReader) -> list[int]:
 
 def _varints(raw: np.ndarray) -> tuple[np.ndarray, int]:
     """The numbers of a variable width that end in a piece, and their bytes; none if one is too long."""
+    import numpy as np  # noqa: PLC0415  # takes time to import; most commands read headers only
+
     ends = np.flatnonzero(raw < 0x80)
     widths = np.diff(ends, prepend=-1)
     if widths.max(initial=0) > VARINT:
@@ -280,6 +284,8 @@ class _Listed(Decoded):
     def __init__(
         self, file: LocalFile, *, start: int, length: int, element: ElementType, shape: tuple[int, ...]
     ) -> None:
+        import numpy as np  # noqa: PLC0415  # as above
+
         count = int(np.prod(shape, dtype=object))
         super().__init__(file, count * element.itemsize)
         self._values = np.zeros(min(count, length), dtype=f"<u{min(element.itemsize, 8)}")  # each has at least a byte

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable
-from importlib.metadata import version
+from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from porting.cli import options
-from porting.cli.attention import attention
-from porting.cli.check import check
-from porting.cli.classify import classify
-from porting.cli.convert import convert
-from porting.cli.diff import diff
-from porting.cli.explain import explain
-from porting.cli.export import export
-from porting.cli.fill_mask import fill_mask
-from porting.cli.generate import generate
-from porting.cli.hash import hash_
-from porting.cli.inspect import inspect
-from porting.cli.load import load
-from porting.cli.mutate import mutate
-from porting.cli.next_sentence import next_sentence
 from porting.cli.output import TYPED, WRONG, shortage
-from porting.cli.record import record
-from porting.cli.report_bug import UNEXPECTED, report_bug, unexpected
-from porting.cli.suggest import suggest
-from porting.cli.tables import tables
-from porting.cli.translate import translate
-from porting.cli.verify import verify
-from porting.cli.verify_files import verify_files
 from porting.errors import Code, Fault, PortingError, nearest
 from porting.printable import safe
 
@@ -57,6 +36,8 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # Any: the context's own class is not public
         """As usual, with what was typed at hand for whoever gives advice."""
         token = TYPED.set(ctx.params)
+        if self.name not in WITHOUT_TORCH:
+            import_torch()
         try:
             return super().invoke(ctx)
         finally:
@@ -75,71 +56,122 @@ class Command(TyperCommand):
             raise
 
 
-app = typer.Typer(
-    name="porting",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # help and wrong usage as plain text, the same on a terminal and in a pipe
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 START, LOOK, MOVE, MORE = "Start here", "Look", "Move", "More"
 GROUPS = (START, LOOK, MOVE, MORE)
 
 
-def _add(group: str, name: str, function: Callable[..., None], short_help: str) -> None:
-    app.command(name, cls=Command, short_help=short_help, rich_help_panel=group)(options.spread(function))
+class Entry(NamedTuple):
+    """A command: its group in the help, its function in the file of its name, and its line in the list."""
+
+    group: str
+    function: str
+    short_help: str
 
 
-_add(START, "suggest", suggest, "Write the table for a module of yours, and prove it.")
-_add(START, "verify", verify, "Prove that a port computes what the reference computes.")
-_add(START, "load", load, "Load a checkpoint into a module, and say what was built.")
-_add(START, "export", export, "Carry a checkpoint through a table, and back again.")
-_add(LOOK, "inspect", inspect, "What is in a checkpoint: names, shapes, dtypes, bytes.")
-_add(LOOK, "attention", attention, "See what each head attends to in a text.")
-_add(LOOK, "fill-mask", fill_mask, "Guess masked words.")
-_add(LOOK, "next-sentence", next_sentence, "Judge whether one sentence follows another.")
-_add(LOOK, "generate", generate, "Continue a text, or list the likeliest next tokens.")
-_add(LOOK, "classify", classify, "Classify a text, and see what the model attends to.")
-_add(LOOK, "translate", translate, "Translate a text with an encoder-decoder.")
-_add(MOVE, "convert", convert, "Rewrite a checkpoint of any size, in fixed memory.")
-_add(MOVE, "diff", diff, "Compare two checkpoints value by value.")
-_add(MOVE, "hash", hash_, "One digest for the values of a checkpoint.")
-_add(MOVE, "verify-files", verify_files, "Find what changed in what convert wrote.")
-_add(MORE, "check", check, "Prove that table, checkpoint and module fit together.")
-_add(MORE, "tables", tables, "The tables that ship with the library, or one of them.")
-_add(MORE, "explain", explain, "What a fault means, and how to mend it.")
-_add(MORE, "record", record, "Keep what a reference computes, to verify without it.")
-_add(MORE, "mutate", mutate, "Test your own test: which mistakes would it miss?")
-_add(MORE, "report-bug", report_bug, "Prepare a report of a fault of porting, to look at.")
+COMMANDS = {
+    "suggest": Entry(START, "suggest", "Find the table for your own module, and verify it."),
+    "verify": Entry(START, "verify", "Check that your model computes what the original does."),
+    "load": Entry(START, "load", "Load a checkpoint into a module."),
+    "export": Entry(START, "export", "Load a checkpoint and export it for transformers."),
+    "inspect": Entry(LOOK, "inspect", "List a checkpoint's names, shapes and dtypes."),
+    "attention": Entry(LOOK, "attention", "Show what each head attends to in a text."),
+    "fill-mask": Entry(LOOK, "fill_mask", "Fill in masked words."),
+    "next-sentence": Entry(LOOK, "next_sentence", "Predict whether one sentence follows another."),
+    "generate": Entry(LOOK, "generate", "Continue a text, or list the likeliest next tokens."),
+    "classify": Entry(LOOK, "classify", "Classify a text."),
+    "translate": Entry(LOOK, "translate", "Translate a text with an encoder-decoder."),
+    "convert": Entry(MOVE, "convert", "Convert a checkpoint of any size, in fixed memory."),
+    "diff": Entry(MOVE, "diff", "Compare two checkpoints value by value."),
+    "hash": Entry(MOVE, "hash_", "Compute one digest of a checkpoint's values."),
+    "verify-files": Entry(MOVE, "verify_files", "Check the files that convert wrote."),
+    "check": Entry(MORE, "check", "Check that table, checkpoint and module agree."),
+    "tables": Entry(MORE, "tables", "List the bundled tables, or print one."),
+    "explain": Entry(MORE, "explain", "Explain an error code and how to fix it."),
+    "record": Entry(MORE, "record", "Record a reference's activations, to verify without it."),
+    "mutate": Entry(MORE, "mutate", "Find the mistakes that your own tests would miss."),
+    "report-bug": Entry(MORE, "report_bug", "Prepare a bug report; nothing is sent."),
+}
+"""By the name that is typed."""
+
+
+WITHOUT_TORCH = {"inspect", "hash", "verify-files", "tables", "explain", "report-bug"}
+"""Commands that make no tensor."""
+
+
+def import_torch() -> None:
+    """Import torch without garbage collection, which would take a tenth of the time and find nothing."""
+    if "torch" in sys.modules:
+        return
+    gc.disable()
+    try:
+        import torch  # noqa: F401  # the commands import it again
+    finally:
+        gc.enable()
+    gc.freeze()  # what is imported stays, and need not be searched later
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # it takes longer to import than many a command takes
+
         typer.echo(f"porting {version('porting')}")
         raise typer.Exit
 
 
-@app.callback()
 def describe(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Load pretrained weights into transformers of your own, and prove that the port is faithful.
+    """Load pretrained weights into a transformer that you wrote, and verify that it computes the same.
 
-    A checkpoint is a directory, a weight file or a model on the hub; without one, commands take the small one that is
-    embedded here. Models on the hub go through huggingface_hub: its cache, its token, HF_HUB_OFFLINE=1. Exit codes:
-    0 done, or faithful; 1 a difference was found; 2 it cannot be done as asked; 3 a fault of the program itself.
+    A checkpoint is a directory, a weight file or a model on the hub. Without a checkpoint argument, the bundled
+    demo checkpoint is used. Models on the hub are downloaded by huggingface_hub, with its cache, its token and
+    HF_HUB_OFFLINE=1. Exit codes: 0 done, or faithful; 1 a difference was found; 2 wrong use; 3 an error in porting.
 
     \b
     Begin with:
+      porting suggest --into my_model.py:build
       porting verify
       porting inspect ./my-checkpoint
       porting tables
     """
+
+
+def build_app(only: str | None = None) -> typer.Typer:
+    """The command line.
+
+    Args:
+        only: the one command that will be run, so that the others need not be imported; by default all.
+    """
+    made = typer.Typer(
+        name="porting",
+        cls=Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # help and wrong usage as plain text, the same on a terminal and in a pipe
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(describe)
+    for name in COMMANDS if only is None else (only,):
+        entry = COMMANDS[name]
+        function = getattr(import_module(f"porting.cli.{name.replace('-', '_')}"), entry.function)
+        add = made.command(name, cls=Command, short_help=entry.short_help, rich_help_panel=entry.group)
+        add(options.spread(function))
+    return made
+
+
+if TYPE_CHECKING:
+    app: typer.Typer
+
+
+def __getattr__(name: str) -> object:
+    """``app`` is made when it is asked for: :func:`main` needs one command of it only."""
+    if name != "app":
+        raise AttributeError(name)
+    globals()["app"] = made = build_app()
+    return made
 
 
 def _writable(stream: TextIO | None) -> TextIO:
@@ -157,10 +189,13 @@ def main() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         _check_environment()
-        app(prog_name="porting")
+        word = next(iter(sys.argv[1:]), None)
+        build_app(word if word in COMMANDS else None)(prog_name="porting")
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  # libraries raise such that are no Exception
+        from porting.cli.report_bug import UNEXPECTED, unexpected
+
         short = shortage(error) or (str(error) if isinstance(error, PortingError) else "")
         sys.stderr.write(f"error: {safe(short or str(unexpected(error)))}\n")
         sys.exit(WRONG if short else UNEXPECTED)

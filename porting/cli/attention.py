@@ -25,7 +25,9 @@ def attention(
     pair: options.PairText = None,
     pieces: Annotated[
         bool,
-        typer.Option("--pieces", help="TEXT is a list of word pieces with spaces between, special tokens included."),
+        typer.Option(
+            "--pieces", help="TEXT is already tokenized: word pieces separated by spaces, special tokens included."
+        ),
     ] = False,
     layer: Annotated[
         int | None,
@@ -62,10 +64,10 @@ def attention(
     *,
     model: options.TextOptions,
 ) -> None:
-    """See what each head attends to in a text.
+    """Show what each head attends to in a text.
 
-    Without --head, the token that each head attends to most; with it, the share that it gives to each token. Any model
-    of this library can be seen, and, with --table and --into, your own.
+    Without --head: the token that each head attends to most. With --head: the share that it gives to each token. For
+    your own model give --table and --into.
 
     \b
     Examples:

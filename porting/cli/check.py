@@ -23,7 +23,7 @@ def check(
     source: options.Source = None,
     dtype: options.CastDType = None,
     headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Read no weight: neither proof of dropped copies nor search for NaN.")
+        bool, typer.Option("--headers-only", help="Read no weights: do not compare dropped copies or search for NaN.")
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="A row for each rule of the table, and all that is left out.")
@@ -38,8 +38,8 @@ def check(
     """Check that a table, a checkpoint and a module fit together, before anything is loaded.
 
     Every tensor of the checkpoint must be read once or left out for a reason, and every parameter of the module
-    written once. All faults are listed at once. Then the weights are read: copies that are dropped must be copies,
-    and NaN or infinite values are reported.
+    written once. All errors are listed at once. Then the weights are read: tensors that are dropped as copies must
+    be equal, and NaN or infinite values are reported.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ def convert(
         bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")
     ] = False,
     derive: Annotated[
-        bool, typer.Option("--derive", help="Build no module: the output has what the rules make of the source.")
+        bool, typer.Option("--derive", help="Build no module: write what the rules make of the source.")
     ] = False,
     like: Annotated[
         str | None,
@@ -62,31 +62,31 @@ def convert(
             "--shard-size",
             parser=parse_size,
             metavar="SIZE",
-            help="Of tensors in one file, such as 5GB.",
+            help="Largest size of a file, such as 5GB.",
             show_default="as the source is divided",
         ),
     ] = None,
     to: options.To = None,
     threads: options.Threads = 2,
     memory: Annotated[
-        int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="For buffers, of all threads.")
+        int, typer.Option("--memory", parser=parse_size, metavar="SIZE", help="Memory for the buffers of all threads.")
     ] = "64MiB",  # type: ignore[assignment]  # the parser makes a number of it
     sha256: Annotated[bool, typer.Option("--sha256", help="Record the SHA-256 of every file as well.")] = False,
     overwrite: options.Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and how long it would take.")
+        bool, typer.Option("--dry-run", help="Print what would be written and how long it would take; write nothing.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Events on standard output, one JSON object a line, and nothing else.")
+        bool, typer.Option("--json", help="Print one JSON object a line for each event, and nothing else.")
     ] = False,
     *,
     model: options.WeightOptions,
 ) -> None:
-    """Turn a checkpoint of any size into the port's layout, or back, in fixed memory.
+    """Convert a checkpoint of any size to your module's layout, or back, in fixed memory.
 
-    The directory appears in one step when all of it is on the disk. If the process dies before, the same command goes
-    on where it stopped. A record of digests is written beside the weights: porting verify-files reads it. Under
-    torchrun (torchrun --nproc-per-node 4 --no-python porting convert ...) the processes share the tensors.
+    The directory appears when all of it is written. If the process is killed before, the same command continues where
+    it stopped. Digests are written beside the weights, for porting verify-files. Under torchrun (torchrun
+    --nproc-per-node 4 --no-python porting convert ...) the processes share the work.
 
     \b
     Examples:

@@ -23,16 +23,18 @@ def diff(
     ] = 0.0,
     rtol: Annotated[
         float,
-        typer.Option("--rtol", min=0.0, max=options.LARGEST_TOLERANCE, help="Allow this much of B's value on top."),
+        typer.Option(
+            "--rtol", min=0.0, max=options.LARGEST_TOLERANCE, help="Allow this fraction of B's value as well."
+        ),
     ] = 0.0,
     threads: options.Threads = 2,
-    every: Annotated[bool, typer.Option("--all", help="Show the tensors that are equal, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show equal tensors too.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare two checkpoints value by value, through a table where their layouts differ.
 
-    Shards, order, metadata and file format have no part in it. Tensors are read in pieces of a megabyte. Values that
-    are equal in another dtype are equal; NaN and infinities are counted on both sides. Exit code 0: equal; 1: not;
+    Shards, order, metadata and file format are ignored. Tensors are read in pieces of a megabyte. Values that are
+    equal in another dtype are equal; NaN and infinities are counted on both sides. Exit code 0: equal; 1: not;
     2: they cannot be compared.
 
     \b

@@ -19,9 +19,9 @@ def explain(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What a fault means, why it is one, and how to mend it.
+    """Explain what an error means, why it is one, and how to fix it.
 
-    Its code stands in square brackets at the end of the line of an error. Without a code, all of them are listed.
+    The code is in square brackets at the end of the error. Without a code, all codes are listed.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ def export(
 ) -> None:
     """Load a checkpoint through a table, and export it back through the same table.
 
-    The directory is one that transformers loads. Without a cast it holds the very bytes of the checkpoint, which shows
+    transformers loads the directory. Without a cast its tensors equal the checkpoint's byte for byte, which shows
     that the table loses nothing in either direction.
 
     \b

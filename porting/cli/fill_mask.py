@@ -16,7 +16,7 @@ LINES = 9
 
 def fill_mask(
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The text, with [MASK] in the place of each word to guess.")
+        str, typer.Argument(metavar="TEXT", help="The text, with [MASK] in place of each word to fill in.")
     ],
     pair: options.PairText = None,
     top: Annotated[
@@ -32,7 +32,7 @@ def fill_mask(
     *,
     model: options.TextOptions,
 ) -> None:
-    """Guess masked words, with the handwritten model or your own, and the checkpoint's own tokenizer.
+    """Fill in masked words, with the bundled model or your own, and the checkpoint's tokenizer.
 
     \b
     Examples:

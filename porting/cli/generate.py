@@ -21,12 +21,12 @@ def generate(
     temperature: Annotated[
         float | None,
         typer.Option(
-            "--temperature", max=options.LARGEST, help="Sample; logits are divided by it.", show_default=False
+            "--temperature", max=options.LARGEST, help="Sample; logits are divided by this.", show_default=False
         ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", max=options.LARGEST, help="Sample among so many tokens.", show_default=False),
+        typer.Option("--top-k", max=options.LARGEST, help="Sample among this many tokens.", show_default=False),
     ] = None,
     top_p: Annotated[
         float | None,

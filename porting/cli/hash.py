@@ -25,15 +25,15 @@ def hash_(
         TableSide | None,
         typer.Option("--side", help="The table's side that SOURCE is on.", show_default="the one whose names it has"),
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Name the values alone, whatever their dtype.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Hash the values only, whatever their dtype.")] = False,
     threads: options.Threads = 2,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Print the text that the digest is made of.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print the text that is hashed.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """One digest for the values of a checkpoint, whatever files they lie in.
+    """Compute one digest of a checkpoint's values, whatever files they are stored in.
 
-    Names, dtypes, shapes and values count; shards, order, metadata and file format do not. Through a table the names
-    and the order of the elements are those of its left side, so that a checkpoint and its port have the same digest.
+    Names, dtypes, shapes and values are hashed; shards, order, metadata and file format are not. With a table, the
+    names and layouts of its left side are hashed, so a checkpoint and its port have the same digest.
 
     \b
     Examples:

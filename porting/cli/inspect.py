@@ -19,10 +19,10 @@ SHARED_SHOWN = 100
 
 
 def inspect(source: options.Source = None, as_json: options.Json = False) -> None:
-    """What is in a checkpoint: names, shapes, dtypes and bytes.
+    """List the tensors of a checkpoint: names, shapes, dtypes and bytes.
 
-    Only headers are read; of a model on the hub only they are fetched, by range requests. Tensors whose names differ
-    in numbers only share a line: layer.{0..11}.weight stands for twelve.
+    Only headers are read; from the hub only they are downloaded, by range requests. Tensors whose names differ only in
+    numbers share a line: layer.{0..11}.weight stands for twelve.
 
     \b
     Examples:

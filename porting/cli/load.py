@@ -26,7 +26,7 @@ def load(
     *,
     model: options.WeightOptions,
 ) -> None:
-    """Load a checkpoint into a module, and say what was built.
+    """Load a checkpoint into a module, and print what was built.
 
     Weights are views of the mapped file where the table's rules and the dtype allow it: they cost no memory of their
     own, and nothing is read before it is used.

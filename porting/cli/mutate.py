@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def mutate(
     tests: Annotated[
-        list[str], typer.Argument(metavar="TESTS...", help="What pytest is given: files, folders, tests.")
+        list[str], typer.Argument(metavar="TESTS...", help="Arguments for pytest: files, folders, tests.")
     ],
     into: Annotated[
         str,
@@ -27,7 +27,7 @@ def mutate(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Plant this mistake; may be given more than once.", show_default="all of them"),
+        typer.Option("--only", help="Try this mistake only; may be given more than once.", show_default="all of them"),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -45,12 +45,12 @@ def mutate(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Test your own test: which mistakes of a port would it miss?
+    """Find the mistakes in a port that your own tests would miss.
 
-    Each mistake of the catalogue is planted into what your tests build, one at a time, and your tests are run: a
-    mistake with which they still pass has survived, and the line that would catch it is said. Mistakes that change
-    nothing in this port are left out. Every run is a process of its own; none of your files is changed. Exit code
-    0: all are caught; 1: some survive; 2: the tests fail as they are, or never run the port.
+    Each mistake of the catalogue is put into the model that your tests build, one at a time, and your tests run. If
+    they still pass, the mistake is listed with a line that would catch it. Mistakes that change nothing in this port
+    are left out. Every run is a process of its own; your files are not changed. Exit code 0: all are caught; 1: some
+    are missed; 2: the tests fail as they are, or never run the port.
 
     \b
     Examples:

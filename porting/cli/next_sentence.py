@@ -16,7 +16,7 @@ def next_sentence(
     *,
     model: options.TextOptions,
 ) -> None:
-    """Judge whether one sentence follows another, with the handwritten model or your own.
+    """Predict whether one sentence follows another, with the bundled model or your own.
 
     \b
     Examples:

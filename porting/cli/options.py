@@ -90,7 +90,7 @@ ArchitectureName = Annotated[
     str | None,
     typer.Option(
         "--architecture",
-        help="Which of the table's architectures to build.",
+        help="Which of the table's [architectures] to build.",
         show_default="by what the checkpoint holds",
     ),
 ]
@@ -99,7 +99,8 @@ CastDType = Annotated[
     typer.Option("--dtype", help="Cast floating-point weights to this.", show_default="the checkpoint's dtypes"),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Allow parameters of the table's [fresh] to be missing: they are new.")
+    bool,
+    typer.Option("--fresh", help="Allow parameters in the table's [fresh] to be missing; they get initial values."),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Allow the table to name a module outside of this library: it is imported.")
@@ -114,7 +115,7 @@ To = Annotated[
         show_default="safetensors",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 ReferenceName = Annotated[
     str | None,
     typer.Option(
@@ -152,9 +153,9 @@ LARGEST_TOLERANCE = 1e20
 WEEK = 7 * 24 * 3600.0
 """The longest time that can be asked for, in seconds; clocks of the system cannot wait for every number of seconds."""
 
-Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of all that is drawn at random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of all random numbers.")]
 Longest = Annotated[
-    int, typer.Option("--longest", min=3, max=LARGEST, help="No row of the inputs that are made is longer.")
+    int, typer.Option("--longest", min=3, max=LARGEST, help="The most tokens in a row of the generated inputs.")
 ]
 TableForNames = Annotated[
     str | None,
@@ -162,7 +163,7 @@ TableForNames = Annotated[
         "--table", help="The name of a shipped table, or a TOML file.", show_default="the same names on both sides"
     ),
 ]
-Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="How many threads work.")]
+Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="Number of threads.")]
 PairText = Annotated[str | None, typer.Option("--pair", help="A second segment, which follows the text.")]
 
 HtmlFile = Annotated[
@@ -178,13 +179,11 @@ MaxLength = Annotated[
         show_default="40 new ones, or as many as the model has positions for",
     ),
 ]
-NumBeams = Annotated[
-    int, typer.Option("--num-beams", min=1, max=LARGEST, help="Search with so many beams; 1 is no beam search.")
-]
+NumBeams = Annotated[int, typer.Option("--num-beams", min=1, max=LARGEST, help="Number of beams; 1 is no beam search.")]
 TopOfEach = Annotated[
     int | None,
     typer.Option(
-        "--top", min=1, max=LARGEST, help="List so many of the likeliest tokens at each place.", show_default=False
+        "--top", min=1, max=LARGEST, help="List this many of the likeliest tokens at each position.", show_default=False
     ),
 ]
 
@@ -378,10 +377,11 @@ def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
 
     own = {key: one for key, one in vars(loaded[0]).items() if getattr(one, "__module__", "") == loaded[0].__name__}
     known = {key for key, one in own.items() if isinstance(one, type) and issubclass(one, nn.Module)}
+    imported = {key for key, one in vars(loaded[0]).items() if isinstance(one, type) and issubclass(one, nn.Module)}
     named = getattr(loaded[0], name, None)
     plain = not callable(named) or isinstance(named, FunctionType | BuiltinFunctionType)
     for _ in own if known and plain else ():  # a builder may call another one
-        known |= {key for key, one in own.items() if known & _words(one)}
+        known |= {key for key, one in own.items() if (known | imported) & _words(one)}
     if not known or not plain or name in known:
         return None
     listed = [key for key in own if key in known]

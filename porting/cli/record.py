@@ -22,9 +22,7 @@ def record(
     source: options.Source = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help="The safetensors file to be made; it has to be named.", show_default=False
-        ),
+        typer.Option("--out", metavar="FILE", help="The safetensors file to write (required).", show_default=False),
     ] = None,
     table: options.TableName = None,
     reference: options.ReferenceName = None,
@@ -52,7 +50,7 @@ def record(
         bool,
         typer.Option(
             "--inputs-only",
-            help="Record the inputs and no activations, for a reference in another framework to be run on.",
+            help="Record only the inputs, to run a reference in another framework on them.",
         ),
     ] = False,
     weights: Annotated[
@@ -63,10 +61,10 @@ def record(
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
-    """Record what a reference computes, so that a port can be verified where the reference is not.
+    """Record a reference's activations, so that a port can be verified without the reference.
 
-    The file holds the inputs and the activations at the table's probes, in float64 and in each working dtype. It can be
-    kept with a project as its golden file; the same command gives the same bytes.
+    The file holds the inputs and the activations at the table's probes, in float64 and in each working dtype. Keep it
+    with your project as a golden file; the same command gives the same bytes.
 
     \b
     Examples:

@@ -248,11 +248,11 @@ def _known(group: object) -> set[str]:
 
 Record = Annotated[
     Path | None,
-    typer.Option("--record", metavar="FILE", help="What was recorded of the error.", show_default="the last one"),
+    typer.Option("--record", metavar="FILE", help="The recorded error.", show_default="the last one"),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="The file to be made.", show_default="./porting-bug-report.md"),
+    typer.Option("--out", metavar="FILE", help="The file to write.", show_default="./porting-bug-report.md"),
 ]
 
 

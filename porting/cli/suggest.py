@@ -46,7 +46,7 @@ def suggest(
         typer.Option(
             "--input",
             metavar="REFERENCE=YOURS",
-            help="A line of [inputs], where your forward cannot be understood: 'attention_mask=m -> bool'.",
+            help="What an argument of your forward is, as in [inputs]: 'attention_mask=m -> bool'.",
         ),
     ] = None,
     config: Annotated[
@@ -54,7 +54,7 @@ def suggest(
         typer.Option(
             "--config",
             metavar="YOURS=FIELD",
-            help="Which field of config.json your builder means by a name that is not understood: D=hidden_size.",
+            help="Which field of config.json an argument of your builder is: D=hidden_size.",
         ),
     ] = None,
     explain: Annotated[
@@ -62,29 +62,32 @@ def suggest(
         typer.Option(
             "--explain",
             metavar="TEXT",
-            help="Show what speaks for the lines that contain this, and every reason; or: all.",
+            help="Show the evidence for the lines that contain this text, and every reason; or: all.",
         ),
     ] = None,
-    interactive: Annotated[bool, typer.Option("--interactive", help="Ask where a decision is yours.")] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", help="Ask you where there is a choice.")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --interactive: take every default, and say what was asked.")
+        bool, typer.Option("--yes", help="With --interactive: take every default, and print what was asked.")
     ] = False,
     overwrite: options.Overwrite = False,
     limit: Annotated[
         float,
         typer.Option(
-            "--limit", metavar="SECONDS", help="End after so long, and say how far it came.", min=1, max=options.WEEK
+            "--limit",
+            metavar="SECONDS",
+            help="Stop after this time, and report how far the search came.",
+            min=1,
+            max=options.WEEK,
         ),
     ] = 120.0,
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Write the table for a module that was never seen before, and prove it, or say why there can be none.
+    """Find the table that loads a checkpoint into your module, and verify it, or say why none can work.
 
-    A small random twin of the checkpoint's architecture runs beside your module. Place after place, what flows through
-    your module says which of the twin's weights belong there; what remains open is tried out. Exit code 0: what the
-    table maps is proven in float64; 1: it is approximate, or was shown to be impossible; 2: it could not be run; 3: no
-    table was found, and how far it came is said.
+    A small random model of the checkpoint's architecture runs beside your module, and the activations of both show
+    which weight belongs where. Exit code 0: what the table maps is proven in float64; 1: the result is approximate,
+    or no table can work; 2: your module could not be run; 3: no table was found.
 
     \b
     Examples:
@@ -223,7 +226,7 @@ def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool
     if table:
         screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
         screen.line()
-    screen.line((found.verdict.value, style), f": {found.proof}" if found.proof else "")
+    screen.line((found.verdict.upper(), style), f"  {found.proof}" if found.proof else "")
     screen.line(found.meaning)
     details = found.details()
     shown = details if explain is not None or len(details) == MOST + 1 else details[:MOST]

@@ -29,9 +29,7 @@ def tables(
         str | None,
         typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
     ] = None,
-    rules: Annotated[
-        bool, typer.Option("--rules", help="The rules as they were understood, with their place.")
-    ] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Show how each rule was read, with its line.")] = False,
     into: Annotated[
         Notation | None,
         typer.Option(
@@ -43,11 +41,11 @@ def tables(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """The tables that ship with the library, or one of them.
+    """List the bundled tables, or print one.
 
-    A table says in TOML which tensor of a checkpoint goes where in a module. With a name, its file is printed as it
-    is: a good beginning for a table of your own. The entries of transformers' registry of conversions are tables as
-    well; --as gives any table back as such an entry, or as vLLM's.
+    A table is a TOML file that maps the tensors of a checkpoint to those of a module. A printed table is a good start
+    for one of your own. --transformers lists the tables made from transformers' own conversions; --as prints a
+    table as such a conversion, or as vLLM's.
 
     \b
     Examples:

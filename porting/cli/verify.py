@@ -72,12 +72,12 @@ def verify(
     *,
     model: options.WeightOptions,
 ) -> None:
-    """Prove, module by module, that a port computes what transformers, or another reference, computes.
+    """Check, module by module, that your model computes what transformers, or another reference, computes.
 
-    Both run on the same inputs: in float64, where a faithful port agrees to the last digits, and in each working
-    dtype, where its rounding is held against the reference's own. Each module is also given the reference's inputs,
-    so that a guilty one is named and an innocent one is not. Exit code 0: faithful, or approximate as the table
-    declares; 1: not; 2: it could not be run.
+    Both run on the same inputs: in float64, where a faithful port agrees to 1e-12, and in each working dtype, where
+    your model's rounding error is compared with the reference's. Each module also gets the reference's inputs, so
+    that only the module with the mistake is named. Exit code 0: faithful, or approximate as the table declares; 1:
+    different; 2: your model could not be run.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ def verify_files(
 ) -> None:
     """Read every file that convert wrote, and compare it with the recorded digest.
 
-    Exit code 1 says that something is not as it was written: a line for each tensor or file.
+    Exit code 1: something changed; there is a line for each tensor or file.
 
     \b
     Examples:

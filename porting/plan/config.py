@@ -191,6 +191,13 @@ def unknown(table: Table, config: Mapping[str, object]) -> list[str]:
     return [ours for theirs, ours in table.config.items() if not held(values, theirs)]
 
 
+def lacked(table: Table, config: Mapping[str, object]) -> list[str]:
+    """The fields that [config] names and a checkpoint's config lacks, with what they are called on the right."""
+    values = effective(table, config)
+    missing = {theirs: ours for theirs, ours in table.config.items() if not held(values, theirs)}
+    return [f"{spellings(theirs)[0]} ({ours!r} in [config])" for theirs, ours in missing.items()]
+
+
 def unsaid(table: Table, config: Mapping[str, object]) -> list[str]:
     """The fields of a config that no line of [config] carries to the other side."""
     if is_target_config(table, config):

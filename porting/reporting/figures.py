@@ -83,8 +83,13 @@ def growth(report: Outcome) -> str:
         return _as_svg(figure, "growth")
 
 
-def spread_plot(spread: ErrorProfile, name: str) -> str:
-    """Where an activation differs: by position as a picture, by channel as a line; an SVG element."""
+def spread_plot(spread: ErrorProfile, name: str, case: str = "") -> str:
+    """Where an activation differs: by position as a picture, by channel as a line; an SVG element.
+
+    Args:
+        name: the port's module.
+        case: the batch, such as "8 rows of 1 to 24 tokens, padded", by which the axes are named.
+    """
     with _drawing(), mpl.rc_context({"axes.grid": False}):
         positions = [[_drawn(value) for value in row] for row in spread.positions]
         channels = [_drawn(value) for value in spread.channels]
@@ -103,7 +108,7 @@ def spread_plot(spread: ErrorProfile, name: str) -> str:
         bar = figure.colorbar(picture, ax=above, pad=0.01, format=FuncFormatter(_tick))
         bar.ax.yaxis.set_minor_locator(NullLocator())
         bar.outline.set_visible(False)
-        rows, across, depth = _axes(spread.shape, name)
+        rows, across, depth = _axes(spread.shape, name, case)
         above.set_title(f"by position: {rows} down, {across} across, the largest over {depth}")
         above.set_xticks(_whole(over, 16))
         above.set_yticks(_whole(down, 5))
@@ -123,9 +128,23 @@ def _size(shape: Sequence[int], axis: int) -> int:
     return shape[axis] if len(shape) >= -axis else 1
 
 
-def _axes(shape: Sequence[int], name: str) -> tuple[str, str, str]:
-    """What the axes of an activation are called in a plot: those taken for rows, for positions and for channels."""
-    known = ("batch", "head", "query", "key") if len(shape) == 4 and name.endswith(INNER) else ()
+def _axes(shape: Sequence[int], name: str, case: str) -> tuple[str, str, str]:
+    """What the axes of an activation are called in a plot: those taken for rows, for positions and for channels.
+
+    >>> _axes((8, 24, 128), "blocks.0", "8 rows of 1 to 24 tokens, padded")
+    ('batch (8)', 'token (24)', 'channel (128)')
+    >>> _axes((24, 8, 128), "blocks.0", "8 rows of 1 to 24 tokens, padded")
+    ('token (24)', 'batch (8)', 'channel (128)')
+    >>> _axes((3, 5, 128), "blocks.0", "8 rows of 1 to 24 tokens, padded")
+    ('axis 0 (3)', 'axis 1 (5)', 'axis 2 (128)')
+    """
+    known: tuple[str, ...] = ()
+    rows = re.match(r"(\d+) rows? of (?:\d+ to )?(\d+) tokens", case)
+    if len(shape) == 4 and name.endswith(INNER):
+        known = ("batch", "head", "query", "key")
+    elif len(shape) == 3 and rows and rows[1] != rows[2]:  # otherwise nothing tells rows from tokens
+        both = {int(rows[1]): "batch", int(rows[2]): "token"}
+        known = (both[shape[0]], both[shape[1]], "channel") if {*shape[:2]} == {*both} else ()
     names = [f"{known[axis] if known else f'axis {axis}'} ({size})" for axis, size in enumerate(shape)]
     lone = "one row"
     return " and ".join(names[:-2]) or lone, names[-2] if len(names) > 1 else lone, names[-1] if names else lone

@@ -30,7 +30,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
     if returned is not None:
         named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
         pairs = [ours if ours == theirs else f"{ours} = {theirs}" for ours, theirs in named]
-        probed = [f"{', '.join(returned.given)} as [probes] says"] if returned.given else []
+        probed = [f"{', '.join(returned.given)} (paired in [probes])"] if returned.given else []
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
         if returned.stop is not None and returned.stop.weighed:
@@ -41,7 +41,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
-        where = "output compared, except padded places and rows of padding alone" if hides else "output compared"
+        where = "output compared, except at padding" if hides else "output compared"
         yield f"{where}: {'; '.join(parts)}"
     yield f"not run: {'; '.join(_limits(report, verbose=verbose))}"
 

@@ -423,7 +423,7 @@ def cause_lines(causes: Sequence[Finding]) -> Iterator[Text]:
 def _cause_block(cause: Finding) -> Iterator[Text]:
     said = f"{cause.name} ({cause.detail})" if cause.detail else cause.name
     yield Text.assemble(
-        ("cause: ", "bold"), (said, "bold red"), f", residual {cause.residual:.0e} of {cause.difference:.0e}"
+        ("cause: ", "bold"), (said, "bold red"), f", explains all but {cause.residual:.0e} of {cause.difference:.0e}"
     )
     for tie in cause.ties:
         yield Text(f"  or {tie}: these inputs do not tell them apart")

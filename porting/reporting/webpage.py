@@ -107,7 +107,7 @@ def _spreads(report: Outcome) -> Iterator[tuple[str, str, tuple[int, ...], Marku
     for probe in [probe for probe in report.guilty if probe.spreads][:MOST_DRAWN]:
         for spread in probe.spreads:
             case = report.cases[spread.case] if spread.case < len(report.cases) else ""
-            yield probe.port, case, spread.shape, _element(spread_plot(spread, probe.port))
+            yield probe.port, case, spread.shape, _element(spread_plot(spread, probe.port, case))
 
 
 def _element(drawn: str) -> Markup:

@@ -221,7 +221,9 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
             extremes = (value.min(), value.max()) if value.numel() else ()
             given.setdefault(name, set()).update(float(one) for one in extremes)
     same = {name: values.pop() for name, values in given.items() if len(values) == 1}
-    found = [Unseen(name, "[inputs] does not name it: neither side was given it") for name in withheld]
+    found = [
+        Unseen(f"the argument {name}", "[inputs] does not name it: neither side was given it") for name in withheld
+    ]
     for name, what in MASKS.items():
         if name in withheld:
             continue

@@ -99,11 +99,31 @@ def load_reference(
         except PortingError:
             raise
         except Exception as error:  # the reference may raise anything, and it is not our code
-            said = str(error).strip().partition("\n")[0]
-            message = f"transformers cannot load it as {architecture}: {type(error).__name__}: {said}"
+            message = f"transformers cannot load it as {architecture}: {refusal(error, checkpoint.config)}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
     checkpoint.require_in_place()  # transformers opened the files by their names
     return model.eval()
+
+
+def refusal(error: Exception, fields: Mapping[str, object]) -> str:
+    """What transformers says of a config that it refuses, in one line.
+
+    Args:
+        error: what it raised.
+        fields: the config.
+
+    >>> refusal(KeyError("gelu_magic"), {"hidden_act": "gelu_magic"})
+    "it does not know hidden_act = 'gelu_magic'"
+    >>> refusal(KeyError("rope_theta"), {})
+    "it needs 'rope_theta' and does not find it"
+    >>> refusal(ValueError("too few heads"), {})
+    'ValueError: too few heads'
+    """
+    if isinstance(error, KeyError) and error.args:
+        (key, *_) = error.args
+        named = next((field for field, value in fields.items() if isinstance(value, str) and value == key), None)
+        return f"it needs {key!r} and does not find it" if named is None else f"it does not know {named} = {key!r}"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 MOST_VALUES = 500_000

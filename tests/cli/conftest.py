@@ -52,7 +52,7 @@ def suggested(monkeypatch: pytest.MonkeyPatch) -> Suggestion:
         text=f'# A table.\n[mapping]\nname = "own"\n\n[tensors]\n{line}\n',
         missing=("bert.pooler", "cls"),
         evidence=(Evidence(line=line, decided="its place", said="Tried: nothing else."),),
-        proof="Proven in float64 on a small random twin.",
+        proof="Proven in float64 on a small random model.",
     )
     monkeypatch.setattr(suggesting, "suggest", lambda *args, **kwargs: found)
     return found

@@ -36,7 +36,7 @@ def test_help_names_every_command_and_the_exit_codes(run: Run) -> None:
     assert result.exit_code == 0
     for command in COMMANDS:
         assert f"\n  {command} " in result.stdout
-    assert "0 done, or faithful; 1 a difference was found; 2 it cannot be done" in " ".join(result.stdout.split())
+    assert "0 done, or faithful; 1 a difference was found; 2 wrong use" in " ".join(result.stdout.split())
 
 
 def test_help_fits_a_terminal_of_80_columns(run: Run) -> None:

@@ -43,7 +43,7 @@ def through_every_command(run: Run, folder: Path, kind: str) -> None:
     assert "BertForMaskedLM" in good("inspect", folder)
     suggested = run("suggest", folder, "--into", f"scratch.py:{kind}", "-o", "made.toml", "--overwrite", "--limit", 300)
     assert suggested.exit_code == 0, suggested.output
-    assert suggested.stdout.startswith("exact: "), suggested.stdout
+    assert suggested.stdout.startswith("EXACT  "), suggested.stdout
     good("check", folder, *own)
     good("check", folder)
     good("load", folder, *own)

@@ -79,7 +79,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "verify, learning": (("verify", SOURCE, "--gradients", "--steps", "1", "--longest", "8"), "FAITHFUL"),
     "record": (("record", SOURCE, "--out", "kept.safetensors", "--longest", "8"), "recorded kept.safetensors"),
     "verify, recorded": (("verify", SOURCE, "--reference", "kept.safetensors"), "FAITHFUL"),
-    "suggest": (("suggest", SOURCE, *OWN, "-o", "found.toml"), "trunk only: Proven in float64 on the checkpoint"),
+    "suggest": (("suggest", SOURCE, *OWN, "-o", "found.toml"), "TRUNK ONLY  Proven in float64 on the checkpoint"),
     "mutate": (
         ("mutate", "test_mine.py", *OWN, "--only", "tanh GELU for another activation"),
         "1 of 1 caught",

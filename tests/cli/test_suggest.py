@@ -32,7 +32,7 @@ def test_a_table_that_was_found_is_written_and_advised(run: Run, checkpoint: Pat
     write_own(Path())
     result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "words")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("trunk only: Proven in float64")
+    assert result.stdout.startswith("TRUNK ONLY  Proven in float64")
     meaning = "The table loads what both sides have, and that part computes what the checkpoint's model computes."
     assert result.stdout.splitlines()[1] == meaning
     assert "  your module has no bert.pooler" in result.stdout.splitlines()
@@ -65,7 +65,7 @@ def test_the_table_is_written_and_the_next_command_takes_it(run: Run, checkpoint
     write_own(Path())
     result = run("suggest", checkpoint, *INTO, "-o", "mine.toml", "--explain", "qkv")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("trunk only: Proven in float64 on the checkpoint itself and a small random twin")
+    assert result.stdout.startswith("TRUNK ONLY  Proven in float64 on the checkpoint and on a small random model")
     assert "  your module has no bert.pooler" in result.stdout.splitlines()
     assert "    Tried: nothing else; with it, what meets " in result.stdout
     last = result.stdout.splitlines()[-1]
@@ -136,7 +136,7 @@ def test_where_nothing_was_found_the_exit_code_is_another_one(run: Run, checkpoi
         patch.setattr(pipeline, "RESERVE", 2.0)  # no time at all is left for the search
         result = run("suggest", checkpoint, *INTO, "--limit", "100", "-o", "mine.toml")
     assert result.exit_code == 3, result.stderr
-    assert "not found: nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
+    assert "NOT FOUND  nothing could be proven; then nothing fits words.weight." in result.stdout.splitlines()
     bound = "  the limit was met before the search was complete: a larger limit gives it more"
     assert bound in result.stdout.splitlines()
     assert not Path("mine.toml").exists(), "there is nothing to write"

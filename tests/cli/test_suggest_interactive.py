@@ -55,7 +55,7 @@ def assert_asked(run: Run, checkpoint: Path) -> None:
     again = run("suggest", checkpoint, *INTO, "--interactive", "--yes", typed="no\n")
     assert questions(again.stderr)[-1] == "own_model.toml exists: write over it? (what is in it would be lost)"
     assert again.stderr.splitlines()[-1] == "own_model.toml is left as it is"
-    assert again.stdout.splitlines()[0].startswith("trunk only: ")
+    assert again.stdout.splitlines()[0].startswith("TRUNK ONLY  ")
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_the_verdict_and_the_culprit_come_first(guilty: Report, page: Path) -> N
         assert "at fault" in browser.inner_text("article:visible")
         (cause,) = guilty.causes
         assert f"cause: {cause.name} ({cause.detail})" in browser.inner_text("article:visible")
-        assert f"cause: {cause.name} ({cause.detail}), residual" in browser.inner_text(".cause")
+        assert f"cause: {cause.name} ({cause.detail}), explains all but" in browser.inner_text(".cause")
         assert f"fix: {cause.fix}" in browser.inner_text(".cause")
         assert "seed" in browser.inner_text(".facts")
         assert guilty.environment["torch"] in browser.inner_text(".facts")

@@ -57,5 +57,5 @@ def test_a_proof_that_takes_too_long_is_not_waited_for(
         )
     else:
         assert found.verdict is Verdict.TRUNK
-        assert found.proof.startswith("Proven in float64 on a small random twin:")
+        assert found.proof.startswith("Proven in float64 on a small random model of the checkpoint's architecture:")
         assert found.proven_on == "a small twin"

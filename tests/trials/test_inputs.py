@@ -41,7 +41,7 @@ def test_rows_that_nobody_is_told_the_padding_of_are_called_so() -> None:
     kept = named_inputs(parse_table('[inputs]\n"input_ids" = "x"').inputs, case)
     assert kept.name == "8 rows of 1 to 5 tokens, padded and without a mask"
     assert unseen([kept], {}, withheld([case], [kept])) == [
-        Unseen("attention_mask", "[inputs] does not name it: neither side was given it")
+        Unseen("the argument attention_mask", "[inputs] does not name it: neither side was given it")
     ]
     assert unseen([kept], {}) == [Unseen("the attention mask", "none is given")]
 
@@ -55,7 +55,9 @@ def test_a_room_without_token_types_is_compared_on_one_segment_and_the_report_sa
     make(Pair("bert_into_encoder", "BertModel", BERT), tmp_path)
     report = verify(tmp_path, table="bert_into_encoder", dtypes=(), trials=False)
     assert report.faithful
-    assert report.unseen[0] == Unseen("token_type_ids", "[inputs] does not name it: neither side was given it")
+    assert report.unseen[0] == Unseen(
+        "the argument token_type_ids", "[inputs] does not name it: neither side was given it"
+    )
     assert not any(one.what == "the token types" for one in report.unseen)
     assert report.cases[0] == "8 rows of 1 to 24 tokens, padded"
     assert not any("neither side" in one.why for one in verify(tmp_path, dtypes=(), trials=False).unseen)

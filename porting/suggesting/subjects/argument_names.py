@@ -189,6 +189,9 @@ def roles(
         message = f"{title} takes {listed}, and nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     if not found:
+        if type(module).forward is nn.Module.forward:
+            message, hint = "the module has no forward", Message("write one, or name the class that has it")
+            raise VerifyError(Fault(code=Code.NO_INPUTS, where=type(module).__name__, message=message, hint=hint))
         message = f"{title} takes no argument by name, so nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     return found, tuple(loose)

@@ -34,7 +34,7 @@ from porting.suggesting.subjects.config_fields import (
     stage_field,
 )
 from porting.target import named_tensors
-from porting.verification.reference import load_reference, model_class
+from porting.verification.reference import load_reference, model_class, refusal
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def make_twin(
     except PortingError:
         raise
     except Exception as error:  # the reference may refuse a size for reasons of its own
-        raise _no_twin(architecture, error) from error
+        raise _no_twin(architecture, error, complete.to_dict()) from error
     draw_parameters(model, seed)
     if to.loud:
         _raise(model)
@@ -355,12 +355,16 @@ def _configured(kind: Any, fields: Mapping[str, object]) -> Any:  # transformers
     try:
         return kind.config_class.from_dict(dict(fields))
     except Exception as error:  # it checks the fields against one another, and may raise anything
-        raise _no_twin(kind.__name__, error) from error
+        raise _no_twin(kind.__name__, error, fields) from error
 
 
-def _no_twin(architecture: str, error: Exception) -> VerifyError:
-    said = " ".join(str(error).split())
-    message = f"transformers cannot build {architecture} with these sizes: {type(error).__name__}: {said}"
+def _no_twin(architecture: str, error: Exception, fields: Mapping[str, object]) -> VerifyError:
+    said = (
+        refusal(error, fields)
+        if isinstance(error, KeyError)
+        else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    )
+    message = f"transformers cannot build {architecture} with these sizes: {said}"
     return VerifyError(Fault(code=Code.NO_REFERENCE, message=message))
 
 

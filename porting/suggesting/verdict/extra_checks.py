@@ -262,7 +262,7 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
     if subjects.full:
         yield f"rows of any other length than {most}, which the module refuses"
     elif 0 < longest < most:
-        yield f"rows of more than {longest} tokens, of {most} that the checkpoint takes"
+        yield f"rows of more than {longest} tokens (the checkpoint takes {most})"
     if reports and ROOT not in probed(reports[0]):
         yield "what is returned, but for one batch: no rule says how it comes from what the reference returns"
     if subjects.way.causal:

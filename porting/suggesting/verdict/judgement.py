@@ -269,7 +269,8 @@ def _once(reasons: Sequence[Reason]) -> list[Reason]:
 def _sentence(
     verdict: Verdict, proof: Proof, own: Proof | None, shown: tuple[int, int], stop: Stop | None, behind: ExtraChecks
 ) -> str:
-    where = "the checkpoint itself and a small random twin of it" if own is not None else "a small random twin"
+    small = "a small random model of the checkpoint's architecture"
+    where = "the checkpoint and on a small random model of its architecture" if own is not None else small
     if behind.worst and proof.agrees:
         far = f"off by {behind.worst:.0e} of the output's scale"
         return f"On the first batches it agrees with the reference in float64; on others it is {far}."
@@ -280,12 +281,12 @@ def _sentence(
         return ""
     far = f"{best.difference:.0e}"
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
-        seen = f"{shown[0]} of {shown[1]} parameters shown at work, the others equal by copy"
-        seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters shown at work"
+        seen = f"{shown[0]} of {shown[1]} parameters reach a compared activation, the others are compared by value"
+        seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters reach a compared activation"
         if not shown[0]:
             seen = "what each parameter does was not shown, as the forward switches gradients off"
         less = ", which the reference's own rounding explains" if best.difference > MEANING else ""
-        return f"Proven in float64 on {where}: off by {far} of the activations' scale at most{less}; {seen}."
+        return f"Proven in float64 on {where}: off by at most {far} of the activations' scale{less}; {seen}."
     if best.agrees:  # what differs there is rounding, and no reason for anything
         return f"Every activation that was compared agrees in float64 on {where}; the reasons are named below."
     return f"In float64, on {where}, it is off by {far} of the activations' scale."

@@ -1,0 +1,128 @@
+"""Guides are executed: suggest.md, verification.md, comparing.md, converting.md; what they show is what is printed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import porting
+from porting.embedded import embedded_checkpoint
+from tests.cli.conftest import Run, run
+from tests.guards.tree import ROOT
+from tests.test_readme import FILES, same_lines
+
+__all__ = ["run"]
+
+SUGGEST, VERIFY = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("suggest", "verification"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAMS = {
+    name: next(text for language, text in BLOCK.findall(page) if language == "python")
+    for name, page in {"suggest": SUGGEST, "verification": VERIFY}.items()
+}
+CONSOLES = [text for page in (SUGGEST, VERIFY) for language, text in BLOCK.findall(page) if language == "console"]
+
+RIGHT, WRONG = "self.ln = nn.LayerNorm(width, eps=1e-12)", "self.ln = nn.LayerNorm(width)"
+"""The line of my_bert.py that the reader is told to change, before and after."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader types: the model and table of docs/your-own-model.md, and a checkpoint."""
+    for name in ("my_bert.py", "my_bert.toml"):
+        (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    shutil.copytree(embedded_checkpoint(), tmp_path / "my-checkpoint")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_bert", raising=False)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_python_runs(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PROGRAMS[name], f"{name}.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
+    out = capsys.readouterr().out
+    if name == "suggest":
+        assert out.lower().startswith("trunk only")
+        assert (folder / "suggested.toml").is_file()
+    else:
+        assert out.startswith("FAITHFUL ")
+        assert out.endswith("\nfaithful ()\n")
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(len(CONSOLES))
+@pytest.mark.parametrize("text", CONSOLES, ids=lambda text: " ".join(text.split("\n", 2)[1].split()[:2]))
+def test_the_command_prints_what_is_shown(text: str, folder: Path, run: Run) -> None:
+    command, shown = text.removeprefix("$ porting ").split("\n", 1)
+    wrong = shown.startswith("DIFFERENT")
+    if wrong:
+        assert f"`{WRONG}`" in VERIFY
+        assert FILES["my_bert.py"].count(RIGHT) == 1
+        (folder / "my_bert.py").write_text(FILES["my_bert.py"].replace(RIGHT, WRONG), encoding="utf-8")
+    result = run(*shlex.split(command))
+    assert result.exit_code == (1 if wrong else 0), result.stderr
+    same_lines(shown, result.stdout)
+
+
+def test_the_signature_is_the_function_s() -> None:
+    (shown,) = re.findall(r"^verify\((.*?)\) -> Report$", VERIFY, re.MULTILINE | re.DOTALL)
+    words = []
+    for one in inspect.signature(porting.verify).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(f"{one.name}={one.default}")
+    assert " ".join(shown.split()) == ", ".join(words)
+
+
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("comparing", "converting")}
+COMMANDS = {
+    name: [
+        found
+        for language, text in BLOCK.findall(page)
+        if language in {"", "console"}
+        for found in re.findall(r"^(?:\$ )?porting (.+)$", text, re.MULTILINE)
+    ]
+    for name, page in PAGES.items()
+}
+ELSEWHERE = "transformers:mixtral"
+"""What ``tests/registries`` runs: a checkpoint of that type is not made here."""
+
+
+@pytest.fixture
+def checkpoints(folder: Path, run: Run) -> Path:
+    """What the pages on comparing and converting say is there."""
+    shutil.copy(folder / "my_bert.toml", folder / "my_table.toml")
+    (folder / "my_names.toml").write_text('[tensors]\n"encoder.{i}.{*rest}" = "blocks.{i}.{*rest}"\n')
+    for one in ("one", "other"):
+        shutil.copytree(folder / "my-checkpoint", folder / one)
+    for words in (
+        ("my-checkpoint", "my-port", "--table", "my_table.toml", "--into", "my_bert.py:build"),
+        ("my-checkpoint", "float32", "--table", "bert"),
+        ("my-checkpoint", "bfloat16", "--table", "bert", "--dtype", "bfloat16"),
+    ):
+        made = run("convert", *words)
+        assert made.exit_code == 0, made.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_python_of_a_page_runs(name: str, folder: Path) -> None:
+    (program,) = [text for language, text in BLOCK.findall(PAGES[name]) if language == "python"]
+    exec(compile(program, f"{name}.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - the project's own example
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_run(name: str, checkpoints: Path, run: Run) -> None:
+    commands = [one.partition(" | ")[0] for one in COMMANDS[name] if ELSEWHERE not in one]
+    assert len(commands) >= 6
+    for command in commands:
+        into = ["--into", "my_bert.py:build"] if command.startswith("convert") and "my_table" in command else []
+        result = run(*shlex.split(command), *into)
+        assert result.exit_code == 0, (command, result.stderr, result.stdout)
