@@ -353,7 +353,11 @@ def _sized(
     with bounded(within):
         built = build_for(into, config)
     with bounded(within):
-        return into, _of_own_sizes(made, config, built.module, folder), built
+        twin = _of_own_sizes(made, config, built.module, folder)
+    with suppress(PortingError), bounded(within):  # a name may mean another field than it says
+        told, read = _understood(into, twin, completed_config(twin.config, architecture))
+        return told, twin, read
+    return into, twin, built
 
 
 def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module, folder: Path) -> Twin:
