@@ -146,7 +146,7 @@ class Tree:
         faults = FaultList(self._where)
         tensors: dict[str, TensorSpec] = {}
         others: list[str] = []
-        plain: set[int] = set()
+        plain: set[int | str] = set()
         for name, leaf in self._values_below(self.root, "", f"{path}." if path else "", (), plain, faults):
             if isinstance(leaf, Stub) and leaf.tensor:
                 hint = "save dense tensors: tensor.to_dense()" if "sparse" in leaf.tensor else ""
@@ -173,7 +173,13 @@ class Tree:
         return (Fault(code=Code.NOT_READ, where=self._where, message=message),)
 
     def _values_below(
-        self, node: object, full: str, begin: str, above: tuple[int, ...], plain: set[int] | None, faults: FaultList
+        self,
+        node: object,
+        full: str,
+        begin: str,
+        above: tuple[int, ...],
+        plain: set[int | str] | None,
+        faults: FaultList,
     ) -> Iterator[tuple[str, object]]:
         """The values below an inner path, by their names from there on: tensors, and values that hold none.
 
@@ -181,14 +187,21 @@ class Tree:
             full: the keys that lead there.
             begin: the inner path with a dot behind; empty for everything.
             above: what the node lies in.
-            plain: notes containers and tensors that are reached by way of plain containers alone; None behind others.
+            plain: notes containers, and storages of tensors, that are reached by way of plain containers alone; None
+                behind others.
             faults: notes what lies too deep.
         """
         if len(above) > DEEPEST or len(full) > LONGEST_TENSOR_NAME:
             faults.add(Code.INNER_PATH, f"more than {DEEPEST} objects, or a name of {len(full)} characters, lead there",
                        tensor=full[:200])  # fmt: skip
             return
-        plain = None if isinstance(node, Stub) else plain
+        if isinstance(node, Stub):
+            plain = None
+            if node.items and any(
+                self._count(more)[0] for more in (node.given[0] if node.given else (), node.elements)
+            ):
+                message = f"{quote(node.kind)} is made of tensors, and is given more of them by name"
+                faults.add(Code.INNER_PATH, message, tensor=full, hint="save the state dict again by itself")
         if plain is not None:
             plain.add(id(node))
         entries: Iterable[tuple[object, object]] = _children(node)
@@ -206,7 +219,7 @@ class Tree:
                     yield from self._values_below(child, sub, begin, (*above, id(node)), plain, faults)
             elif within and not (isinstance(child, Stub) and child.is_module):
                 if plain is not None and isinstance(child, TensorSpec):
-                    plain.add(id(child))
+                    plain.add(child.storage.key)
                 yield sub.removeprefix(begin), child
 
     def _charge(self, *keys: str) -> None:
@@ -251,7 +264,7 @@ class Tree:
         message = f"it holds no tensor whose name begins with {quote(f'{path}.')}" if path else "it holds no tensor"
         return checkpoint_error(Code.INNER_PATH, self._where, message, known)
 
-    def _require_untouched(self, plain: set[int]) -> None:
+    def _require_untouched(self, plain: set[int | str]) -> None:
         """Refuse what an object of an unknown class was given, since the class may change it."""
         for stub in self._machine.stubs:
             if id(stub) in self._looked_at:
@@ -259,7 +272,7 @@ class Tree:
             waiting: list[object] = [stub]
             while waiting:
                 node = waiting.pop()
-                if id(node) in plain:
+                if (node.storage.key if isinstance(node, TensorSpec) else id(node)) in plain:
                     message = f"{quote(stub.kind)} is given a part of the state dict, and may change what torch reads"
                     hint = "nothing was run; save the state dict again by itself"
                     raise checkpoint_error(Code.BIN_UNSAFE, self._where, message, hint)
