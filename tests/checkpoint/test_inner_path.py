@@ -180,6 +180,19 @@ def test_torchscript_has_the_tensors_of_its_modules(tmp_path: Path, traced: bool
         open_checkpoint(tmp_path / "m.pt")  # its weights are constants of the program
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_that_reads_its_state_by_code_is_refused(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "m.pt")
+    inside = entries((tmp_path / "m.pt").read_bytes())
+    code = next(name for name in inside if "/code/" in name and name.endswith(".py"))
+    inside[code] += b"  def __setstate__(self, state: Tensor) -> NoneType:\n    self.weight = torch.mul(state, 2)\n"
+    for source in (f"{tmp_path}/m.pt", f"{tmp_path}/m.pt#"):
+        (tmp_path / "m.pt").write_bytes(zipped(inside))
+        with pytest.raises(CheckpointError, match=r"how objects are read|a whole module, which runs code"):
+            open_checkpoint(source)
+        inside[code] = inside[code].replace(b"def ", b"def  ")
+
+
 def test_a_dictionary_of_a_class_of_its_own_is_one(tmp_path: Path) -> None:
     torch.save({"model": Config(WEIGHTS), "n": 1}, tmp_path / "m.pt")
     assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(WEIGHTS)
