@@ -21,6 +21,7 @@ from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import TensorSpec
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import NAMED, charge
+from porting.printable import shell_word
 
 DEEPEST = 100
 """Levels of nesting above a tensor."""
@@ -76,7 +77,8 @@ class InnerPathNeededError(CheckpointError):
         listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
         subject = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {subject} at {listed}"
-        hint = Message(Wording(python=f"open {first!r}", command=f"name the one you mean: porting inspect '{first}'"))
+        command = f"name the one you mean: porting inspect {shell_word(first)}"
+        hint = Message(Wording(python=f"open {first!r}", command=command))
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
     def at(self, location: str) -> InnerPathNeededError:
