@@ -82,6 +82,11 @@ class Stub:
         """Whether the object's class is one of TorchScript."""
         return self.kind.startswith("__torch__.")
 
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether torch has the class or function itself, and may call it without trust in the file."""
+        return self.kind.startswith("torch.") and not self.kind.startswith(TRUSTED)
+
     def tensors_of_module(self) -> Iterator[tuple[object, object]]:
         """The entries that ``state_dict()`` visits: parameters, persistent buffers, and modules."""
         attributes = self.attributes
@@ -98,6 +103,9 @@ class Stub:
                     (name, value) for name, value in entries.items() if part != "_buffers" or name not in unsaved
                 )
 
+
+TRUSTED = ("torch.nn.modules.", "torch.nn.parallel.", "torch.optim.", "torch.ao.", "torch.fx.")
+"""Where torch has modules and optimizers, which it makes for those alone who trust the file."""
 
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """The attributes in which a ``torch.nn.Module`` keeps what it holds."""

@@ -324,6 +324,14 @@ def script(raw: bytes, method: int = ZIP_STORED) -> bytes:
     return zipped({**entries(raw), "archive/constants.pkl": b"\x80\x02)."}, method)
 
 
+def test_what_often_lies_beside_a_state_dict_has_views_of_its_storages(tmp_path: Path) -> None:
+    """A whole module among the arguments, as Lightning saves them, or the optimizer itself."""
+    model = Block()
+    for beside in (model, model.norm, torch.optim.SGD(model.parameters()), Averages(dict(model.named_parameters()))):
+        torch.save({"model": model.state_dict(), "arguments": {"beside": beside}}, tmp_path / "m.pt")
+        assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(model.state_dict())
+
+
 class Calls:
     """What unpickles as a call, and as items that its result is given."""
 
