@@ -21,7 +21,7 @@ from pathlib import Path
 
 from porting.errors import CheckpointError, Code, Fault, Message, Option
 from porting.opening import MORE_FILES, READING, RESERVE, Folder, descriptors_kept, remove_directory
-from porting.printable import quote
+from porting.printable import quote, shell_word
 
 MARK = ".porting-"
 """Temporary siblings of ``name`` are named ``.name.porting-<random>``."""
@@ -61,7 +61,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     if path.is_symlink():
         raise refused(path, f"is a link to {quote(os.readlink(path))}", "remove the link, or pass what it leads to")
     if not path.parent.is_dir():
-        raise refused(path, "lies in a directory that does not exist", f"run `mkdir -p {path.parent}`")
+        raise refused(path, "lies in a directory that does not exist", f"run `mkdir -p {shell_word(path.parent)}`")
     if file and path.is_dir():
         raise refused(path, "is a directory", "pass the path of a file")
     if path.exists() and not (path.is_file() or path.is_dir()):

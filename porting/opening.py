@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from porting.errors import CheckpointError, Code, Fault, Message, Wording
-from porting.printable import quote
+from porting.printable import quote, shell_word
 
 KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -529,7 +529,7 @@ def open_error(error: OSError | ValueError, path: Path, *, where: str) -> Checkp
             message, hint = f"a link to {target}, which does not exist", "mend the link or copy the file"
         return CheckpointError(Fault(code=Code.FILE_MISSING, where=where, message=message, hint=hint))
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-    hint = f"run `chmod u+r {path}`" if isinstance(error, PermissionError) else "check the path"
+    hint = f"run `chmod u+r {shell_word(path)}`" if isinstance(error, PermissionError) else "check the path"
     hint = MORE_FILES if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE} else hint
     return CheckpointError(
         Fault(code=Code.FILE_UNREADABLE, where=where, message=f"cannot be opened: {reason}", hint=hint)

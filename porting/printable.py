@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
@@ -97,6 +98,16 @@ def quote(name: object) -> str:
         half = NAME_SHOWN // 2
         text = f"{text[:half]}…{text[-half:]}"
     return repr(text) if is_printable(text) else ascii(text)
+
+
+def shell_word(path: object) -> str:
+    """A path as one word of a command to type, whatever its name is.
+
+    >>> shell_word("runs/one"), shell_word("$(reboot)"), shell_word("-rf")
+    ('runs/one', "'$(reboot)'", './-rf')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def shown(value: object) -> str:

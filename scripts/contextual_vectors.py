@@ -121,7 +121,7 @@ def _compared(row: Similarity) -> str:
 
 def picture(rows: Sequence[Similarity], word: str, sentences: Sequence[str]) -> bytes:
     """The cosines over the layers as a PNG, a line for each row; the sentences stand below."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # it takes a second to import, and only --png needs it
+    from porting.plotting import Figure  # noqa: PLC0415  # it takes a second to import, and only --png needs it
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -77,7 +77,7 @@ SCRIPT_MARK = "constants.pkl"
 """The entry by which torch knows TorchScript."""
 
 SCRIPT = re.compile(r"(code|constants|traced_inputs|extra)/.+|(constants|traced_inputs)\.pkl")
-"""More entries of torch.jit.save: code, which may be compressed, and its data.  None is read."""
+"""More entries of torch.jit.save: code, which may be compressed, and its data.  None is run."""
 
 TORCH = Writer(name="torch.save", code=Code.BIN_ARCHIVE, again=SAVE_AGAIN, one_case=True, unchecked=True)
 
@@ -231,9 +231,14 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
     if machine.position != len(structure):
         behind = len(structure) - machine.position
         raise machine.error(f"{behind} bytes behind its end, which torch.save does not write", Code.BIN_UNSAFE)
-    if SCRIPT_MARK in entries and not (isinstance(value, Stub) and value.is_script):
-        message = f"it has {SCRIPT_MARK} and holds no module, so it is not one that torch.jit.save wrote"
-        raise _bad_archive(source, message, SAVE_AGAIN)
+    if SCRIPT_MARK in entries:
+        if not (isinstance(value, Stub) and value.is_script):
+            message = f"it has {SCRIPT_MARK} and holds no module, so it is not one that torch.jit.save wrote"
+            raise _bad_archive(source, message, SAVE_AGAIN)
+        for name, entry in entries.items():
+            if name.startswith("code/") and b"__setstate__" in _record_bytes(source, entry):
+                message = f"the entry {quote(entry.name)} says how objects are read (__setstate__), and no code is run"
+                raise checkpoint_error(Code.BIN_UNSAFE, source.where, message, "save module.state_dict() instead")
     return Loaded(machine=machine, value=value, records=records)
 
 
@@ -275,6 +280,13 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
     record, _ = locate_entry(source, entry, TORCH, faults)
     faults.raise_if_any()
     raw = source.pread(record.start, record.stop - record.start)
+    if entry.method == DEFLATED:
+        try:
+            raw = zlib.decompressobj(-15).decompress(raw, entry.size + 1)
+        except zlib.error:
+            raw = b""
+        if len(raw) != entry.size:
+            raise _bad_archive(source, f"the entry {quote(entry.name)} cannot be inflated to its size", FETCH_AGAIN)
     if entry.crc and zlib.crc32(raw) != entry.crc:  # torch.save can be told to write no checksums; then they are 0
         raise _bad_archive(
             source, f"the checksum of the entry {quote(entry.name)} does not match its bytes", FETCH_AGAIN

@@ -48,6 +48,7 @@ from porting.checkpoint.names import DCP_METADATA
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge
+from porting.printable import shell_word
 
 UNCONSOLIDATED = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
 """The names of ``HuggingFaceStorageWriter`` for the files of one process, if they are not consolidated."""
@@ -121,7 +122,7 @@ class Distributed(Container):
         if name != self.main and not name.endswith(self.endings):
             return None
         message = "this is one file of a distributed checkpoint"
-        hint = f"pass its directory, {Path(where).parent}"
+        hint = f"pass its directory, {shell_word(Path(where).parent)}"
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=hint)
 
     def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:
@@ -234,7 +235,8 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
     hint = ""
     if found.parts:
         first = next(iter(found.parts))
-        hint = f"{location.rstrip('/')}/{first} is what was saved under {quote(first)}, by its own names"
+        path = shell_word(f"{location.rstrip('/')}/{first}")
+        hint = f"{path} is what was saved under {quote(first)}, by its own names"
         if found.entries:
             hint = f"it has {several}; {hint}"
     return (Fault(code=Code.DCP_PARTS, where=where, message=message, hint=hint),)

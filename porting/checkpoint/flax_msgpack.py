@@ -119,7 +119,9 @@ class _Walk:
             key = self._key(len(prefix))
             if key in seen:
                 raise self._header.error(f"the key {quote(prefix + key)} is there twice")
-            if key == PIECES and not seen and prefix:
+            if key == PIECES:
+                if seen or not prefix:
+                    raise self._header.error(f"{quote(prefix[:-1])} is marked as an array in pieces, not as Flax does")
                 self._in_pieces(count, prefix[:-1], depth)
                 return
             seen.add(key)
@@ -168,6 +170,9 @@ class _Walk:
             return
         if any(piece.stored != math.prod(piece.shape) * element.itemsize for piece in pieces):
             self._tensors.refuse(name, "a piece of it has another number of bytes than its shape needs")
+            return
+        if any(not piece.shape or piece.shape[1:] != pieces[0].shape[1:] for piece in pieces):
+            self._tensors.refuse(name, "its pieces have shapes that cannot be joined along their first axis")
             return
         ranges = tuple((piece.start, piece.stored) for piece in pieces)
         stored = sum(count for _, count in ranges)

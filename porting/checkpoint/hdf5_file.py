@@ -170,6 +170,8 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
 
 def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> None:  # of h5py
     """Add a dataset to the tensors, or note why it is none."""
+    import h5py  # noqa: PLC0415  # an extra
+
     from porting.checkpoint.npz import DTYPES  # noqa: PLC0415  # numpy's types, which need numpy
 
     dtype: np.dtype[Any] = dataset.dtype
@@ -180,6 +182,9 @@ def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> Non
     if element is None:
         tensors.refuse(path, f"its type {dtype} is none that torch has", "save it as float32")
         return
+    if dataset.id.get_type() != h5py.h5t.py_create(dtype, logical=True):  # numpy's type says nothing of unused bits
+        tensors.refuse(path, f"its numbers are stored in another form than those of {dtype}", "save it as float32")
+        return
     if dataset.external or dataset.is_virtual:
         tensors.refuse(path, "its elements lie in other files, which are not read", "save the weights in one file")
         return
@@ -189,9 +194,16 @@ def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> Non
         tensors.add(path, shape, element, start=start)
         return
     settings = dataset.id.get_create_plist()
-    filters = tuple(settings.get_filter(at)[0] for at in range(settings.get_nfilters()))
-    stored = _stored(dataset, nbytes, where=tensors.faults.where)
+    described = [settings.get_filter(at) for at in range(settings.get_nfilters())]
+    filters = tuple(number for number, *_ in described)
+    stored = _stored(dataset, where=tensors.faults.where)
     reason = _unreadable_filters(filters)
+    if any(number == SHUFFLE and values != (dtype.itemsize,) for number, _, values, _ in described):
+        reason = reason or f"its bytes are shuffled as those of other numbers than {dtype}"
+    whole = math.prod(dataset.chunks) * dtype.itemsize if dataset.chunks else nbytes
+    other = next((part.size for part in stored if part.size != whole), None)
+    if other is not None and not filters:
+        reason = reason or f"a part of its elements has {other} bytes, expected {whole}"
     if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
         reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"
     if reason:
@@ -204,7 +216,7 @@ def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> Non
         itemsize=dtype.itemsize,
         stored=sum(part.size for part in stored),
         where=tensors.faults.where,
-        largest=math.prod(dataset.chunks) * dtype.itemsize if dataset.chunks and stored else 0,
+        largest=whole if dataset.chunks and stored else 0,
     )
     layout = _Layout(
         shape=shape,
@@ -255,11 +267,11 @@ class _Layout:
     fill: Any
 
 
-def _stored(dataset: Any, nbytes: int, *, where: str) -> list[_Stored]:  # of h5py
+def _stored(dataset: Any, *, where: str) -> list[_Stored]:  # of h5py
     """The stored parts of a dataset."""
     start, found = dataset.id.get_offset(), list[_Stored]()
     if start is not None:
-        return [_Stored((0,) * dataset.ndim, 0, start, nbytes)]
+        return [_Stored((0,) * dataset.ndim, 0, start, dataset.id.get_storage_size())]
 
     def add(chunk: Any) -> None:  # as h5py has it
         charge("objects", STEP, where=where)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from porting.checkpoint.errors import quote
 from porting.checkpoint.files import ByteSource
 from porting.checkpoint.state_pickle import (
     OTHER_TENSORS,
@@ -81,6 +82,11 @@ class Stub:
         """Whether the object's class is one of TorchScript."""
         return self.kind.startswith("__torch__.")
 
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether torch has the class or function itself, and may call it without trust in the file."""
+        return self.kind.startswith("torch.") and not self.kind.startswith(TRUSTED)
+
     def tensors_of_module(self) -> Iterator[tuple[object, object]]:
         """The entries that ``state_dict()`` visits: parameters, persistent buffers, and modules."""
         attributes = self.attributes
@@ -97,6 +103,9 @@ class Stub:
                     (name, value) for name, value in entries.items() if part != "_buffers" or name not in unsaved
                 )
 
+
+TRUSTED = ("torch.nn.modules.", "torch.nn.parallel.", "torch.optim.", "torch.ao.", "torch.fx.")
+"""Where torch has modules and optimizers, which it makes for those alone who trust the file."""
 
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """The attributes in which a ``torch.nn.Module`` keeps what it holds."""
@@ -195,10 +204,12 @@ class InertMachine(StateMachine):
         match _spelled(function), args:
             case "torch._tensor._rebuild_from_type_v2", (
                 Global("torch._utils", name) as inner, Global("torch" | "torch.nn.parameter", "Tensor" | "Parameter"),
-                tuple() as inside, _,
+                tuple() as inside, state,
             ) if name in REBUILD:  # fmt: skip
-                function, args = inner, inside  # a tensor with attributes, which say nothing of its values
-            case "torch._utils._rebuild_parameter_with_state", (data, grad, hooks, _):
+                self._require_harmless(state)
+                function, args = inner, inside
+            case "torch._utils._rebuild_parameter_with_state", (data, grad, hooks, state):
+                self._require_harmless(state)
                 function, args = Global(UTILS, "_rebuild_parameter"), (data, grad, hooks)
             case _:
                 pass
@@ -206,8 +217,9 @@ class InertMachine(StateMachine):
         match _spelled(function), args:
             case ("collections.OrderedDict", ()) | ("collections.defaultdict", (Global(),) | ()):
                 self._push(Ordered())
-            case "collections.OrderedDict", (list() as pairs,):  # as Python 2 wrote it
-                charge("objects", PAIR * len(pairs), where=self.source.where)  # one list may be given to many calls
+            case "collections.OrderedDict", (dict() | list() | tuple() as given,):  # a list, as Python 2 wrote it
+                charge("objects", PAIR * len(given), where=self.source.where)  # one list may be given to many calls
+                pairs = given.items() if isinstance(given, dict) else given
                 self._push(Ordered())
                 self._set_items([item for pair in pairs for item in self._pair(pair)])
             case "torch.Size", (tuple() | list() as sizes,) if is_shape(sizes):
@@ -220,6 +232,20 @@ class InertMachine(StateMachine):
                 self._push(first)
             case _:
                 self._stub(function, args)
+
+    def _require_harmless(self, state: object) -> None:
+        """Refuse attributes of a tensor that torch has a meaning for: ``data`` and ``real`` change its values."""
+        for attributes in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # and those of slots
+            if not isinstance(attributes, dict | None):
+                raise self.error(f"attributes of a tensor in {describe(attributes)}", self.unsafe)
+            if not attributes:
+                continue
+            import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
+
+            charge("objects", len(attributes), where=self.source.where)  # one dictionary may be given to many calls
+            for name in attributes:
+                if not isinstance(name, str) or hasattr(torch.nn.Parameter, name):
+                    raise self.error(f"the attribute {quote(name)} of a tensor, which may change it", self.unsafe)
 
     def _require_callable(self, function: object) -> None:
         if not isinstance(function, Global | Stub):

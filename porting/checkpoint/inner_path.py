@@ -18,9 +18,10 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
-from porting.checkpoint.state_pickle import TensorSpec
+from porting.checkpoint.state_pickle import StorageRef, TensorSpec
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import NAMED, charge
+from porting.printable import shell_word
 
 DEEPEST = 100
 """Levels of nesting above a tensor."""
@@ -76,7 +77,8 @@ class InnerPathNeededError(CheckpointError):
         listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
         subject = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {subject} at {listed}"
-        hint = Message(Wording(python=f"open {first!r}", command=f"name the one you mean: porting inspect '{first}'"))
+        command = f"name the one you mean: porting inspect {shell_word(first)}"
+        hint = Message(Wording(python=f"open {first!r}", command=command))
         super().__init__(Fault(code=Code.INNER_PATH, where=source.where, message=message, hint=hint))
 
     def at(self, location: str) -> InnerPathNeededError:
@@ -92,7 +94,6 @@ class Tree:
         self._machine = machine
         self._where = machine.source.where
         self._counts: dict[int, tuple[int, int]] = {}
-        self._looked_at: set[int] = set()
         self._steps = self._letters = 0
 
     @property
@@ -146,7 +147,7 @@ class Tree:
         faults = FaultList(self._where)
         tensors: dict[str, TensorSpec] = {}
         others: list[str] = []
-        plain: set[int] = set()
+        plain: set[int | str] = set()
         for name, leaf in self._values_below(self.root, "", f"{path}." if path else "", (), plain, faults):
             if isinstance(leaf, Stub) and leaf.tensor:
                 hint = "save dense tensors: tensor.to_dense()" if "sparse" in leaf.tensor else ""
@@ -173,7 +174,13 @@ class Tree:
         return (Fault(code=Code.NOT_READ, where=self._where, message=message),)
 
     def _values_below(
-        self, node: object, full: str, begin: str, above: tuple[int, ...], plain: set[int] | None, faults: FaultList
+        self,
+        node: object,
+        full: str,
+        begin: str,
+        above: tuple[int, ...],
+        plain: set[int | str] | None,
+        faults: FaultList,
     ) -> Iterator[tuple[str, object]]:
         """The values below an inner path, by their names from there on: tensors, and values that hold none.
 
@@ -181,14 +188,21 @@ class Tree:
             full: the keys that lead there.
             begin: the inner path with a dot behind; empty for everything.
             above: what the node lies in.
-            plain: notes containers and tensors that are reached by way of plain containers alone; None behind others.
+            plain: notes containers, tensors and their storages that are reached by way of plain containers alone; None
+                behind others.
             faults: notes what lies too deep.
         """
         if len(above) > DEEPEST or len(full) > LONGEST_TENSOR_NAME:
             faults.add(Code.INNER_PATH, f"more than {DEEPEST} objects, or a name of {len(full)} characters, lead there",
                        tensor=full[:200])  # fmt: skip
             return
-        plain = None if isinstance(node, Stub) else plain
+        if isinstance(node, Stub):
+            plain = None
+            if node.items and any(
+                self._count(more)[0] for more in (node.given[0] if node.given else (), node.elements)
+            ):
+                message = f"{quote(node.kind)} is made of tensors, and is given more of them by name"
+                faults.add(Code.INNER_PATH, message, tensor=full, hint="save the state dict again by itself")
         if plain is not None:
             plain.add(id(node))
         entries: Iterable[tuple[object, object]] = _children(node)
@@ -206,7 +220,7 @@ class Tree:
                     yield from self._values_below(child, sub, begin, (*above, id(node)), plain, faults)
             elif within and not (isinstance(child, Stub) and child.is_module):
                 if plain is not None and isinstance(child, TensorSpec):
-                    plain.add(id(child))
+                    plain |= {id(child), child.storage.key}
                 yield sub.removeprefix(begin), child
 
     def _charge(self, *keys: str) -> None:
@@ -251,27 +265,44 @@ class Tree:
         message = f"it holds no tensor whose name begins with {quote(f'{path}.')}" if path else "it holds no tensor"
         return checkpoint_error(Code.INNER_PATH, self._where, message, known)
 
-    def _require_untouched(self, plain: set[int]) -> None:
-        """Refuse what an object of an unknown class was given, since the class may change it."""
-        for stub in self._machine.stubs:
-            if id(stub) in self._looked_at:
-                continue
-            waiting: list[object] = [stub]
-            while waiting:
-                node = waiting.pop()
-                if id(node) in plain:
-                    message = f"{quote(stub.kind)} is given a part of the state dict, and may change what torch reads"
-                    hint = "nothing was run; save the state dict again by itself"
-                    raise checkpoint_error(Code.BIN_UNSAFE, self._where, message, hint)
-                if not _is_container(node) or id(node) in self._looked_at:
-                    continue
-                self._looked_at.add(id(node))
-                if isinstance(node, Stub):
-                    waiting += (*node.given, *node.items.values(), *node.elements)
-                elif isinstance(node, dict):
-                    waiting += node.values()
-                elif isinstance(node, list | tuple):
-                    waiting += node
+    def _require_untouched(self, plain: set[int | str]) -> None:
+        """Refuse what an object of an unknown class was given, since the class may change it.
+
+        What torch calls without trust in the file may write to a view, and so to all of a storage.  Objects of other
+        classes often have views of the same storages: a module beside its state dict, an optimizer.
+        """
+        own = [stub for stub in self._machine.stubs if stub.is_of_torch]
+        for stubs, key in ((self._machine.stubs, id), (own, _storage)):
+            looked_at: set[int] = set()
+            for stub in stubs:
+                waiting: list[object] = [stub]
+                while waiting:
+                    node = waiting.pop()
+                    if key(node) in plain:
+                        raise self._touched(stub)
+                    if id(node) not in looked_at:
+                        looked_at.add(id(node))
+                        waiting += _parts(node)
+
+    def _touched(self, stub: Stub) -> CheckpointError:
+        message = f"{quote(stub.kind)} is given a part of the state dict, and may change what torch reads"
+        hint = "nothing was run; save the state dict again by itself"
+        return checkpoint_error(Code.BIN_UNSAFE, self._where, message, hint)
+
+
+def _parts(node: object) -> Iterable[object]:
+    """All that an object holds or was given."""
+    if isinstance(node, Stub):
+        return (*node.given, *node.items.values(), *node.elements)
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list | tuple) else ()
+
+
+def _storage(node: object) -> str | None:
+    """The storage that a tensor lies in."""
+    storage = node.storage if isinstance(node, TensorSpec) else node
+    return storage.key if isinstance(storage, StorageRef) else None
 
 
 def _is_container(node: object) -> bool:

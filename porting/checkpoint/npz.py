@@ -141,6 +141,8 @@ class Npz(Container):
                     name=tensor, shape=array.shape, element=array.element, nbytes=member.size - array.start, file=name
                 )
                 extents[tensor] = array.extent(member)
+        for tensor in tensors.keys() & archive.entries.keys():  # numpy gives the member of that very name
+            faults.add(Code.NPZ_FILE, "another array's file has this name, which numpy reads instead", tensor=tensor)
         check_names(tensors, faults)
         faults.raise_if_any()
         file = WeightFile(name=name, size=source.size, format=self.name, metadata={}, names=tuple(tensors))
@@ -151,6 +153,8 @@ class Npz(Container):
         parts = name.split("/")
         if ".." in parts or not parts[0] or "\\" in name or ":" in parts[0] or "\0" in name:
             return "an archive's member of that name would lie outside of it", "rename it"
+        if name.endswith(".npy"):
+            return "numpy takes it for the name of another array's file", "rename it"
         if dtype_name(dtype) in map(str, NAMES):
             return "", ""
         message = f"numpy has no {dtype_name(dtype)}, so that an .npz file cannot hold it"

@@ -156,9 +156,8 @@ class _Initialiser:
             if offset is None or length is None:
                 tensors.refuse(self.name, "offset or length in a file beside the model is no number", FETCH_AGAIN)
             else:
-                tensors.add(
-                    self.name, shape, element, start=offset, stored=length if "length" in self.outside else None
-                )
+                stored = length if "length" in self.outside else tensors.size - offset  # the rest of the file
+                tensors.add(self.name, shape, element, start=offset, stored=stored)
             return
         number, start, length = self.fields[0] if self.fields else (RAW, 0, 0)
         if number in {RAW, FLOATS, DOUBLES} and number in {RAW, LISTED.get(element)}:
@@ -225,8 +224,8 @@ def _initialiser(inside: HeaderReader) -> _Initialiser:
             one.kind = value
         elif number == NAME and content is not None:
             one.name = content.text(content.stop - content.position)
-        elif number == LOCATION and value in {0, 1}:  # any other value is none of the enumeration, and is ignored
-            one.external = value == 1
+        elif number == LOCATION and value is not None:
+            one.external = _is_external(value, inside) or (one.external and value != 0)  # other numbers mean nothing
         elif number == EXTERNAL and content is not None:
             key, text = _pair(content)
             one.outside[key] = text
@@ -240,6 +239,12 @@ def _initialiser(inside: HeaderReader) -> _Initialiser:
         elif number == STRINGS:
             one.reason = "its elements are text, which is not read"
     return one
+
+
+def _is_external(value: int, inside: HeaderReader) -> bool:
+    if value not in range(-(1 << 31), 1 << 31):
+        raise inside.error(f"{value} where a number of 32 bits says in which file a tensor lies")
+    return value == 1
 
 
 def _pair(content: HeaderReader) -> tuple[str, str]:

@@ -30,6 +30,7 @@ from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code, Fault
 from porting.limits import charge, grant, reading
 from porting.opening import Folder, difference, open_error
+from porting.printable import shell_word
 
 if TYPE_CHECKING:
     from porting.checkpoint.strict_json import Json
@@ -117,7 +118,7 @@ class Orbax(Container):
         """The fault of a database, which does not say what it holds."""
         if not name.endswith(self.endings):
             return None
-        hint = f"pass its directory, {Path(where).parent}"
+        hint = f"pass its directory, {shell_word(Path(where).parent)}"
         return Fault(code=Code.FORMAT_WRONG, where=where, message="this is one file of an Orbax checkpoint", hint=hint)
 
     def incomplete(self, names: Collection[str], *, where: str) -> Fault | None:

@@ -31,6 +31,7 @@ from porting.checkpoint.registry import (
 from porting.errors import Code, Fault, closest
 from porting.limits import reading, spending
 from porting.opening import Folder, Opened, open_file, read_opened
+from porting.printable import shell_word
 
 if TYPE_CHECKING:
     from porting.checkpoint.hub import RemoteModel
@@ -212,7 +213,7 @@ def _model_folders_fault(place: LocalPlace, names: list[str]) -> Iterator[Fault]
                 found += [name] if holds_weights(inside) else []
     if found:
         message = f"these folders in it hold weights: {', '.join(map(quote, found))}"
-        hint = f"pass the one you mean: {os.path.join(place.location, found[0])}"  # as the user typed it
+        hint = f"pass the one you mean: {shell_word(os.path.join(place.location, found[0]))}"  # as the user typed it
         yield Fault(code=Code.CHECKPOINT_NOT_FOUND, where=place.location, message=message, hint=hint)
 
 

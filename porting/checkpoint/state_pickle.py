@@ -10,6 +10,7 @@ index costs nothing either.
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -137,6 +138,12 @@ CHARGED = 1 << 12
 
 TOGETHER = 1 << 16
 """Bytes of strings that are charged at once."""
+
+META = "meta"
+"""The device of tensors without values."""
+
+DEVICE = re.compile(r"[a-z][a-z0-9_]{0,63}(:[0-9]{1,4})?")
+"""The device of a storage, which torch ignores under ``map_location="cpu"``; a backend may register any name."""
 
 MARK = object()
 """Where on the stack a group begins."""
@@ -416,9 +423,11 @@ class StateMachine:
 
     def _persistent(self) -> None:
         match self._pop():
-            case ("storage", Global("torch" | "torch.storage", name), str() as key, str(), count, *rest) if (
+            case ("storage", Global("torch" | "torch.storage", name), str() as key, str() as place, count, *rest) if (
                 type(count) is int and (name in STORAGES or name == "UntypedStorage") and rest == self._view
             ):
+                if place == META or not DEVICE.fullmatch(place):
+                    raise self.error(f"a storage on the device {quote(place)}, which has no values here")
                 if self._view and name not in STORAGES:
                     raise self.error("an untyped storage, which torch.load refuses in a file of this older form")
                 self._push(self._storage(StorageRef(key, STORAGES.get(name), count)))

@@ -6,6 +6,7 @@ colours and bars, one row a line however long; ``--json`` gives one JSON documen
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -120,14 +121,25 @@ SHORTAGES = {
 """How libraries say that something is short, and the line about it."""
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a disk says that takes no more, the one that standard output goes to as well."""
+
+
 def shortage(error: BaseException) -> str:
     """What is short, if that is why an error was raised; else an empty text."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for this"
     if not isinstance(error, OSError | RuntimeError | ImportError):
         return ""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return _failure(error)
     text = " ".join(part for part in error.args if isinstance(part, str))
     return next((line for pattern, line in SHORTAGES.items() if re.search(pattern, text)), "")
+
+
+def _failure(error: OSError) -> str:
+    """What the system says of a call that failed, behind the file that it was about."""
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -187,8 +199,7 @@ class Screen(AbstractContextManager["Screen"]):
             case BaseException() if short := shortage(error):
                 self._refuse([short])
             case OSError():
-                named = f"{error.filename}: " if error.filename else ""
-                self._refuse([f"{named}{error.strerror or error}"])
+                self._refuse([_failure(error)])
             case SystemExit():
                 self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
             case BaseException() if FINDER.raised(error):

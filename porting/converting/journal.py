@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from porting.converting.making import Made
 from porting.errors import Code, Fault
 from porting.limits import reading
 from porting.opening import Folder
+from porting.printable import shell_word
 
 LONGEST = 1 << 23
 """Bytes of a line at most; that of a tensor that is made of 60,000 others is shorter."""
@@ -159,7 +159,7 @@ def _is_of(folder: Folder, name: str, key: Mapping[str, object]) -> bool:
         reason = "its first line does not say which conversion it is of"
     except JsonError as error:
         reason = f"its first line is refused: {error}"
-    again = f"`rm -r {shlex.quote(str(folder.path.parent))}`"
+    again = f"`rm -r {shell_word(folder.path.parent)}`"
     fault = Fault(
         code=Code.DESTINATION_REFUSED,
         where=str(folder.path / name),

@@ -10,13 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import style
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
+from porting.plotting import Axes, Figure, FuncFormatter, LogLocator, LogNorm, Normalize, NullLocator, mpl, style
 from porting.printable import safe
 from porting.reporting.outcome import Outcome, rows_of
 from porting.tracing.measure import ROUNDING, ErrorProfile

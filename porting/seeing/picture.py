@@ -7,21 +7,16 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont
-from matplotlib.ft2font import FT2Font
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from porting.plotting import Figure, FT2Font, LinearSegmentedColormap, PowerNorm, Rectangle, findfont
 from porting.printable import safe
 from porting.seeing.attention_data import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+    from porting.plotting import Axes, AxesImage
 
 INK, HEAT, DEEP = "#1b1f24", "#f5a33b", "#7a3300"
 HEATS = LinearSegmentedColormap.from_list("heat", ["#ffffff", HEAT, DEEP])

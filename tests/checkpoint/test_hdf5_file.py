@@ -99,6 +99,82 @@ def test_all_that_h5py_stores_is_read_as_h5py_reads_it(
             ), name
 
 
+def made(dtype: str, *changes: tuple[str, tuple[int, ...]]) -> h5py.h5t.TypeID:
+    """The type of HDF5 for numbers of numpy, changed."""
+    kind = h5py.h5t.py_create(np.dtype(dtype)).copy()
+    for setting, given in changes:
+        getattr(kind, f"set_{setting}")(*given)
+    return kind
+
+
+def compound(size: int, real: int, imaginary: int) -> h5py.h5t.TypeID:
+    kind = h5py.h5t.create(h5py.h5t.COMPOUND, size)
+    kind.insert(b"r", real, h5py.h5t.IEEE_F32LE)
+    kind.insert(b"i", imaginary, h5py.h5t.IEEE_F32LE)
+    return kind
+
+
+def switch(stored: h5py.h5t.TypeID) -> h5py.h5t.TypeID:
+    kind = h5py.h5t.enum_create(stored)
+    kind.enum_insert(b"FALSE", 0)
+    kind.enum_insert(b"TRUE", 1)
+    return kind
+
+
+FORMS = {
+    "integers of 12 bits": made("i2", ("precision", (12,))),
+    "integers of 12 bits in the middle": made("i2", ("precision", (12,)), ("offset", (4,))),
+    "floats with fields elsewhere": made("f4", ("fields", (0, 1, 8, 9, 23))),
+    "floats with another bias": made("f4", ("ebias", (126,))),
+    "floats without a hidden bit": made("f4", ("norm", (h5py.h5t.NORM_NONE,))),
+    "float32 in eight bytes": made("f8", ("fields", (31, 23, 8, 0, 23)), ("ebias", (127,))),
+    "bfloat16": made("f4", ("fields", (15, 7, 8, 0, 7)), ("size", (2,)), ("ebias", (127,))),
+    "complex numbers, the imaginary part first": compound(8, 4, 0),
+    "complex numbers with room between": compound(16, 0, 8),
+    "switches of 16 bits": switch(h5py.h5t.STD_I16LE),
+    "bits": h5py.h5t.STD_B32LE,
+}
+
+
+@pytest.mark.parametrize("chunk", [None, (4,)])
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_in_a_form_that_numpy_does_not_say_are_refused(
+    tmp_path: Path, form: str, chunk: tuple[int, ...] | None
+) -> None:
+    """To h5py each is one of numpy's types, to which HDF5 converts what it reads."""
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunk:
+        settings.set_chunk(chunk)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        h5py.h5d.create(file.id, b"w", FORMS[form], h5py.h5s.create_simple((8,)), settings).write(
+            h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(8, "c16"), mtype=FORMS[form]
+        )
+        file["behind"] = np.zeros(1 << 10)
+    refused(tmp_path / "a.h5", "tensor 'w': its ")
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_bytes_that_are_shuffled_otherwise_are_refused(tmp_path: Path, width: int) -> None:
+    write(tmp_path / "a.h5", {"w": torch.arange(64.0)}, chunks=(32,), shuffle=True)
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    at = raw.index(b"shuffle\0") + 8
+    assert raw[at] == 4
+    raw[at] = width
+    (tmp_path / "a.h5").write_bytes(raw)
+    refused(tmp_path / "a.h5", "tensor 'w': its bytes are shuffled as those of other numbers than float32")
+
+
+def test_a_chunk_without_filters_has_its_size(tmp_path: Path) -> None:
+    """HDF5 reads as many bytes as the file says, and leaves the rest of the chunk as it was."""
+    write(tmp_path / "a.h5", {"w": torch.arange(4.0)}, chunks=(4,))
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    tree = raw.index(b"TREE\1\0")  # of chunks; its first key begins with the size of the first chunk
+    assert raw[tree + 24] == 16
+    raw[tree + 24] = 12
+    (tmp_path / "a.h5").write_bytes(raw)
+    refused(tmp_path / "a.h5", "tensor 'w': a part of its elements has 12 bytes, expected 16")
+
+
 def packed(path: Path, raw: bytes, shape: tuple[int, ...], *, times: int = 1) -> None:
     """A file with one chunk of these stored bytes."""
     with h5py.File(path, "w") as file:

@@ -10,7 +10,7 @@ import pickle
 import random
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZIP_DEFLATED, ZIP_STORED
@@ -180,6 +180,19 @@ def test_torchscript_has_the_tensors_of_its_modules(tmp_path: Path, traced: bool
         open_checkpoint(tmp_path / "m.pt")  # its weights are constants of the program
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_that_reads_its_state_by_code_is_refused(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "m.pt")
+    inside = entries((tmp_path / "m.pt").read_bytes())
+    code = next(name for name in inside if "/code/" in name and name.endswith(".py"))
+    inside[code] += b"  def __setstate__(self, state: Tensor) -> NoneType:\n    self.weight = torch.mul(state, 2)\n"
+    for source in (f"{tmp_path}/m.pt", f"{tmp_path}/m.pt#"):
+        (tmp_path / "m.pt").write_bytes(zipped(inside))
+        with pytest.raises(CheckpointError, match=r"how objects are read|a whole module, which runs code"):
+            open_checkpoint(source)
+        inside[code] = inside[code].replace(b"def ", b"def  ")
+
+
 def test_a_dictionary_of_a_class_of_its_own_is_one(tmp_path: Path) -> None:
     torch.save({"model": Config(WEIGHTS), "n": 1}, tmp_path / "m.pt")
     assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(WEIGHTS)
@@ -311,12 +324,85 @@ def script(raw: bytes, method: int = ZIP_STORED) -> bytes:
     return zipped({**entries(raw), "archive/constants.pkl": b"\x80\x02)."}, method)
 
 
+def test_what_often_lies_beside_a_state_dict_has_views_of_its_storages(tmp_path: Path) -> None:
+    """A whole module among the arguments, as Lightning saves them, or the optimizer itself."""
+    model = Block()
+    for beside in (model, model.norm, torch.optim.SGD(model.parameters()), Averages(dict(model.named_parameters()))):
+        torch.save({"model": model.state_dict(), "arguments": {"beside": beside}}, tmp_path / "m.pt")
+        assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(model.state_dict())
+
+
+class Calls:
+    """What unpickles as a call, and as items that its result is given."""
+
+    def __init__(
+        self, function: Callable[..., object], *given: object, items: Mapping[str, object] | None = None
+    ) -> None:
+        self.called = (function, given, None, None, None if items is None else iter(items.items()))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.called
+
+
+def typed(tensor: torch.Tensor, state: object) -> Calls:
+    """A tensor whose attributes are set by torch, for which it needs no trust."""
+    function, args = tensor.__reduce_ex__(2)  # type: ignore[no-untyped-call]  # torch's
+    return Calls(torch._tensor._rebuild_from_type_v2, function, torch.Tensor, args, state)
+
+
+def parameter(tensor: torch.Tensor, state: object) -> Calls:
+    """The same, of a parameter."""
+    return Calls(torch._utils._rebuild_parameter_with_state, tensor, False, collections.OrderedDict(), state)
+
+
+def written_through() -> bytes:
+    """A call that this library does not know writes to a view of a tensor of the state dict."""
+    whole = torch.arange(8.0)
+    given: tuple[object, ...] = (whole[:4], False, collections.OrderedDict(), None)
+    state = {"real": torch.full((4,), -99.0)}
+    inner = torch._utils._rebuild_parameter_with_state
+    call = Calls(torch._tensor._rebuild_from_type_v2, inner, nn.Parameter, given, state)
+    return saved({"model": {"w": whole[:4]}, "other": call})
+
+
+@pytest.mark.parametrize("make", [typed, parameter])
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(
+    "state", [{"data": torch.ones(4)}, {"real": torch.ones(4)}, ({"x": 1}, {"data": torch.ones(4)}), [1]]
+)
+def test_attributes_that_change_a_tensor_are_refused_wherever_it_lies(
+    tmp_path: Path, make: Callable[[torch.Tensor, object], Calls], state: object, beside: bool
+) -> None:
+    """Torch sets them, also when it reads weights alone; those of a view write to the whole storage."""
+    whole = torch.arange(8.0)
+    given = make(whole[:4], state)
+    torch.save({"model": {"w": whole[:4]}, "epoch": [given]} if beside else {"model": {"w": given}}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"attributes? .*of a tensor") as caught:
+        open_checkpoint(f"{tmp_path}/m.pt#model")
+    assert [fault.code for fault in caught.value.faults] == [Code.BIN_UNSAFE]
+    for harmless in ({"tensor_model_parallel": True}, None, {}, ({"x": 1}, None)):
+        torch.save({"model": {"w": make(whole[:4], harmless)}}, tmp_path / "m.pt")
+        assert all_bits(f"{tmp_path}/m.pt#model") == bits_of({"w": whole[:4]})
+
+
+@pytest.mark.parametrize("given", [dict(WEIGHTS), [*WEIGHTS.items()], (*WEIGHTS.items(),)])
+def test_what_an_ordered_dictionary_is_made_of_belongs_to_it(tmp_path: Path, given: object) -> None:
+    more = {"layer.bias": torch.ones(3), "b": torch.zeros(2)}
+    torch.save({"model": Calls(collections.OrderedDict, given, items=more)}, tmp_path / "m.pt")
+    assert all_bits(f"{tmp_path}/m.pt#model") == bits_of({**WEIGHTS, **more})
+
+
 SPARSE = torch.eye(3).to_sparse()
 
 HOSTILE_INSIDE: list[tuple[str, Callable[[], bytes], str]] = [
     ("code beside no tensor", lambda: saved({"a": RunsCode(), "n": 1}), "it holds no tensor whose name begins with"),
     ("code in the state dict", lambda: saved({"model": {"a": RunsCode()}}), "it holds no tensor whose name begins"),
     ("the state dict given to a call", given_to_a_class, "is given a part of the state dict, and may change what"),
+    ("a view of a tensor given to a call", written_through, "is given a part of the state dict, and may change what"),
+    ("a counter made of tensors and given more", lambda: saved({"model": Calls(
+        collections.Counter, WEIGHTS, items={"b": torch.ones(1)})}), "is made of tensors, and is given more of them"),
+    ("a storage without values", lambda: with_pickle(pickle_of({"model": WEIGHTS}).replace(
+        b"X\x03\x00\x00\x00cpu", b"X\x04\x00\x00\x00meta")), "a storage on the device 'meta', which has no values"),
     ("200 dictionaries in each other", deep, "more than 100 objects"),
     ("a billion tensors from forty dictionaries", laughs, "as much as one command may spend"),
     ("50 000 tensors with names of 4000 characters", long_names, "as much as one command may spend"),

@@ -534,6 +534,8 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("no array", lambda: npz(("a.npy", b"no array at all, but long enough")), "does not begin as an .npy file"),
     ("an empty member", lambda: npz(("a.npy", b"")), "does not begin as an .npy file"),
     ("a member that is no .npy", lambda: npz(("a.npy", npy()), ("b.pkl", b"x")), "the entry 'b.pkl' is no .npy array"),
+    ("the name of another member", lambda: npz(("a.npy", npy()), ("a.npy.npy", npy())),
+     "tensor 'a.npy': another array's file has this name, which numpy reads instead"),
     ("a name twice", lambda: npz(("a.npy", npy()), ("a.npy", npy())), "the entry 'a.npy' stands twice"),
     ("a name with ..", lambda: npz(("../a.npy", npy())), "the entry '../a.npy' climbs out of the archive"),
     ("a name in cp437", lambda: npz(("ab.npy", npy())).replace(b"ab.npy", b"\xe4b.npy"), "is no UTF-8"),

@@ -138,6 +138,10 @@ HOSTILE: list[HostileFile] = [
     ("a missing file", lambda: model(initialiser("a", (4,), 1, outside("no.data"))), "no.data"),
     ("the model's own bytes", lambda: model(initialiser("a", (4,), 1, outside("model.onnx", offset="9" * 30))),
      "offset or length in a file beside the model is no number"),
+    ("no length in a file with more bytes", lambda: model(initialiser("a", (4,), 1, outside("model.onnx"))),
+     "bytes, and shape [4] of float32 needs 16"),
+    ("a place of 33 bits", lambda: model(initialiser("a", (4,), 1, field(9, bytes(16)), field(14, 2**32 + 1))),
+     "4294967297 where a number of 32 bits says in which file"),
     ("5 million fields", lambda: model(b"\x08\x01" * 5 * 10**6), "as much as one command may spend"),
 ]  # fmt: skip
 

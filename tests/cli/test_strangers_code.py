@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,21 @@ def test_no_planted_file_runs(repository: Path, command: str) -> None:
     assert "Traceback" not in done.stderr
     assert "planted" not in done.stderr
     assert done.returncode in (0, 1) or command in ("suggest", "verify-files", "record"), done.stderr
+
+
+def test_settings_of_matplotlib_that_lie_in_the_folder_are_not_read(tmp_path: Path) -> None:
+    """It reads them when it is imported, before those of the user: of a pipe, for ever."""
+    settings, env = tmp_path / "matplotlibrc", {**os.environ, "PYTHONPATH": str(ROOT)}
+    os.mkfifo(settings)
+    program = "import os, porting.reporting.figures, porting.seeing.picture; assert os.path.exists('matplotlibrc')"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60, env=env)
+    settings.unlink()
+    settings.write_text("text.usetex: True")
+    program = "from porting.seeing import picture; import matplotlib; assert not matplotlib.rcParams['text.usetex']"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=env)
+    for path in (path for folder in ("porting", "models", "scripts") for path in (ROOT / folder).rglob("*.py")):
+        if re.search(r"^ *(?:import|from) matplotlib", path.read_text(), re.MULTILINE):
+            assert path == ROOT / "porting/plotting.py", f"{path} should import it from porting.plotting"
 
 
 @pytest.mark.slow

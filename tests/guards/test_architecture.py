@@ -31,6 +31,7 @@ PACKAGES = {
     ),
     "porting.ops": ("porting.printable",),
     "porting.pages": ("porting.errors", "porting.printable"),
+    "porting.plotting": (),
     "porting.printable": (),
     "porting.reporting": (
         "porting.atomic",
@@ -39,6 +40,7 @@ PACKAGES = {
         "porting.errors",
         "porting.notation",
         "porting.pages",
+        "porting.plotting",
         "porting.printable",
         "porting.target",
         "porting.tracing",

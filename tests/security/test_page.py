@@ -29,7 +29,7 @@ def test_each_promise_names_a_test_that_exists() -> None:
 
 
 def test_the_promises_take_about_a_page() -> None:
-    assert len(SECURITY.read_text(encoding="utf-8").split()) < 950
+    assert len(SECURITY.read_text(encoding="utf-8").split()) < 1000
 
 
 def test_a_cell_stays_in_its_column() -> None:

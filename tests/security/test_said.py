@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import unicodedata
@@ -19,9 +20,11 @@ from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 import porting
+from porting.atomic import check_destination
 from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
 from porting.cli.output import Screen
-from porting.errors import MOST_FAULTS, Code, Fault, PortingError, nearest
+from porting.errors import MOST_FAULTS, Code, Fault, PortingError, command_text, nearest
+from porting.opening import open_error
 from porting.printable import is_printable, quote, safe, safe_lines
 from tests.cli.conftest import Run, run
 from tests.converting.test_identity import run as convert_again
@@ -287,3 +290,29 @@ def test_nothing_is_left_behind_where_few_files_may_be_open(tmp_path: Path, writ
     for descriptor in taken:
         os.close(descriptor)
     assert {*done} == {False, True}
+
+
+@pytest.mark.parametrize("name", ["$(touch pwned)", "a;touch pwned", "x'; touch pwned; '", "`id`", "two words", "-rf"])
+def test_a_command_to_type_has_a_name_as_one_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger gives files, folders and state dicts their names; what is advised is typed into a shell."""
+    monkeypatch.chdir(tmp_path)
+    word = f"./{name}" if name[0] == "-" else name
+    torch.save({name: {"w": torch.ones(1)}, "epoch": 1}, "m.pt")
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint("m.pt")
+    command = command_text(caught.value.faults[0].hint).removeprefix("name the one you mean: ")
+    assert shlex.split(command) == ["porting", "inspect", f"m.pt#{name}"]
+    Path(name).mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        check_destination(Path(name, "missing", "file"), overwrite=False)
+    (command,) = re.findall("(?<=run `)mkdir .*(?=`\\))", str(caught.value))
+    assert shlex.split(command) == ["mkdir", "-p", f"{word}/missing"]
+    error = open_error(PermissionError(errno.EACCES, "no"), Path(name), where="m.pt")
+    (command,) = re.findall("(?<=run `)chmod .*(?=`\\))", str(error))
+    assert shlex.split(command) == ["chmod", "u+r", word]
+    Path(name, "unet").mkdir()
+    save_file({"w": torch.ones(1)}, Path(name, "unet", "model.safetensors"))
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(word)
+    (path,) = re.findall(r"(?<=the one you mean: ).*(?=\) \[)", str(caught.value))
+    assert shlex.split(path) == [f"{word}/unet"]

@@ -1,0 +1,42 @@
+"""What is used of matplotlib, imported here alone: without ``./matplotlibrc``, which it prefers to other settings.
+
+A stranger's file there could make it run LaTeX, or wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+
+_exists = os.path.exists
+os.path.exists = lambda path: path != "matplotlibrc" and _exists(path)  # by this it looks for the file
+try:
+    import matplotlib as mpl
+    from matplotlib import style
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, PowerNorm
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import findfont
+    from matplotlib.ft2font import FT2Font
+    from matplotlib.image import AxesImage
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+finally:
+    os.path.exists = _exists
+
+__all__ = [
+    "Axes",
+    "AxesImage",
+    "FT2Font",
+    "Figure",
+    "FuncFormatter",
+    "LinearSegmentedColormap",
+    "LogLocator",
+    "LogNorm",
+    "Normalize",
+    "NullLocator",
+    "PowerNorm",
+    "Rectangle",
+    "findfont",
+    "mpl",
+    "style",
+]
