@@ -148,16 +148,24 @@ def better_sizes(
     return found
 
 
-def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> dict[str, str]:
-    """What names may mean besides a field that is a size: one, or how many times as wide a feed-forward part is.
+def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> list[tuple[str, str]]:
+    """What names may mean besides a field that is a size, each with a field.
 
     A multiple that sizes are rounded up to is 1 where none are, and so is the number of groups in multi-query
-    attention, whatever a config calls the number of its key heads.  What a builder has a factor for is a ratio.
+    attention, whatever a config calls the number of its key heads.  What a builder has a factor for is a ratio.  The
+    width of a feed-forward part may hold its gate as well, or be what the gated one is two thirds of.
     """
-    kept = {name: value for name, value in built.kept.items() if name not in known}
-    found = {name: field for name, one in kept.items() if type(one) is float and (field := ratio(config, whole=False))}
-    found |= {name: "1" for name, one in kept.items() if _is_size(one)}
-    return found | {name: "1" for name, one in built.asked.items() if role_of(one) is Role.GROUPS and name not in known}
+    kept = [(name, value) for name, value in built.kept.items() if name not in known]
+    found = [(name, field) for name, one in kept if type(one) is float and (field := ratio(config, whole=False))]
+    found += [(name, "1") for name, one in kept if _is_size(one)]
+    for name, field in built.asked.items():
+        if name not in known and role_of(field) is Role.GROUPS:
+            found.append((name, "1"))
+        elif name not in known and (
+            role_of(field) is Role.INNER or field in {ratio(config), ratio(config, whole=False)}
+        ):
+            found += [(name, f"2 * {field}"), (name, f"3 * {field} // 2")]
+    return found
 
 
 def better_switches(
@@ -276,7 +284,9 @@ class _Sizes:
         self._within = Bounds(parameters=LARGER * (tensors + 8), nbytes=8 * (LARGER * numbers + SPARE))
         shared = max((math.prod(shape) for shape, count in self._wanted.items() if count > 1), default=0)
         self._totals = {_total(self._wanted), _total(self._wanted) - shared}  # an output layer may be a shared table
-        self._in_matrices = {total := _total(_matrices(self._wanted)), total - shared}
+        wide = _matrices(self._wanted)
+        tied = {math.prod(shape) for shape, count in wide.items() if count > 1}
+        self._in_matrices = {_total(wide) - one for one in (0, *tied)}
         self._known: dict[tuple[tuple[str, Size], ...], Shapes | None] = {}
         self._fields: dict[Size, list[str]] = {}
         others: list[tuple[int, str]] = []  # sizes that have no usual name, and the stages' own
@@ -385,14 +395,14 @@ class _Sizes:
         """How many more of the module's tensors have a shape that the reference has than have none."""
         return self._surplus(self._shapes(fields, self._config))
 
-    def unusual(self, ways: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+    def unusual(self, ways: Sequence[tuple[str, str]], found: Mapping[str, str]) -> dict[str, str]:
         """Those of these fields with which the module is more like the reference: each by itself, and in pairs."""
         best, chosen = self._fit_of(found), dict[str, str]()
         if best[1]:  # as many numbers in matrices as the reference: nothing is missing
             return chosen
-        pairs = list(combinations(list(ways)[:MOST_UNUSUAL], 2))
-        for names in [*((name,) for name in ways), *pairs]:
-            more = {**chosen, **{name: ways[name] for name in names}}
+        pairs = [(one, two) for one, two in combinations(ways[:MOST_UNUSUAL], 2) if one[0] != two[0]]
+        for some in [*((one,) for one in ways), *pairs]:
+            more = {**chosen, **dict(some)}
             if (fit := self._fit_of({**found, **more})) > best:
                 best, chosen = fit, more
         return chosen

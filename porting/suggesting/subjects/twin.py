@@ -308,7 +308,8 @@ def make_twin(
     complete: Any = _configured(kind, plain)
     if small:
         known = {name: value for name, value in complete.to_dict().items() if name not in _OF_DEPTH}
-        named = {name: getattr(complete, name) for name in getattr(complete, "attribute_map", {})}
+        aliases = getattr(complete, "attribute_map", {})  # a class may have some of fields that it lacks
+        named = {name: getattr(complete, name) for name in aliases if hasattr(complete, name)}
         made = shrink({**named, **known}, own=own, even=even, to=to)
         for part in ("text_config", "vision_config"):
             if isinstance(known.get(part), dict):

@@ -124,10 +124,22 @@ def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
         if not ours.units or not theirs.units or not others.keys() >= theirs.places.keys():
             return
         ours, theirs = _trimmed(ours, sizes, theirs, others), _trimmed(theirs, others, ours, sizes)
+        if _cuts_layers(ours, found.trace) or _cuts_layers(theirs, found.reference):
+            continue  # what has no counterpart there may be what was matched wrongly, or built with other sizes
         if _numbers(ours, sizes) == _numbers(theirs, others):
             yield from _placed(ours, theirs, sizes, others)
             return
     yield from _too_few(subjects, found, ours, theirs, sizes, others)
+
+
+def _cuts_layers(side: Matrices, trace: OperationTrace) -> bool:
+    """Whether what a side has behind its last counterpart begins within its layers, and is no head alone."""
+    within = {_NUMBER.sub("#", name) for name in side.places}
+    names = {name for unit in trace.units if unit.kind is WeightUse.LINEAR for name in unit.weights}
+    return any("#" in (kind := _NUMBER.sub("#", name)) and kind in within for name in names - side.places.keys())
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 def _numbers(side: Matrices, sizes: Mapping[str, int]) -> int:
