@@ -87,12 +87,12 @@ def with_arguments(module: nn.Module, values: Mapping[str, object], inputs: Coll
         module: it stays as it is.
         values: argument -> the value that it has from now on where it is not given.
         inputs: the names by which [inputs] gives tensors: ``batch.input_ids`` is an item of a dictionary that is the
-            argument ``batch``, ``x.0`` the first of a tuple.
+            argument ``batch``, ``x.0`` the first of a tuple, ``0`` the first argument.
 
     Returns:
         A module that shares its parameters, buffers and parts; the module itself where nothing changes.
     """
-    grouped = any("." in name for name in inputs)
+    grouped = any("." in name or name.isdigit() for name in inputs)
     if not values and not grouped:
         return module
     bound = copy.copy(module)
@@ -117,8 +117,8 @@ class NamedTensors(dict[str, Any]):
 class GroupingForward:
     """A forward that takes each tensor by a name of its own, and passes them on in dictionaries and tuples.
 
-    Of ``{"batch.input_ids": a, "batch.mask": b}`` it makes ``batch={"input_ids": a, "mask": b}``, and of
-    ``{"x.0": a, "x.1": b}`` it makes ``x=(a, b)``.
+    Of ``{"batch.input_ids": a, "batch.mask": b}`` it makes ``batch={"input_ids": a, "mask": b}``, of
+    ``{"x.0": a, "x.1": b}`` it makes ``x=(a, b)``, and a number is a place: ``{"0": a}`` is the first argument.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -128,6 +128,7 @@ class GroupingForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the forward with its own arguments."""
         grouped: dict[str, dict[str, Any]] = {}
+        args = (*args, *(kwargs.pop(name) for name in sorted((one for one in kwargs if one.isdigit()), key=int)))
         for name in [name for name in kwargs if "." in name]:
             argument, _, key = name.partition(".")
             grouped.setdefault(argument, {})[key] = kwargs.pop(name)

@@ -87,8 +87,9 @@ def write(draft: TableDraft) -> str:
         reason, within = draft.approximate
         parts.append(["[approximate]", f"reason = {quoted(reason)}", f"within = {within!r}"])
     parts.append(_section("sizes", ((name, quoted(text)) for name, text in draft.sizes.items())))
-    parts.append(_tensors([line for line in draft.lines if line.short]))
-    parts += [_rule(line) for line in draft.lines if not line.short]
+    short, rules = _by_form(draft.lines)
+    parts.append(_tensors(short))
+    parts += [_rule(line) for line in rules]
     left = [(quoted(name), quoted(reason)) for name, reason in draft.drops.items()]
     left += [(quoted(name), quoted(f"equals {other}")) for name, other in draft.copies.items()]
     parts.append(_section("drop", left))
@@ -122,6 +123,22 @@ def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, int | float) else quoted(str(value))
+
+
+def _by_form(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
+    """The lines of [tensors], and those that have to be rules of their own: a source may stand in [tensors] once.
+
+    A line that stands there twice is written once.
+    """
+    short: dict[str, Line] = {}
+    rules: dict[tuple[object, ...], Line] = {}
+    for line in lines:
+        left = _term(line.sources[0])
+        if line.short and (left not in short or short[left].targets == line.targets):
+            short.setdefault(left, line)
+        else:
+            rules.setdefault((line.sources, line.targets, line.fold, line.fill), line)
+    return [*short.values()], [*rules.values()]
 
 
 def _tensors(lines: Sequence[Line]) -> list[str]:

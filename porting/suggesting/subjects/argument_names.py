@@ -222,6 +222,9 @@ def _understood(
                 loose.append(name)
             continue
         found[name] = role
+    kinds = {one.kind for one in inspect.signature(module.forward).parameters.values()}
+    if not found and not unknown and inspect.Parameter.VAR_POSITIONAL in kinds:  # it passes on what it is given
+        found["0"] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
     return found, loose, unknown
 
 

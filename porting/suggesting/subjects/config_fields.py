@@ -52,6 +52,7 @@ class Role(StrEnum):
     KERNEL = "convolution kernel"
     EXPANSION = "inner size of a state-space layer by hidden size"
     STEP_RANK = "time step rank"
+    TIED = "tied word tables"
 
 
 SYNONYMS: Mapping[str, Any] = tomllib.loads(
@@ -132,6 +133,8 @@ def composed_role(word: str) -> Role | None:
 
     >>> composed_role("max_context_length"), composed_role("top_k_experts"), composed_role("blow_up")
     (<Role.POSITIONS: 'positions'>, <Role.CHOSEN: 'experts of a token'>, None)
+    >>> composed_role("tied_embedding"), composed_role("encoder_ffn_embed_dim")
+    (<Role.TIED: 'tied word tables'>, <Role.INNER: 'inner'>)
     >>> composed_role("n_text_layer"), composed_role("imgsize"), composed_role("vit_img_size")
     (<Role.DEPTH: 'depth'>, <Role.IMAGE: 'image'>, <Role.IMAGE: 'image'>)
     """
