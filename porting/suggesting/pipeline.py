@@ -382,7 +382,7 @@ def _searched(
             counts = dict.fromkeys((0, *(len(sure) - left for left in range(DOUBTED) if len(sure) > left)))
             copies = found.seconds
             guesses = (
-                _guessed(port, searching(), sure[:count], seconds=copies)
+                _guessed(port, searching(), sure[:count], seconds=copies, least=found)
                 for count in counts
                 if time.monotonic() < until
             )
@@ -405,10 +405,18 @@ def _guessed(
     *,
     in_order: bool = False,
     seconds: Mapping[str, str] = MappingProxyType({}),
+    least: SearchResult | None = None,
 ) -> SearchResult | None:
-    """What names or the order say, if the module then returns what the reference returns; else all is as it was."""
+    """What names or the order say, if the module then returns what the reference returns; else all is as it was.
+
+    Args:
+        least: what was found before: what fills less than that is no better, whatever the module then returns, for it
+            still has the values of before.
+    """
     before = {name: tensor.detach().clone() for name, tensor in port.leaves.items()}
     found = search.guessed(known, in_order=in_order, seconds=seconds)
+    if found is not None and least is not None and not {*found.open} <= {*least.open}:
+        found = None
     if found is None:
         for name, tensor in port.leaves.items():
             tensor.data.copy_(before[name])

@@ -226,6 +226,8 @@ class WeightSearch(FactorSearch):
             trace = self.found.trace = again
             unit = next(one for one in trace.units if one.number == unit.number)
             matches = [one for one in like if self._apart(unit, one) <= SAME]
+        if not matches and self._settle_number(unit, like):
+            return
         if not matches:
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
@@ -248,6 +250,24 @@ class WeightSearch(FactorSearch):
             self._tied(unit, matches)
             return
         self._matrices(group, matches, trace)
+
+    def _settle_number(self, unit: Unit, like: Sequence[Unit]) -> bool:
+        """Fill a single number that stands elsewhere in the reference: a factor of features is one of products too."""
+
+        def single(shapes: Mapping[str, tuple[int, ...]], one: Unit) -> bool:
+            return len(one.names) == 1 and math.prod(shapes.get(one.names[0], (0,))) == 1
+
+        mates = [one for one in like if single(self.reference.shapes, one)]
+        if unit.kind is not WeightUse.NORM or not mates or not single(self.port.shapes, unit):
+            return False
+        mate = max(mates, key=lambda one: similarity(one.names[0], unit.names[0]))
+        plain = single_rule(mate.names[0], unit.names[0], why="its place")
+        for move in (plain, vector(plain, self.port.shapes, self.reference.shapes)):
+            values = self._values([move])
+            if values is not None:
+                self._accept([move], values, [unit], [mate])
+                return True
+        return False
 
     def _settle_tables(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> None:
         """All tables up to the first weight of another kind, at once: only their sum shows."""

@@ -301,7 +301,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     found = _sided(role, _part_of(asked), config) or next(fields_of(role, config), None)
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
-    return _computed(config) if role is Role.HEAD_SIZE and found is None else found
+    return _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
 
 
 def _same_field(asked: str, config: Mapping[str, object]) -> str | None:
@@ -377,8 +377,24 @@ def ratio(config: Mapping[str, object], *, whole: bool = True) -> str | None:
     return None if whole else f"{inner} / {width}"
 
 
-def _computed(config: Mapping[str, object]) -> str | None:
-    """The size of a head as a table spells it, where no field has it."""
+def _computed(config: Mapping[str, object], others: Sequence[str] = ()) -> str | None:
+    """The size of a head as a table spells it, where no field has it.
+
+    Of two parts it is the one whose number of heads nothing else asks for.
+
+    >>> parts = {"text_config": {"hidden_size": 8, "num_attention_heads": 2}}
+    >>> parts["vision_config"] = {"hidden_size": 6, "num_attention_heads": 3}
+    >>> field_for("head_width", parts, ("text_heads",))
+    'vision_config.hidden_size // vision_config.num_attention_heads'
+    """
     width, heads = (next(fields_of(role, config), None) for role in (Role.HIDDEN, Role.HEADS))
     null = next((f"{word}/" for word in WORDS[Role.HEAD_SIZE] if word in config), "")
-    return f"{null}{width} // {heads}" if width and heads else None
+    if width and heads:
+        return f"{null}{width} // {heads}"
+    asked = {_part_of(one)[:1] for one in others if (role_of(one) or composed_role(one)) is Role.HEADS}
+    for name, fields in config.items():
+        if isinstance(fields, Mapping) and is_section(name) and _part_of(name)[:1] not in asked:
+            width, heads = (next(fields_of(role, fields), None) for role in (Role.HIDDEN, Role.HEADS))
+            if width and heads:
+                return f"{name}.{width} // {name}.{heads}"
+    return None
