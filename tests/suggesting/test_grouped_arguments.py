@@ -144,3 +144,4 @@ def test_dotted_names_become_dictionaries_and_tuples() -> None:
     with pytest.raises(AttributeError):
         _ = batch.mask
     assert SimpleNamespace(**batch).ids == 1
+    assert GroupingForward(lambda *args, scale=1: (args, scale))(**{"1": 6, "0": 5, "scale": 4}) == ((5, 6), 4)

@@ -88,3 +88,30 @@ def test_scores_show_query_and_key_whatever_the_mask_is(tmp_path: Path, mask: st
     assert said in str(found), str(found)
     assert found.verdict is Verdict.IMPOSSIBLE
     assert 's = "2"' in found.text  # the two of a rotary pair
+
+
+CALL = "def forward(self, tokens: Tensor) -> Tensor:\n        length = tokens.shape[1]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({".tril()": ".tril(int(length == 2))"}, Verdict.SOME_INPUTS, "the output differs on length 2"),
+        (
+            {CALL: f"{CALL}        assert length == 16, 'expected 16 tokens'\n"},
+            Verdict.EXACT,
+            "rows of any other length",
+        ),
+        (
+            {CALL: "def forward(self, *args: Tensor) -> Tensor:\n        tokens, length = args[0], args[0].shape[1]\n"},
+            Verdict.EXACT,
+            '"input_ids" = "0"',
+        ),
+    ],
+)
+def test_what_it_takes_is_found_out(tmp_path: Path, changes: Mapping[str, str], verdict: Verdict, said: str) -> None:
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    found = suggest(tmp_path, edited(changes).builder())
+    assert found.verdict is verdict, str(found)
+    assert said in f"{found}{found.text}"

@@ -612,3 +612,67 @@ class Biased(nn.Module):
 def test_a_bias_that_one_side_has_in_one_tensor_is_there(biases: list[tuple[int]], found: dict[str, str]) -> None:
     shapes = [(24, 72), (24, 72), *biases]
     assert better_switches(Biased, ["qkv_bias"], FIELDS, shapes) == found
+
+
+class Rounded(nn.Module):
+    """A feed-forward part whose width is a share of the model's, rounded up to a multiple, and fused projections."""
+
+    def __init__(
+        self, vocab_size: int, dim: int, nheads: int, kvheads: int = 0, grow: float = 4.0, multiple_of: int = 256
+    ) -> None:
+        super().__init__()
+        inner = multiple_of * math.ceil(int(dim * grow) / multiple_of)
+        self.words, self.out = nn.Embedding(vocab_size, dim), nn.Linear(dim, dim, bias=False)
+        self.qkv = nn.Linear(dim, (nheads + 2 * (kvheads or nheads)) * (dim // nheads), bias=False)
+        self.up, self.down = nn.Linear(dim, 2 * inner, bias=False), nn.Linear(inner, dim, bias=False)
+
+
+class Halved(nn.Module):
+    """A ratio that says how wide the gate and what it opens are together."""
+
+    def __init__(self, vocab_size: int, dim: int, mlp_ratio: int = 8) -> None:
+        super().__init__()
+        inner = mlp_ratio * dim // 2
+        self.words, self.qkv = nn.Embedding(vocab_size, dim), nn.Linear(dim, 2 * dim, bias=False)
+        self.out, self.up = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, dim, bias=False)
+
+
+class MultiQuery(nn.Module):
+    """One head of keys and values, whatever the config says of them."""
+
+    def __init__(self, vocab_size: int, dim: int, nheads: int, num_kv_heads: int = 1) -> None:
+        super().__init__()
+        size = dim // nheads
+        self.words, self.query = nn.Embedding(vocab_size, dim), nn.Linear(dim, dim, bias=False)
+        self.pair, self.out = nn.Linear(dim, 2 * num_kv_heads * size, bias=False), nn.Linear(dim, dim, bias=False)
+
+
+GATED = {
+    "vocab_size": 53, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 72,
+}  # fmt: skip
+GATED_SHAPES = [(53, 24), (24, 24), (12, 24), (12, 24), (24, 24), (72, 24), (72, 24), (24, 72)]
+
+
+@pytest.mark.parametrize(
+    ("builder", "config", "shapes", "expected"),
+    [
+        (Rounded, GATED, GATED_SHAPES, {"grow": "intermediate_size // hidden_size", "multiple_of": "1"}),
+        (Halved, GATED, GATED_SHAPES, {"mlp_ratio": "2 * intermediate_size // hidden_size"}),
+        (
+            MultiQuery,
+            {**GATED, "num_kv_heads": 6},
+            [(53, 24), (32, 24), (24, 24)],  # queries of all heads, and a key and a value
+            {"num_kv_heads": "1"},
+        ),
+    ],
+)
+def test_what_is_no_field_alone_is_told_by_how_many_numbers_there_are(
+    builder: type[nn.Module], config: Mapping[str, object], shapes: list[tuple[int, ...]], expected: dict[str, str]
+) -> None:
+    first = build_for(builder, config)
+    found = better_sizes(builder, first, config, shapes)
+    assert found == expected
+    built = build_for(with_fields(builder, found, config), config)
+    assert sum(one.numel() for one in built.module.parameters()) == sum(math.prod(one) for one in shapes)
+    assert field_for("kvheads", config) is not None

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.draft.layer_patterns import indexed
-from porting.suggesting.draft.probes import attention_probes, ordered
+from porting.suggesting.draft.layer_patterns import Line, indexed
+from porting.suggesting.draft.probes import attention_probes, ordered, probes
+from porting.suggesting.draft.table_writer import TableDraft, write
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.per_head import PerHead
@@ -139,3 +141,24 @@ def test_an_index_counts_from_zero_whatever_the_names_begin_with() -> None:
 def test_numbers_with_a_gap_are_no_index() -> None:
     names = [("h.0.n", "b.0.n"), ("h.1.n", "b.1.n"), ("h.3.n", "b.2.n")]
     assert indexed(names) == names
+
+
+def test_a_source_stands_in_tensors_once() -> None:
+    def line(target: str) -> Line:
+        return Line(sources=(("a", ""),), targets=((target, ""),))
+
+    text = write(TableDraft(name="t", description="", lines=[line("b"), line("b"), line("c")]))
+    assert text.count('"a" = "b"') == 1
+    assert '[[rule]]\nsource = "a"\ntarget = "c"' in text
+
+
+def test_what_fused_projections_compare_is_compared_once() -> None:
+    """A part that takes the fused one apart returns the query first."""
+    q, k, v = (torch.randn(2, 3, 4) for _ in range(3))
+    reference = {"": v, "attn": v, "attn.q": q, "attn.k": k, "attn.v": v}
+    port = {"": v, "mix.qkv": torch.cat([q, k, v], -1), "mix": q}
+    theirs = RuleTerm("attn.{p:q,k,v}.bias", tuple(f"attn.{p}.bias" for p in "qkv"), "o")
+    move = CandidateRule((theirs,), (RuleTerm("mix.qkv.bias", ("mix.qkv.bias",), "(p o)"),))
+    lines = probes(port, reference, [move])
+    assert ("attn.{p:q,k,v} [b t o]", "mix.qkv [b t (p o)]") in lines
+    assert not [line for line in lines if line[0] == "attn.q"]

@@ -25,7 +25,7 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import sample_batch, shapes_of
+from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch, shapes_of
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
@@ -260,7 +260,8 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
         yield "the checkpoint's own sizes, which are too large to be run here: sizes are the twin's"
     longest, most = subjects.longest, config_number(subjects.config, Role.POSITIONS)
     if subjects.full:
-        yield f"rows of any other length than {most}, which the module refuses"
+        only = longest if row_length() != LENGTH else most
+        yield f"rows of any other length than {only}, which the module refuses"
     elif 0 < longest < most:
         yield f"rows of more than {longest} tokens (the checkpoint takes {most})"
     if reports and ROOT not in probed(reports[0]):

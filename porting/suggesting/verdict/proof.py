@@ -16,7 +16,7 @@ from porting.notation.table import Table
 from porting.reporting.report import Report
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import sample_batch, shapes_of
+from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch, shapes_of
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
@@ -161,6 +161,9 @@ def prove(
 
 def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
     """The longest row; the checkpoint's tables have as many rows that are nobody's position as its twin's."""
+    if row_length() != LENGTH:  # the only one that the module takes, which may be the model's number of positions
+        of_config = config_number(subjects.twin.config, Role.POSITIONS) == row_length()
+        return config_number(config, Role.POSITIONS) if of_config else row_length()
     most = 64 if not subjects.full else config_number(config, Role.POSITIONS, 64)
     spare = config_number(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
     return subjects.longest if small else max(min(config_number(config, Role.POSITIONS, 64) - max(spare, 0), most), 4)
