@@ -70,6 +70,9 @@ def trial_lines(report: Outcome) -> Iterator[str]:
 MOST_DIFFERING = 4
 """So many batches on which the output differs are named."""
 
+MOST_NAMED = 3
+"""So many kinds of values are named on a line of counts."""
+
 MOST_PLACES = 2
 """So many places in code are named, and the others counted."""
 
@@ -119,7 +122,9 @@ def _counted_batches(report: Outcome) -> Iterator[str]:
     sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
     if sizes:
         yield ", ".join(sizes)
-    if scope.values:
+    if len(scope.values) > MOST_NAMED:
+        yield f"{len(scope.values)} kinds of values"
+    elif scope.values:
         yield f"values: {', '.join(scope.values)}"
     seen, size = scope.tokens
     if seen:
