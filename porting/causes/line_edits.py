@@ -297,6 +297,7 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
     variables = [arg.arg for arg in function.args.args if arg.arg != "self"]
     variables += [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _stored(node)]
     attributes = _attributes(function, tree)
+    types = _types(function)
 
     def grouped(node: ast.AST, new: ast.AST) -> str:
         parent = parents.get(node)
@@ -309,7 +310,8 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
         for node in ast.walk(statement):
             if node in checked:
                 continue
-            texts = [grouped(node, new) for new in change(node, variables, attributes)]
+            ways = (new for new in change(node, variables, attributes) if not _of_another_type(node, new, types))
+            texts = [grouped(node, new) for new in ways]
             if texts:
                 yield node, texts
     values = [node for node in ast.walk(statement) if _is_value(node) and node not in checked]
@@ -317,6 +319,27 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
         if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
             texts = [ast.unparse(first), ast.unparse(second)]
             yield statement, [_swapped(statement, first, second)] if texts[0] != texts[1] else []
+
+
+def _types(function: ast.FunctionDef) -> dict[str, str]:
+    """The arguments that are annotated as a tensor or as a number."""
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    found: dict[str, str] = {}
+    for argument in arguments:
+        text = "" if argument.annotation is None else ast.unparse(argument.annotation)
+        if "Tensor" in text:
+            found[argument.arg] = "tensor"
+        elif text in ("float", "int", "bool"):
+            found[argument.arg] = "number"
+    return found
+
+
+def _of_another_type(node: ast.AST, new: ast.AST, types: Mapping[str, str]) -> bool:
+    """Whether a name is exchanged for one of another type: a rate of 0 in the place of a mask only takes it away."""
+    if not isinstance(node, ast.Name) or not isinstance(new, ast.Name):
+        return False
+    kinds = types.get(node.id), types.get(new.id)
+    return None not in kinds and kinds[0] != kinds[1]
 
 
 def _checks_type(node: ast.AST) -> bool:

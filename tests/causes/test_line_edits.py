@@ -56,7 +56,8 @@ HARMS = {
 @pytest.fixture
 def imported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     path = tmp_path / "a_port.py"
-    path.write_text(f"{HEAD}        {request.param}\n        return y\n", encoding="utf-8")
+    end = "    return y" if "def " in request.param else "        return y"
+    path.write_text(f"{HEAD}        {request.param}\n{end}\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("a_port", path)
     assert spec is not None
     assert spec.loader is not None
@@ -164,3 +165,19 @@ def test_what_is_mended_inside_of_a_module_that_stays_wrong_is_no_cause() -> Non
     assert not _leaves_its_module_wrong(["layers.0"], probes, [])
     known = Finding(name="softmax temperature", detail="", probes=("layers.0.attn",), difference=1.0, residual=0.0)
     assert not _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [known])
+
+
+TYPED = """y = masked(x, x, 0.0)
+        return y
+
+def masked(scores: torch.Tensor, mask: torch.Tensor, rate: float) -> torch.Tensor:
+    y = scores + mask"""
+
+
+@pytest.mark.parametrize("imported", [TYPED], indirect=True)
+def test_a_tensor_is_not_exchanged_for_a_number(imported: ModuleType) -> None:
+    """A rate of 0 in the place of a mask would only take the mask away."""
+    line = HEAD.count("\n") + 5
+    news = {edit.new for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line}
+    assert "y = mask + mask" in news
+    assert not [new for new in news if "rate" in new]

@@ -38,9 +38,10 @@ _WORDS = {
     FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
     SAMPLES: r"input_values|wav.*|signals?|samples|raw_.*",
     PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
-    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x).*|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
+    DECODER_IDS: r"(decoder|dec)_(input|ids|in|x|tokens?|words?|seq|text).*"
+    r"|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
-    r"|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y",
+    r"|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y|(encoder|enc)_(input|inputs|ids|tokens?|words?|text).*",
 }
 _NEVER = re.compile(
     r"targets?|labels?|past.*|cache.*|use_cache|return_.*|output_.*|need_.*|training|dropout|kv.*|len_past"

@@ -518,7 +518,7 @@ def sees_later(
     other[:, at] = torch.where(other[:, at] == free[:, 0], free[:, 1], free[:, 0])
     changes = []
     for before, after in zip(run(inputs), run({**inputs, name: other}), strict=True):
-        if before.shape[:2] == ids.shape and before.ndim > 2:
+        if before.shape[:2] == ids.shape and before.ndim == 3:  # [b t e]; scores may be [b h q k] of as many heads
             scale = float(before.abs().max())
             changes.append(float((before - after)[:, rest].abs().max()) / (scale or 1.0))
     if not changes or not all(map(math.isfinite, changes)):
@@ -528,7 +528,9 @@ def sees_later(
 
 def _looks_ahead(base: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether outputs of a decoder [b t ...] change in front of its last token, which is another one."""
-    shaped = (pair for pair in zip(base, others, strict=True) if pair[0].shape[:2] == (BATCH, OTHERS))
+    shaped = (
+        pair for pair in zip(base, others, strict=True) if pair[0].shape[:2] == (BATCH, OTHERS) and pair[0].ndim == 3
+    )
     return any(_far(one[:, :-1], other[:, :-1]) for one, other in shaped)
 
 
