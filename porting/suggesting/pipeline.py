@@ -34,7 +34,6 @@ from porting.suggesting.search.embedding_candidates import refolded, where_to_fo
 from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
-from porting.suggesting.subjects.argument_names import ArgumentMapping
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
 from porting.suggesting.subjects.forward_arguments import LENGTH, rows_of
@@ -60,8 +59,6 @@ from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.measure import MEANING
 from porting.tracing.running import limit_threads
 from porting.tracing.trace import ARROW
-from porting.trials.modalities import POSITIONS
-from porting.trials.scope import Kind
 from porting.verification.compare import Progress
 from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
 
@@ -297,14 +294,7 @@ def _proposed(
         shown=verdict.shown,
         trials=found.trials,
     )
-    proposal = _Proposal(suggestion=suggestion, too_shallow=bool(fits) and proof.exact and subjects.twin.shrunk)
-    fewer = [line for line in subjects.way.more if line[0].partition(" ")[0] != POSITIONS]
-    if len(fewer) < len(subjects.way.more) and any(one.kind == str(Kind.POSITIONS) for one in behind.reasons):
-        # What it is given for positions it may count otherwise than what it computes by itself.
-        way = replace(subjects.way, more=tuple(fewer))
-        without = _proposed(checkpoint, prover.given(way), searched, asker, name)
-        return without if len(without.suggestion.reasons) < len(verdict.reasons) else proposal
-    return proposal
+    return _Proposal(suggestion=suggestion, too_shallow=bool(fits) and proof.exact and subjects.twin.shrunk)
 
 
 def fold(found: SearchResult, asker: Asker) -> None:
@@ -432,10 +422,6 @@ class _Prover:
     until: float
     seed: int
     tell: Progress
-
-    def given(self, way: ArgumentMapping) -> _Prover:
-        """The same, where the module is given other arguments."""
-        return replace(self, subjects=replace(self.subjects, way=way))
 
     def behind(self, made: TableDraft, *, fresh: bool, deep: TableDraft | None, own: Proof | None) -> ExtraChecks:
         """What is seen on the twin behind the proof."""

@@ -147,7 +147,7 @@ class SignalRows:
             beside = rows_of(rest, torch.arange(rows) % most)
             yield replace(trial, case=Case(trial.case.name, {**given, **beside}))
         several = rows_of(text, torch.arange(3) % len(text[IDS]))
-        for signals in (1, 5):
+        for signals in (1, 5) if IDS in base else ():  # a decoder has one sound for each row
             given = {names[ours]: one for ours, one in several.items()} | rows_of(rest, torch.arange(signals) % most)
             yield self._trial(Kind.BATCH, f"3 rows of tokens and {signals} beside them", given)
 
