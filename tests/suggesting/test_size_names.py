@@ -15,12 +15,13 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from porting.build import Bounds
 from porting.loading import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import composed_role, field_for, role_of
 from porting.suggesting.subjects.model_pair import completed_config
-from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes, told_apart
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import TargetError
 
@@ -676,3 +677,21 @@ def test_what_is_no_field_alone_is_told_by_how_many_numbers_there_are(
     built = build_for(with_fields(builder, found, config), config)
     assert sum(one.numel() for one in built.module.parameters()) == sum(math.prod(one) for one in shapes)
     assert field_for("kvheads", config) is not None
+
+
+class Projected(nn.Module):
+    def __init__(self, vocab_size: int, embed_dim: int, width: int) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(vocab_size, width), nn.Linear(width, embed_dim, bias=False)
+
+
+def test_two_names_for_one_field_are_told_apart_by_the_checkpoint_s_shapes() -> None:
+    """The small model has both sizes alike."""
+    config = {"vocab_size": 53, "hidden_size": 24, "projection_dim": 16, "num_hidden_layers": 2}
+    asked = {"vocab_size": "vocab_size", "embed_dim": "hidden_size", "width": "hidden_size"}
+    small = {**config, "hidden_size": 16}
+    shapes = [(53, 24), (16, 24)]
+    found = told_apart(Projected, asked, config, shapes, small, Bounds(parameters=100, nbytes=1 << 20))
+    assert found == {"embed_dim": "projection_dim"}
+    alone = {"vocab_size": "vocab_size", "embed_dim": "projection_dim", "width": "hidden_size"}
+    assert told_apart(Projected, alone, config, shapes, small, Bounds(parameters=100, nbytes=1 << 20)) == {}

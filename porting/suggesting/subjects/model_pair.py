@@ -52,7 +52,7 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes
+from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
@@ -336,6 +336,13 @@ def _sized(
             told, small = _understood(into, twin, completed_config(twin.config, architecture))
         except PortingError:  # the module cannot be small
             break
+        apart = told_apart(
+            told, small.asked, config, [one.shape for one in checkpoint.tensors.values()], twin.config, within
+        )
+        if apart:
+            with suppress(PortingError):
+                other = with_fields(told, {**named_fields(told), **apart}, config)
+                told, small = other, build_for(other, completed_config(twin.config, architecture))
         even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within)
         if even or own:
             try:

@@ -229,6 +229,63 @@ def own_sizes(
     return found
 
 
+def told_apart(
+    into: Builder,
+    asked: Mapping[str, str],
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+    twin: Mapping[str, object],
+    within: Bounds,
+) -> dict[str, str]:
+    """The fields for names that were given one field, where the checkpoint's own shapes tell another.
+
+    A small model may have two sizes alike that the checkpoint has not, as the width of a tower and what both are
+    projected to.
+
+    Args:
+        asked: what the builder asked for, for the small model.
+        config: the checkpoint's.
+        shapes: of its tensors.
+        twin: the small model's config, whose depth is enough.
+        within: how large the module may become, without values.
+    """
+    given = Counter(asked.values())
+    names = [name for name, field in asked.items() if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES]
+    if not names:
+        return {}
+    wanted: Shapes = Counter(map(_sizes, shapes))
+    axes = {size for shape in wanted for size in shape}
+    sizes = {name: one for name, one in _every_size(config) if one in axes}
+    deep = {name: twin[name] for name in config if name in twin and (role_of(name) is Role.DEPTH or name == LAYERS)}
+
+    def alike(fields: Mapping[str, str]) -> float:
+        told = {**named_fields(into), **fields}
+        try:
+            built = shapes_for(with_fields(into, told, config), {**config, **deep}, within)
+        except PortingError:
+            return -math.inf
+        found: Shapes = Counter(_sizes(shape) for shape in built.values() if shape)
+        return 2 * (found & wanted).total() - found.total()
+
+    found: dict[str, str] = {}
+    for name in names:
+        ways = [found, *({**found, name: field} for field in sizes if field != asked[name])]
+        found = max(ways, key=alike)  # the first of equals
+    return found
+
+
+def _every_size(config: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    """The fields that may be sizes, also those of the parts, the usual ones first."""
+    for name, value in config.items():
+        if _is_size(value) and not name.endswith("_id"):
+            yield name, value
+    for part, fields in config.items():
+        if isinstance(fields, Mapping):
+            yield from (
+                (f"{part}.{name}", one) for name, one in fields.items() if _is_size(one) and role_of(name) in SIZES
+            )
+
+
 def _is_size(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 1
 

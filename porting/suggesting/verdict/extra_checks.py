@@ -29,7 +29,7 @@ from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sa
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
-from porting.suggesting.verdict.proof import Proof, cases, probed, prove
+from porting.suggesting.verdict.proof import Proof, cases, longest_row, probed, prove
 from porting.suggesting.verdict.reasons import met
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
@@ -260,7 +260,7 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
         yield "the checkpoint's own sizes, which are too large to be run here: sizes are the twin's"
     longest, most = subjects.longest, config_number(subjects.config, Role.POSITIONS)
     if subjects.full:
-        only = longest if row_length() != LENGTH else most
+        only = longest_row(subjects, subjects.config, small=False) if row_length() != LENGTH else most
         yield f"rows of any other length than {only}, which the module refuses"
     elif 0 < longest < most:
         yield f"rows of more than {longest} tokens (the checkpoint takes {most})"

@@ -21,7 +21,7 @@ from porting.suggesting.subjects.model_pair import ModelPair, completed_config, 
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, text_fields
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Status
 from porting.verification import verify
@@ -130,7 +130,7 @@ def prove(
     config = checkpoint.config
     made = batches
     if made is None and not whole:
-        made = cases(subjects, config, seed=seed, longest=_longest(subjects, config, small=small))
+        made = cases(subjects, config, seed=seed, longest=longest_row(subjects, config, small=small))
     module = into if isinstance(into, nn.Module) else None
     arguments = {
         "architecture": subjects.twin.architecture,
@@ -159,11 +159,11 @@ def prove(
         return Proof(report=None, refused=first)
 
 
-def _longest(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
+def longest_row(subjects: ModelPair, config: Mapping[str, object], *, small: bool) -> int:
     """The longest row; the checkpoint's tables have as many rows that are nobody's position as its twin's."""
     if row_length() != LENGTH:  # the only one that the module takes, which may be the model's number of positions
-        of_config = config_number(subjects.twin.config, Role.POSITIONS) == row_length()
-        return config_number(config, Role.POSITIONS) if of_config else row_length()
+        sizes = [config_number(text_fields(one), Role.POSITIONS) for one in (subjects.twin.config, config)]
+        return sizes[1] if sizes[0] == row_length() else row_length()
     most = 64 if not subjects.full else config_number(config, Role.POSITIONS, 64)
     spare = config_number(subjects.twin.config, Role.POSITIONS, 64) - subjects.longest
     return subjects.longest if small else max(min(config_number(config, Role.POSITIONS, 64) - max(spare, 0), most), 4)
