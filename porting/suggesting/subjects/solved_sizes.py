@@ -510,7 +510,8 @@ class _Sizes:
                 built: BuiltModule = build_for(with_fields(self._into, told, config), config)
         except PortingError:
             return None
-        return Counter(_sizes(tensor.shape) for _, tensor in named_tensors(built.module) if tensor.ndim)
+        tensors = (one for _, one in named_tensors(built.module) if not nn.parameter.is_lazy(one))
+        return Counter(_sizes(one.shape) for one in tensors if one.ndim)
 
 
 def _sizes(shape: Iterable[int]) -> tuple[int, ...]:
