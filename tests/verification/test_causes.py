@@ -138,7 +138,7 @@ def test_a_cause_is_plain_data_and_said_in_the_report(checkpoint: Path) -> None:
     (found,) = report.to_dict()["causes"]
     assert found["name"] == "LayerNorm eps"
     assert found["probes"] == ["bert.layers.1.attention_norm"]
-    said = "cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), residual"
+    said = "cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), explains all but"
     assert said in report.details()
 
 
