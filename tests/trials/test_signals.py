@@ -158,36 +158,25 @@ def test_rows_end_twice_and_not_at_all_where_the_first_batch_has_one_end() -> No
 class Keeping(Encoder):
     """It keeps a setting of the last call: a single row turns its segments off for good."""
 
+    forgets = False
+
     def __init__(self) -> None:
         super().__init__()
         self.kinds = True
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """As in Encoder, with the segments as they are given."""
-        self.kinds = self.kinds and len(input_ids) > 1
-        kinds = token_type_ids if self.kinds else None
-        return super().forward(input_ids, attention_mask, kinds, position_ids)
+        self.register_forward_pre_hook(turned_off, with_kwargs=True)
 
 
 class Pure(Keeping):
     """As Keeping, at its first call."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """As in Keeping."""
-        self.kinds = True
-        return super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+    forgets = True
+
+
+def turned_off(module: nn.Module, args: Any, given: Any) -> tuple[Any, Any]:  # as torch hands them to a hook
+    """Leave the segments out where the setting says so."""
+    assert isinstance(module, Keeping)
+    module.kinds = (module.forgets or module.kinds) and len(given["input_ids"]) > 1
+    return args, given if module.kinds else {name: one for name, one in given.items() if name != "token_type_ids"}
 
 
 def test_a_reference_that_keeps_a_setting_is_held_as_it_was_loaded() -> None:
@@ -206,16 +195,11 @@ class Scaled(Encoder):
 
     factor: Any = staticmethod(lambda: 40**0.5)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """As in Encoder."""
-        found = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
-        return {name: value * self.factor() for name, value in found.items()}
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(
+            lambda module, args, found: {name: one * self.factor() for name, one in found.items()}
+        )
 
 
 class ScaledByTensor(Scaled):
