@@ -8,7 +8,8 @@ import pytest
 from torch import Tensor
 
 from porting.errors import PortingError
-from porting.suggesting import Question, Verdict, suggest
+from porting.suggesting import Question, Suggestion, Verdict, suggest
+from porting.suggesting.draft.unmapped import Unmapped
 from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.parts import Config, attend, join, split
@@ -90,3 +91,10 @@ def test_what_a_module_prints_is_shown_where_it_fails_and_once(
     assert sorted(lines) == sorted(set(lines))
     assert {"number of parameters: 0.01M"} < set(lines)
     assert any(line.startswith("shape (") for line in lines)
+
+
+def test_a_table_that_leaves_parameters_as_they_are_does_not_load_the_checkpoint() -> None:
+    head = Unmapped(name="decoder.linear.weight", shape=(97, 40))
+    whole, partly = (Suggestion(verdict=Verdict.APPROXIMATE, text="", unmapped=unmapped) for unmapped in ((), (head,)))
+    assert whole.meaning.startswith("The table loads the checkpoint")
+    assert partly.meaning.startswith("The table loads what both sides have")

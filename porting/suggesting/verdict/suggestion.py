@@ -39,6 +39,9 @@ MEANINGS = {
 }
 """What each verdict means for whoever wants to load the checkpoint."""
 
+PARTLY_APPROXIMATE = "The table loads what both sides have, and that part's results differ a little, as said below."
+"""The same for *approximate*, where parameters of the module stay as they are."""
+
 MOST = 5
 """So many reasons are printed, if no more are asked for."""
 
@@ -161,7 +164,8 @@ class Suggestion:
     @property
     def meaning(self) -> str:
         """What the verdict means for whoever wants to load the checkpoint, in one sentence."""
-        return MEANINGS[self.verdict]
+        unfilled = self.verdict is Verdict.APPROXIMATE and any(one.side == "module" for one in self.unmapped)
+        return PARTLY_APPROXIMATE if unfilled else MEANINGS[self.verdict]
 
     def details(self) -> list[str]:
         """The reasons, what is missing, what was not shown, and what has no counterpart, a line each."""
