@@ -111,7 +111,7 @@ def test_where_a_model_was_saved_is_said_by_what_torch_wrote_down_and_not_by_its
 
 
 def test_without_a_config_it_is_said_where_to_put_it(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"pass table=; suggest writes one, or put the model's config.json beside its weights"):
+    with pytest.raises(TableError, match=r"pass table=; suggest writes one, or put the model's config.json beside"):
         porting.load(save(tmp_path / "saved"))
 
 
