@@ -291,7 +291,7 @@ def maker(
             return call(target, config, fields, within, checkpoint.config)
         except PortingError:
             raise
-        except Exception as error:
+        except Exception as error:  # the user's builder may raise anything; it is raised again with what helps
             if not as_stored and (lacking := lacked(table, checkpoint.config)):
                 error.add_note(f"config.json lacks {', '.join(lacking)}")
             raise

@@ -28,7 +28,7 @@ PROGRAMS = {
 CONSOLES = [text for page in (SUGGEST, VERIFY) for language, text in BLOCK.findall(page) if language == "console"]
 
 RIGHT, WRONG = "self.ln = nn.LayerNorm(width, eps=1e-12)", "self.ln = nn.LayerNorm(width)"
-"""The line of my_bert.py that the reader is told to change, before and after."""
+"""The line of my_bert.py that README has the reader change: before, and after."""
 
 
 @pytest.fixture

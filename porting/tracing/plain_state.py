@@ -1,7 +1,7 @@
 """What a model keeps between its calls as plain numbers, taken back to what it was before the first one.
 
 Some references change their own settings when they run: Swin's layers set their shift to 0 for a picture of one window,
-and keep it.  A port is held against what a reference gives that was just loaded.
+and keep it.  So a call may depend on the calls before it.  A port is compared with a reference that was just loaded.
 """
 
 from __future__ import annotations

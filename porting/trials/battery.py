@@ -14,7 +14,7 @@ from porting.trials.modalities import IDS
 from porting.trials.scope import Kind
 from porting.trials.signals import SignalRows
 from porting.trials.token_rows import TokenRows
-from porting.trials.trial import Model, Trial, config_number
+from porting.trials.trial import Model, Trial, field_number
 
 
 def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[Trial]:
@@ -51,6 +51,6 @@ def battery(model: Model, *, seed: int, tokens: int, overhead: int = 0) -> list[
 
 def _lengthened(model: Model, trial: Trial) -> Trial:
     """The trial with rows of the longest length."""
-    padding = config_number(model.config, "pad_token_id", 0)
+    padding = field_number(model.config, "pad_token_id", 0)
     case = trial.case
     return replace(trial, case=Case(case.name, lengthened(case.inputs, model.longest, padding)))

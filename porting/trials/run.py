@@ -210,7 +210,7 @@ def to_place(
     """The batches of differing trials that are run again with all probes, to find where: small ones, of each kind.
 
     Where the shapes differ there are no numbers to compare.  Rows that begin with padding are left out where the others
-    differ too: in a causal model their first queries have no key, and what stands there is nobody's business.
+    differ too: in a causal model their first queries have no key, and ports and references fill these rows differently.
 
     Args:
         differs: runs a trial, and says whether the outputs differ.

@@ -14,7 +14,7 @@ from porting.trials.inputs import Case, integers
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
 from porting.trials.scope import KEPT, Kind
-from porting.trials.trial import Model, Trial, config_number
+from porting.trials.trial import Model, Trial, field_number
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 63, 64, 65)
 """Short, odd, prime, and around powers of two."""
@@ -84,10 +84,10 @@ class TokenRows:
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
         config = self.model.config
-        self._vocabulary = max(config_number(config, "vocab_size", int(self.model.base[IDS].max()) + 1), 2)
-        self._padding = min(config_number(config, "pad_token_id", 0), self._vocabulary - 1)
-        self._types = config_number(config, "type_vocab_size", 0)
-        self._start = config_number(config, "decoder_start_token_id", self._padding)
+        self._vocabulary = max(field_number(config, "vocab_size", int(self.model.base[IDS].max()) + 1), 2)
+        self._padding = min(field_number(config, "pad_token_id", 0), self._vocabulary - 1)
+        self._types = field_number(config, "type_vocab_size", 0)
+        self._start = field_number(config, "decoder_start_token_id", self._padding)
         self._choices = self.model.base[IDS].shape[1] if self.model.base[IDS].ndim > 2 else 0  # [b c s]
         self._end = self._ending()
         self._masked = MASK in self.model.base
@@ -199,7 +199,7 @@ class TokenRows:
         return {DECODER_IDS: torch.where(mask == 0, self._padding, ids), DECODER_MASK: mask}
 
     def _padded(self, lengths: Sequence[int]) -> dict[str, Tensor]:
-        """Rows of these lengths, padded at their ends where the model is told of it."""
+        """Rows of these lengths, padded at their ends if the model takes a mask or finds padding by itself."""
         width = max(lengths)
         if not self._masked and not self.model.internal:
             return self._given(self._ids(len(lengths), width))

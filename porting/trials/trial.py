@@ -69,7 +69,7 @@ class Model:
         return all(is_right_padded(case.inputs[name]) for name in self.right_padded if name in case.inputs)
 
 
-def config_number(config: Mapping[str, object], name: str, default: int) -> int:
+def field_number(config: Mapping[str, object], name: str, default: int) -> int:
     """A field of a config that is a number of something; ``default`` where it is none."""
     value = config.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
