@@ -307,7 +307,7 @@ class Reader:
         found = []
         for entry in self.sections.of(section):
             source = self._read(entry.at, Term.parse, entry.key)
-            several = isinstance(entry.value, list) and section in RULES
+            several = isinstance(entry.value, list) and section in (*RULES, "inputs")
             if not isinstance(entry.value, str) and not several:
                 self._wrong(entry, "the other side of the rule, a text")
                 continue

@@ -29,14 +29,22 @@ EVERY_MASK = "every mask of a short row"
 SAME_COUNT = "rows that keep as many tokens at other places"
 
 
+NO_PADDING, RIGHT_PADDING = "no padding", "right padding"
+USUAL_MASKS = (NO_PADDING, RIGHT_PADDING)
+"""What the masks are called that every tokenizer makes by default."""
+
+IN_DECODER = " in the decoder"
+"""Ends the name of a trial with a mask that is the decoder's."""
+
+
 def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Masks of rows ``[b s]``, 1 = attend, each with what it is; each keeps a place in every row but the last one's."""
-    yield "no padding", torch.ones(2, width, dtype=torch.long)
+    yield NO_PADDING, torch.ones(2, width, dtype=torch.long)
     if width < 3:  # too short to be padded on either side
         return
     places = torch.arange(width)
     lengths = torch.tensor([width, width - 2, max(width // 2, 1), 1])[:, None]
-    yield "right padding", (places < lengths).long()
+    yield RIGHT_PADDING, (places < lengths).long()
     yield "left padding", (places >= width - lengths).long()
     yield "the last place hidden in every row", (places < width - 1).long().expand(2, -1).clone()
     yield "the first two places hidden in every row", (places > 1).long().expand(2, -1).clone()

@@ -12,7 +12,19 @@ from porting.printable import dtype_name
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.inputs import Case, integers
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, EVERY_MASK, FEW_TOKENS, MASK, SAME_COUNT, alike, every_mask, masks
+from porting.trials.padding import (
+    DECODER_MASK,
+    EVERY_MASK,
+    FEW_TOKENS,
+    IN_DECODER,
+    MASK,
+    NO_PADDING,
+    RIGHT_PADDING,
+    SAME_COUNT,
+    alike,
+    every_mask,
+    masks,
+)
 from porting.trials.scope import KEPT, Kind
 from porting.trials.trial import Model, Trial, field_number
 
@@ -44,7 +56,7 @@ NAMED_SIZES = 4
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
-LONG_ROWS = {"right padding": (2, 1), "left padding": (2, 1), "gaps": (1, 0)}
+LONG_ROWS = {RIGHT_PADDING: (2, 1), "left padding": (2, 1), "gaps": (1, 0)}
 """The rows of a mask, see :func:`masks`, that hide about half of their places, and those that hide few."""
 
 SQUARES = (2, 3, 4, 5, 8)
@@ -231,7 +243,7 @@ class TokenRows:
                     yield self._trial(Kind.MASK, f"{what} in rows of {long}", self._hidden(rows))
         yield from self._of_equal_sizes(width)
         if not self.model.internal:
-            yield from self._kept(width, kinds.get("right padding"))
+            yield from self._kept(width, kinds.get(RIGHT_PADDING))
 
     def _of_equal_sizes(self, width: int) -> Iterator[Trial]:
         """Masks where two sizes are equal by chance, and where nearly all tokens of a batch are kept, or none are.
@@ -454,7 +466,7 @@ class TokenRows:
         kind = chosen.get(MASK, "")
         kinds = dict(masks(width, self._generator))
         if kind and kind not in (*kinds, KEPT, LEFT_OUT):
-            kind = "no padding"  # rows of two tokens are too short for the others
+            kind = NO_PADDING  # rows of two tokens are too short for the others
         if kind in kinds:
             mask = kinds[kind]
             inputs = self._hidden(mask[(torch.arange(rows) + 1) % len(mask)])
@@ -549,7 +561,7 @@ class TokenRows:
             same_count = [(SAME_COUNT, alike(width))] if width > max(FEW_TOKENS) else []
             for what, mask in (*masks(width, self._generator), *short, *same_count):
                 inputs = self._given(self._ids(len(mask), width)) | self._decoded(len(mask), mask.shape[1], mask)
-                yield self._trial(Kind.MASK, f"{what} in the decoder", inputs)
+                yield self._trial(Kind.MASK, f"{what}{IN_DECODER}", inputs)
         if DECODER_IDS in self.model.base:
             for length in (1, 2, min(self.model.longest, WIDTH)):
                 inputs = self._given(self._ids(2, width)) | self._decoded(2, length)

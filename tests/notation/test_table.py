@@ -136,6 +136,13 @@ def test_a_table_says_everything_once() -> None:
     assert table.digest != parse_table(WHOLE + "\n").digest
 
 
+def test_an_input_may_be_given_twice() -> None:
+    table = parse_table(
+        WHOLE.replace('"ids [b s]" = "src [s b]"', '"mask [b s]" = ["mask [b s]", "other -> bool [b s]"]')
+    )
+    assert [str(rule) for rule in table.inputs] == ["mask [b s] = mask [b s]", "mask [b s] = other -> bool [b s]"]
+
+
 def test_a_table_cannot_be_changed() -> None:
     table = parse_table(WHOLE)
     for frozen in (table, table.rules[0], table.drops[0], table.ties[0], table.fresh[0], table.architectures[0]):

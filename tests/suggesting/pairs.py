@@ -308,3 +308,53 @@ class T5Gated(T5):
     """T5 1.1: a gate, and a head of its own."""
 
     gated = True
+
+
+class OfTorch(nn.Module):
+    """BART of :class:`torch.nn.Transformer`, as its tutorial calls it.
+
+    All seven masks have to be given; both texts are embedded before the encoder runs; a decoder's layer has one matrix
+    for its queries, which see its own text, and the keys and values, which are the encoder's; and the number of
+    positions is written into it.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        encoder_layers: int,
+        decoder_layers: int,
+        encoder_attention_heads: int,
+        encoder_ffn_dim: int,
+    ) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(
+            d_model=d_model,
+            nhead=encoder_attention_heads,
+            num_encoder_layers=encoder_layers,
+            num_decoder_layers=decoder_layers,
+            dim_feedforward=encoder_ffn_dim,
+            activation="gelu",
+            batch_first=True,
+        )
+        self.transformer.encoder.norm = self.transformer.decoder.norm = None
+        self.words = nn.Embedding(vocab_size, d_model)
+        self.source_places, self.target_places = nn.Embedding(42, d_model), nn.Embedding(42, d_model)
+        self.source_norm, self.target_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+
+    def forward(
+        self,
+        src: Tensor,
+        trg: Tensor,
+        src_mask: Tensor,
+        tgt_mask: Tensor,
+        src_padding_mask: Tensor,
+        tgt_padding_mask: Tensor,
+        memory_key_padding_mask: Tensor,
+    ) -> Tensor:
+        """The masks are True at what is not to be seen."""
+        x = self.source_norm(self.words(src) + self.source_places(torch.arange(src.shape[1]) + 2))
+        y = self.target_norm(self.words(trg) + self.target_places(torch.arange(trg.shape[1]) + 2))
+        masks = (src_mask, tgt_mask, None, src_padding_mask, tgt_padding_mask, memory_key_padding_mask)
+        out: Tensor = self.transformer(x, y, *masks) @ self.words.weight.T
+        return out

@@ -220,6 +220,42 @@ def test_a_decoder_s_mask_hides_later_tokens_where_nothing_else_does() -> None:
     assert dict(found.rules)["attention_mask [b s]"] == "src_mask [b 1 s]"
 
 
+class SeveralMasks(Both):
+    """The same with a causal mask of its own, and one mask of the encoder's padding for each side."""
+
+    def forward(  # type: ignore[override]  # it takes other masks
+        self, src: Tensor, tgt: Tensor, attn_mask: Tensor, src_pad_mask: Tensor, memory_mask: Tensor
+    ) -> Tensor:
+        x, y = self.words(src), self.words(tgt)
+        x = (x @ x.mT).masked_fill(src_pad_mask[:, None], -1e9).softmax(-1) @ x
+        y = (y @ y.mT).masked_fill(torch.ones(y.shape[1], y.shape[1]).triu(1).bool(), -1e9).softmax(-1) @ y
+        found: Tensor = (y @ x.mT).masked_fill(memory_mask[:, None], -1e9).softmax(-1) @ x
+        return found if attn_mask is None else found * attn_mask.sum()
+
+
+def test_masks_of_one_text_are_told_apart() -> None:
+    found = find_argument_mapping(SeveralMasks(), BOTH, 97, 0, causal=False, ask=Asker())
+    masks = [ours for theirs, ours in found.rules if theirs == "attention_mask [b s]"]
+    assert masks == ["src_pad_mask -> padding [b s]", "memory_mask -> padding [b s]"]
+    assert found.constants == {"attn_mask": None}
+
+
+class Padded(Causal):
+    """A causal one with a mask for what is behind and another for what is padding."""
+
+    def forward(  # type: ignore[override]  # it takes other masks
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        seen = torch.ones(len(x), x.shape[1], x.shape[1])
+        seen = seen if attn_mask is None else seen * ~attn_mask.view(x.shape[1], x.shape[1])
+        return super().forward(x, seen if key_padding_mask is None else seen * ~key_padding_mask[:, None])
+
+
+def test_a_mask_of_padding_beside_a_causal_one() -> None:
+    found = find_argument_mapping(Padded(), (IDS, MASK), 97, 0, causal=True, ask=Asker())
+    assert ("causal_mask [q k]", "attn_mask -> padding [q k]") in found.rules
+
+
 class Hiding(Causal):
     """It takes no mask, and hides the token 0."""
 

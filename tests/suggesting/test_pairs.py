@@ -15,7 +15,19 @@ from porting import verify
 from porting.suggesting import Suggestion, Verdict, pipeline, suggest
 from porting.suggesting.verdict.proof import Proof
 from tests.suggesting.oracle import BOUND, apart, drafted, source
-from tests.suggesting.pairs import T5, Bart, BothMasks, Flat, Marian, MBart, OwnMasks, TwoTables, Unbiased, Unfair
+from tests.suggesting.pairs import (
+    T5,
+    Bart,
+    BothMasks,
+    Flat,
+    Marian,
+    MBart,
+    OfTorch,
+    OwnMasks,
+    TwoTables,
+    Unbiased,
+    Unfair,
+)
 
 pytestmark = pytest.mark.few(1)
 
@@ -68,6 +80,27 @@ def test_bart_and_its_kin(
         '"writing.{i}.recall.{p:ask,match,tell}.{w:weight,bias}"'
     ) in found.text
     assert oracle(model, tmp_path, kind, found) < BOUND
+
+
+@pytest.mark.slow
+def test_seven_masks_and_both_texts_embedded_first(tmp_path: Path) -> None:
+    """Torch's attention gives NaN for a query that sees no key, as in a decoder's row that is padded in front."""
+    model = source("BartForConditionalGeneration", BART, tmp_path)
+    model.final_logits_bias.zero_()
+    model.save_pretrained(tmp_path)
+    found = suggest(tmp_path, OfTorch)
+    assert found.verdict is Verdict.SOME_INPUTS, str(found)
+    assert '"attention_mask" = ["src_padding_mask -> padding", "memory_key_padding_mask -> padding"]' in found.text
+    assert '"decoder_causal_mask" = "tgt_mask -> padding"' in found.text
+    assert '[arguments]\nsrc_mask = "None"' in found.text
+    assert "encoder_attn.{p:q,k,v}_proj.weight [o e]" in found.text
+    assert '"model.decoder.embed_positions.weight" = "target_places.weight"' in found.text
+    theirs, ours = given()
+    hidden = ours["src_mask"] == 0
+    masks = {"src_padding_mask": hidden, "memory_key_padding_mask": hidden, "src_mask": None}
+    later, own = torch.ones(14, 14).triu(1).bool(), torch.zeros(4, 14, dtype=torch.bool)
+    called = {"src": ours["src"], "trg": ours["tgt"], **masks, "tgt_mask": later, "tgt_padding_mask": own}
+    assert apart(model, tmp_path, OfTorch, found, theirs, called, kept=~own) < BOUND
 
 
 @pytest.mark.slow

@@ -105,13 +105,22 @@ def write(draft: TableDraft) -> str:
             "# the activations that are compared, in the order of the reference",
         ),
     ):
-        parts.append(_section(section, ((quoted(theirs), quoted(ours)) for theirs, ours in pairs), comment))
+        parts.append(_section(section, _by_source(pairs), comment))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _section(name: str, pairs: Iterable[tuple[str, str]], comment: str = "") -> list[str]:
     lines = [f"{key} = {value}" for key, value in pairs]
     return [f"[{name}]", *([comment] if comment else []), *lines] if lines else []
+
+
+def _by_source(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Each source once, with a list where it goes to several targets."""
+    targets: dict[str, list[str]] = {}
+    for theirs, ours in pairs:
+        targets.setdefault(theirs, []).append(quoted(ours))
+    for theirs, some in targets.items():
+        yield quoted(theirs), some[0] if len(some) == 1 else f"[{', '.join(some)}]"
 
 
 def _key(name: str) -> str:

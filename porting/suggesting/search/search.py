@@ -249,7 +249,25 @@ class WeightSearch(FactorSearch):
         if set(unit.weights) <= self._filled:
             self._tied(unit, matches)
             return
+        if len(group) == 1:
+            matches = self._with_slices(unit, matches, trace, theirs)
         self._matrices(group, matches, trace)
+
+    def _with_slices(
+        self, unit: Unit, matches: list[Unit], trace: OperationTrace, theirs: Sequence[Unit]
+    ) -> list[Unit]:
+        """The matches of a matrix, and those of its other slices where these are given something else.
+
+        A decoder's fused projection makes queries of its own tokens, and keys and values of the encoder's.
+        """
+        slices = [one for one in trace.units if one.weights == unit.weights and not same_activation(one, unit)]
+        found = list(matches)
+        for one in slices:
+            like = [mate for mate in theirs if self._free(mate) and mate.kind is one.kind and mate not in found]
+            given = [mate for mate in like if self._apart(one, mate) <= SAME]
+            found += first_part(given, theirs) if given else []
+        sizes = (element_count([unit], self.port.shapes), element_count(found, self.reference.shapes))
+        return found if sizes[0] == sizes[1] else matches
 
     def _settle_number(self, unit: Unit, like: Sequence[Unit]) -> bool:
         """Fill a single number that stands elsewhere in the reference: a factor of features is one of products too."""

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
 
@@ -106,7 +106,11 @@ class ArgumentMapping:
     @property
     def parsed(self) -> tuple[Rule, ...]:
         """The rules, as the notation has them."""
-        return tuple(make_rule([Term.parse(theirs)], [Term.parse(ours)]) for theirs, ours in self.rules)
+        read = [theirs for theirs, _ in self.rules]
+        return tuple(
+            replace(make_rule([Term.parse(theirs)], [Term.parse(ours)]), again=theirs in read[:number])
+            for number, (theirs, ours) in enumerate(self.rules)
+        )
 
     def given(self, inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The forward's arguments from the reference's inputs."""
@@ -217,9 +221,9 @@ def _understood(
             first = required and not found and (role is None or source_of(role) not in available)
             if first:
                 found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
-            elif required:
+            elif required and not (role in {MASK, DECODER_MASK} and role in found.values()):
                 unknown.append(name)
-            else:
+            else:  # of several masks for the same tokens :class:`MaskArguments` tells which is which
                 loose.append(name)
             continue
         found[name] = role
@@ -314,6 +318,89 @@ def _square_layouts(masks: Collection[str], *, causal: bool) -> list[_Layout]:
     decoders = [(DECODER + theirs, axes) for theirs, axes in hiding]
     encoders = [(f"{MASK} [b s]", axes) for axes in _MASK_AXES[:3]] + seeing
     return [{MASK: one, DECODER_MASK: other} for one, other in product(encoders, decoders)]
+
+
+@dataclass(frozen=True)
+class MaskArguments:
+    """The masks of a forward that takes more than one for the same tokens, as :class:`torch.nn.Transformer` does.
+
+    Attributes:
+        padding: of the encoder's tokens, or of the only ones: it hides padding.
+        memory: of the encoder's tokens, as a decoder sees them.
+        decoder: of the decoder's tokens: it hides padding.
+        later: the causal one, of the decoder's tokens or of the only ones.
+        required: those without a default.
+        two_sided: there is an encoder and a decoder.
+    """
+
+    padding: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    decoder: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    two_sided: bool = False
+
+    @classmethod
+    def of(cls, module: nn.Module, available: Sequence[str]) -> MaskArguments | None:
+        """The masks of a forward; None where it takes no two for the same tokens."""
+        taken = inspect.signature(module.forward).parameters
+        named = {name: normal(name) for name in taken if takes_tensor(module, name)}
+        masks = {name: word for name, word in named.items() if re.search("mask|padding|(^|_)pad(_|$)", word)}
+        two_sided = DECODER_IDS in available
+        memory = [name for name, word in masks.items() if two_sided and re.search(_CROSS, word)]
+        decoder = [name for name, word in masks.items() if re.match(_DECODER_SIDE, word) and name not in memory]
+        encoder = [name for name in masks if name not in {*memory, *decoder}]
+        if not two_sided:
+            encoder, decoder = [*encoder, *decoder], []
+        if max(len(encoder), len(decoder)) < 2 and not memory:
+            return None
+        padding, other = _padding_first(encoder, masks)
+        hidden, later = _padding_first(decoder, masks)
+        return cls(
+            padding=padding[:1],
+            memory=_padding_first(memory, masks)[0][:1],
+            decoder=hidden[:1],
+            later=(later if two_sided else other)[:1],
+            required=tuple(name for name in masks if taken[name].default is inspect.Parameter.empty),
+            two_sided=two_sided,
+        )
+
+    def mappings(self, found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:
+        """The [inputs] that may be meant, those that give most masks first.
+
+        Args:
+            found: what each of the forward's other parameters stands for.
+        """
+        others = {name: role for name, role in found.items() if role not in {MASK, DECODER_MASK}}
+        plain = next(argument_mappings(others))
+        axis = "t" if self.two_sided else "s"
+        causal = DECODER + CAUSAL if self.two_sided else CAUSAL
+        choices = [(True, False) if names else (False,) for names in (self.memory, self.decoder, self.later)]
+        for memory, hides, later in product(*choices):
+            for kind, axes in product(MASK_FORMS, _MASK_AXES):
+                to = f" -> {kind}" if kind else ""
+                rules = [(f"{MASK} [b s]", f"{name}{to} {axes}") for name in self.padding]
+                rules += [(f"{MASK} [b s]", f"{name}{to} {axes}") for name in self.memory if memory]
+                if hides:
+                    own = axes.replace("s", axis)
+                    rules += [(f"{DECODER_MASK} [b {axis}]", f"{name}{to} {own}") for name in self.decoder]
+                if later:
+                    rules += [(f"{causal} [q k]", f"{name}{to} [q k]") for name in self.later]
+                yield (*plain, *rules)
+
+
+_CROSS = r"memory|mem_|cross|(dec|tgt|trg|target)(oder)?_(enc|src)|encoder_attention|enc_dec|src_tgt|src_trg"
+"""Names of masks of what a decoder sees of the encoder's tokens."""
+
+_DECODER_SIDE = r"(decoder|dec|tgt|trg|target|causal|look_?ahead|future|subsequent)"
+"""Names of masks of a decoder's tokens."""
+
+
+def _padding_first(names: Sequence[str], words: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of several masks those of padding, and the others; without such a name the first is one."""
+    padding = tuple(name for name in names if "pad" in words[name])
+    others = tuple(name for name in names if name not in padding)
+    return (padding, others) if padding else (tuple(names[:1]), tuple(names[1:]))
 
 
 def without_optional_masks(module: nn.Module, found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], ...]]:

@@ -27,6 +27,7 @@ from porting.printable import dtype_name
 from porting.suggesting.subjects.argument_names import (
     MASK_FORMS,
     ArgumentMapping,
+    MaskArguments,
     Unmasked,
     argument_mappings,
     optional_masks,
@@ -178,6 +179,9 @@ class _Search:
             loose = (*loose, *optional_masks(self.module, found))
             without = self._tried(without_optional_masks(self.module, found), loose)
             tried = without if without.ways else tried
+        if tried.fewest():
+            several = self._several_masks(found, loose)
+            tried = several if several is not None and several.fewest() < tried.fewest() else tried
         if tried.fewest() > len({PADDED, AHEAD}):
             tried, found = self._grouped(tried, found, loose)
         # Where each way lets a word see what stands behind it, the module is not causal.
@@ -216,6 +220,21 @@ class _Search:
 
     def _roles_with_positions(self) -> dict[str, str]:
         return roles(self.module, self.available, self.ask, positions=True)[0]
+
+    def _several_masks(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried | None:
+        """The ways of a forward that takes several masks for the same tokens; None where it does not."""
+        masks = MaskArguments.of(self.module, self.available)
+        if masks is None:
+            return None
+        bound = replace(self, module=with_arguments(self.module, dict.fromkeys(masks.required)))
+        tried = bound._tried(masks.mappings(found), loose)
+        for number, way in enumerate(tried.ways):
+            tried.ways[number] = replace(
+                way,
+                loose=tuple(name for name in loose if name not in {*way.sources, *masks.required}),
+                constants={name: None for name in masks.required if name not in way.sources},
+            )
+        return tried
 
     def _grouped(
         self, tried: _Tried, found: Mapping[str, str], loose: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ from porting.suggesting.subjects.forward_arguments import (
     without_ignored_mask,
 )
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
-from porting.suggesting.subjects.operation_trace import TracedModel, numbers_of, trace_operations
+from porting.suggesting.subjects.operation_trace import Call, TracedModel, numbers_of, trace_operations
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.twin import (
@@ -66,7 +66,7 @@ from porting.suggesting.subjects.twin import (
 )
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, text_fields
+from porting.trials.modalities import DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS, text_fields
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.reference import model_class
 
@@ -343,7 +343,12 @@ def _sized(
             with suppress(PortingError):
                 other = with_fields(told, {**named_fields(told), **apart}, config)
                 told, small = other, build_for(other, completed_config(twin.config, architecture))
-        even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within)
+        rows = {
+            (checkpoint.tensors[name].shape[0], len(one))
+            for name, one in twin.tensors.items()
+            if name in checkpoint.tensors and one.ndim == 2 and len(checkpoint.tensors[name].shape) == 2
+        }
+        even, own = _one_depth(small, config), own_sizes(told, config, small.module, twin.config, within, rows)
         if even or own:
             try:
                 twin = runnable(made(folder / f"own {number}", small=True, even=even, own=own, to=to))
@@ -587,7 +592,30 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     check_deterministic(port)
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
+    kinds = [name for name in batch if name in (IDS, DECODER_IDS, PIXELS, FEATURES, SAMPLES)]
+    if len(kinds) == TWO_SIDES:
+        other = sample_batch(
+            without_ignored_mask,
+            vocabulary,
+            padding,
+            seed=seed + 1,
+            shapes=shapes_of(twin.config),
+            end=end_token(twin.config),
+        )
+        changed = [{name: other[name]} for name in kinds]
+        reference.sides = tuple(_side({**theirs, **one}) for one in changed)
+        sides = [_side(way.given({**batch, **one})) for one in changed]
+        port.sides = (sides[0], sides[1]) if reference.first_side() == 0 else (sides[1], sides[0])
+        reference.sides = ()  # the order in which it runs is the one that counts
     return port, reference
+
+
+TWO_SIDES = 2
+"""Kinds of inputs of an encoder and a decoder, of two towers."""
+
+
+def _side(given: Mapping[str, Tensor]) -> tuple[Call, Sequence[Tensor]]:
+    return (lambda one: one(**given)), list(given.values())
 
 
 def check_deterministic(port: TracedModel, times: int = 1) -> None:

@@ -191,7 +191,12 @@ def _in_one_axis(shapes: Shapes) -> int:
 
 
 def own_sizes(
-    into: Builder, config: Mapping[str, object], small: nn.Module, twin: Mapping[str, object], within: Bounds
+    into: Builder,
+    config: Mapping[str, object],
+    small: nn.Module,
+    twin: Mapping[str, object],
+    within: Bounds,
+    rows: Collection[tuple[int, int]] = (),
 ) -> dict[str, int]:
     """The fields of the config that a module computes from others, and what it makes of them with a twin's sizes.
 
@@ -202,6 +207,8 @@ def own_sizes(
 
     Args:
         within: how large the module may become.
+        rows: of each tensor, the rows that the checkpoint's has and the twin's.  A table of positions may have some
+            more than the config says.
 
     Returns:
         Field -> the size that the module has there with the twin's config; fields that it follows are left out.
@@ -218,6 +225,12 @@ def own_sizes(
     sizes = {name: (theirs, mine) for name, theirs, mine in pairs if _is_size(theirs) and _is_size(mine)}
     found = {}
     for name, (size, follows) in sizes.items():
+        if role_of(name) is Role.POSITIONS:
+            more = {theirs - size for theirs, mine in rows if theirs != mine and theirs - size == mine - follows}
+            seen = {mine - count for count in more for theirs, mine in axes if theirs == size + count}
+            if len(seen) == 1 and follows not in seen:
+                found[name] = seen.pop()
+            continue
         if role_of(name) not in COMPUTED or size == follows:
             continue
         seen = {mine for theirs, mine in axes if theirs == size}

@@ -135,6 +135,8 @@ def judge(
         verdict = Verdict.TRUNK
     else:
         verdict = Verdict.EXACT
+    beside = [f"what it returns as number {one}, which the reference never computes" for one in _unlike(found)[1]]
+    limits = (*beside, *unshown(subjects, proof, own, behind))
     report = (own or proof).report
     shown = (0, 0) if report is None else (len(report.shown.activation), report.shown.count)
     stop = stopped(found, proof) if verdict is Verdict.NOT_FOUND else None
@@ -148,7 +150,7 @@ def judge(
         + _without_padding(verdict, subjects),
         difference=max((one for one in ((own or proof).difference, behind.worst) if one is not None), default=None),
         shown=shown,
-        limits=tuple(unshown(subjects, proof, own, behind)) if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
+        limits=limits if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
     )
 
 
@@ -476,17 +478,35 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 def _strange(found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
+    for number in _unlike(found)[0]:
+        said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
+        yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
+
+
+def _unlike(found: SearchResult) -> tuple[list[int], list[int]]:
+    """The numbers of the outputs that the reference never computes.
+
+    Returns:
+        Those that stand where the reference returns something, and those that are returned beside it: scores, parts of
+        a loss.  The latter need that the reference's first output is there, and each of their shape.
+    """
     values = [*found.reference.values, *found.reference.outputs]
 
     def is_known(value: Tensor) -> bool:
         return any(_is(value, other, found.basis) for other in values)
 
+    returned = [one for one in found.reference.outputs if one.is_floating_point()]
+    left = [other for other in returned if not any(_is(value, other, found.basis) for value in found.outputs)]
+    whole = bool(returned) and all(other is not returned[0] for other in left)
+    changed: list[int] = []
+    beside: list[int] = []
     for number, value in enumerate(found.outputs):
         parts = value.unbind(0) if value.ndim > 3 else ()  # several activations in one, as caches have them
         strange = value.ndim > 1 and not is_known(value) and not (parts and all(map(is_known, parts)))
-        if strange and not (number == 0 and _wider(found)):
-            said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
-            yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
+        if not strange or (number == 0 and _wider(found)):
+            continue
+        (beside if whole and all(other.shape != value.shape for other in left) else changed).append(number)
+    return changed, beside
 
 
 def _is(value: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
