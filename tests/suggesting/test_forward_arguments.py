@@ -224,7 +224,7 @@ class SeveralMasks(Both):
     """The same with a causal mask of its own, and one mask of the encoder's padding for each side."""
 
     def forward(  # type: ignore[override]  # it takes other masks
-        self, src: Tensor, tgt: Tensor, attn_mask: Tensor, src_pad_mask: Tensor, memory_mask: Tensor
+        self, src: Tensor, tgt: Tensor, attn_mask: Tensor | None, src_pad_mask: Tensor, memory_mask: Tensor
     ) -> Tensor:
         x, y = self.words(src), self.words(tgt)
         x = (x @ x.mT).masked_fill(src_pad_mask[:, None], -1e9).softmax(-1) @ x
@@ -243,9 +243,7 @@ def test_masks_of_one_text_are_told_apart() -> None:
 class Padded(Causal):
     """A causal one with a mask for what is behind and another for what is padding."""
 
-    def forward(  # type: ignore[override]  # it takes other masks
-        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         seen = torch.ones(len(x), x.shape[1], x.shape[1])
         seen = seen if attn_mask is None else seen * ~attn_mask.view(x.shape[1], x.shape[1])
         return super().forward(x, seen if key_padding_mask is None else seen * ~key_padding_mask[:, None])

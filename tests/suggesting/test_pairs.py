@@ -99,7 +99,7 @@ def test_seven_masks_and_both_texts_embedded_first(tmp_path: Path) -> None:
     hidden = ours["src_mask"] == 0
     masks = {"src_padding_mask": hidden, "memory_key_padding_mask": hidden, "src_mask": None}
     later, own = torch.ones(14, 14).triu(1).bool(), torch.zeros(4, 14, dtype=torch.bool)
-    called = {"src": ours["src"], "trg": ours["tgt"], **masks, "tgt_mask": later, "tgt_padding_mask": own}
+    called: Any = {"src": ours["src"], "trg": ours["tgt"], **masks, "tgt_mask": later, "tgt_padding_mask": own}
     assert apart(model, tmp_path, OfTorch, found, theirs, called, kept=~own) < BOUND
 
 

@@ -73,6 +73,20 @@ class NormedAgain(Plain):
         return F.layer_norm(super().forward(ids, keep, segments), (self.norm.normalized_shape[0],), eps=1e-12)
 
 
+class Probabilities(Plain):
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        return super().forward(ids, keep, segments).softmax(-1)
+
+
+class NeverCalled(Plain):
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        layers, self.layers = self.layers, nn.ModuleList()
+        try:
+            return super().forward(ids, keep, segments)
+        finally:
+            self.layers = layers
+
+
 def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str, Suggestion]:
     found = suggest(source, kind)
     return found.verdict, " | ".join(reason.said for reason in found.reasons), found
@@ -95,6 +109,8 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
             "LayerNorm eps (eps is 1e-05 where the reference has 1e-12), at layers.{i}.norm1",
         ),
         (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.{i}.act"),
+        (Probabilities, Verdict.IMPOSSIBLE, "sums to 1, as probabilities do, and the reference's does not"),
+        (NeverCalled, Verdict.IMPOSSIBLE, "the forward never uses 12 of the module's 14 matrices"),
         (NormedAgain, Verdict.NOT_FOUND, "is none of the reference's activations"),
     ],
 )

@@ -45,6 +45,20 @@ def clusters(units: Sequence[Unit], shapes: Shapes) -> Iterator[list[Matrix]]:
             yield [matrix(one, shapes) for one in groups.values()]
 
 
+def composed(unit: Unit, mate: Unit, port_shapes: Shapes, reference_shapes: Shapes) -> Ways:
+    """Ways in which the tensors that a matrix is made of are the reference's, as a direction and a length are.
+
+    ``torch.nn.utils.weight_norm`` calls them ``weight_v`` and ``weight_g``, the parametrization that replaced it
+    ``original1`` and ``original0``.
+    """
+    if not len(unit.weights) == len(mate.weights) > 1:
+        return
+    for names in permutations(mate.weights):
+        pairs = [*zip(names, unit.weights, strict=True), *zip(mate.biases, unit.biases, strict=False)]
+        if all(reference_shapes.get(theirs) == port_shapes.get(ours) for theirs, ours in pairs):
+            yield tuple(single_rule(theirs, ours) for theirs, ours in pairs)
+
+
 def candidates(
     port: Sequence[Unit],
     reference: Sequence[Unit],

@@ -386,6 +386,10 @@ class WeightSearch(FactorSearch):
         ways = matrix_candidates.candidates(group, matches, self.port.shapes, self.reference.shapes, heads)
         arranged = [way for order in (FeatureOrder(), *self._orders) for way in self._arranged(group, matches, order)]
         ways = chain(ways, arranged)
+        if len(group) == len(matches) == 1:
+            ways = chain(
+                matrix_candidates.composed(group[0], matches[0], self.port.shapes, self.reference.shapes), ways
+            )
         if not any(one.biases for one in group):
             self._silence(matches)
         following = self._next(group, trace)
@@ -396,16 +400,19 @@ class WeightSearch(FactorSearch):
         else:
             single = group[:1]
             ranked = sorted(matches, key=lambda one: -similarity(one.names[0], single[0].names[0]))
+            nearest = ranked[0]
             for mate in ranked:
                 ways = matrix_candidates.candidates(single, [mate], self.port.shapes, self.reference.shapes, heads)
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
                     return
-            if self._next(single, trace) is None:
+            returned = [one for one in self.found.reference.outputs if one.is_floating_point()]
+            ranked = [one for one in ranked if any(apart(one.output, other) <= SAME for other in returned)]
+            if ranked and self._next(single, trace) is None:
                 ways = matrix_candidates.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
                 if self._choose(single, ranked[:1], ways, None, trace):
                     return
             if not self._settle_neutral(group[0], trace):
-                self._give_up(group[0], ranked[0])
+                self._give_up(group[0], nearest)
 
     def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
         """A bias behind a matrix that has its values already, as a decoder's that is the word table."""

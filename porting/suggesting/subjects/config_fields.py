@@ -293,7 +293,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     if word == "window" and next(fields_of(Role.WINDOW, config), None) is not None:
         role = Role.WINDOW  # and not how many positions there are, as in models that see all
     if role is None or role is Role.RATIO:
-        return None if role is None else ratio(config)
+        return _of_same_words(word, config) if role is None else ratio(config)
     if role is Role.HIDDEN and config.get("embedding_size") is not None and _is_embedding_width(word, others):
         return "embedding_size"
     if role is Role.HIDDEN and "projection_dim" in config and _takes_parts(others, config):
@@ -301,7 +301,29 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     found = _sided(role, _part_of(asked), config) or next(fields_of(role, config), None)
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
-    return _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
+    found = _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
+    return _of_same_words(word, config) if found is None else found
+
+
+def _of_same_words(word: str, config: Mapping[str, object]) -> str | None:
+    """The only field whose name has all the words of another name, and the fewest besides; two words at least.
+
+    >>> fields = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "max_bucket_distance": 80}
+    >>> [_of_same_words(one, fields) for one in ("conv_pos", "conv_pos_groups", "max_distance", "pos")]
+    ['num_conv_pos_embeddings', 'num_conv_pos_embedding_groups', 'max_bucket_distance', None]
+    """
+
+    def plain(name: str) -> frozenset[str]:
+        return frozenset(one.rstrip("s") for one in _words(name) if one not in _COUNT_WORDS)
+
+    words = plain(word)
+    known = {name: plain(name) for name, value in config.items() if value is not None and not isinstance(value, dict)}
+    more = {name: len(some - words) for name, some in known.items() if len(words) > 1 and words <= some}
+    nearest = [name for name, count in more.items() if count == min(more.values())]
+    return nearest[0] if len(nearest) == 1 else None
+
+
+_COUNT_WORDS = frozenset({"n", "num", "number", "of"})
 
 
 def _same_field(asked: str, config: Mapping[str, object]) -> str | None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -290,6 +291,7 @@ class _OperationRecorder(DispatchMode):
         self._before: dict[int, frozenset[int]] = {}
         self._stored: dict[int, TensorOrigin] = {}  # memory that activations were written into, as into a cache
         self._sources: dict[int, TensorSource] = {}
+        self._joined: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
         for name, tensor in leaves.items():
             self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
             self._origins.setdefault(id(tensor), TensorOrigin(weights=(name,)))
@@ -380,6 +382,8 @@ class _OperationRecorder(DispatchMode):
             origin = CONSTANT
         elif not active:
             origin = TensorOrigin(weights=weights)
+            if name == "cat" and len(weights) > 1 and result.is_contiguous():
+                self._note_joined(given, origins, result)
         elif not weights:
             acting = [one for one in origins if one.active]
             if name in SUMS:
@@ -409,9 +413,30 @@ class _OperationRecorder(DispatchMode):
 
     def _note_origin(self, name: str, origin: TensorOrigin, outputs: Sequence[Tensor]) -> None:
         for one in outputs:
-            self._origins[id(one)] = origin
+            self._origins[id(one)] = origin if origin.active or name not in MOVES else self._part(one, origin)
             if self._keep and origin.active and one.is_floating_point() and name not in MOVES:
                 self.trace.values.append(one.detach().clone())
+
+    def _note_joined(self, given: Sequence[Tensor], origins: Sequence[TensorOrigin], result: Tensor) -> None:
+        """Note where in a row of weights each of them lies, as ``torch.cat`` puts them along their first axis."""
+        ends = [0, *accumulate(one.numel() for one in given)]
+        whole = all(
+            torch.equal(part.reshape(-1), result.reshape(-1)[a:b])
+            for part, (a, b) in zip(given, pairwise(ends), strict=True)
+        )
+        if whole:
+            pieces = [(*span, origin.weights) for span, origin in zip(pairwise(ends), origins, strict=True)]
+            self._joined[result.untyped_storage().data_ptr()] = pieces
+
+    def _part(self, tensor: Tensor, origin: TensorOrigin) -> TensorOrigin:
+        """What a slice of a row of weights is made of."""
+        pieces = self._joined.get(tensor.untyped_storage().data_ptr()) if self._joined and tensor.numel() else None
+        if pieces is None:
+            return origin
+        first = tensor.storage_offset()
+        last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        names = (name for start, end, some in pieces if start <= last and end > first for name in some)
+        return TensorOrigin(weights=tuple(dict.fromkeys(names)))
 
     def _note_source(self, number: int, name: str, given: Sequence[Tensor], result: Tensor) -> None:
         """Note where a result was made: what was only moved about is followed back, and so is what was normed."""

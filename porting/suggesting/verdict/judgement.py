@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -180,6 +181,7 @@ def _all(
 ) -> Iterator[Reason]:
     later = [*_later(subjects)]
     parts = [*_rows(subjects), *_mask(subjects), *later, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    parts += _idle(subjects, found, unmapped)
     yield from parts
     kinds = {one.kind for one in parts}
     untied = [one.port.rpartition(".")[0] for one in found.divergences if one.what == "second"]
@@ -412,6 +414,25 @@ def _later(subjects: ModelPair) -> Iterator[Reason]:
     yield Reason(kind="mask", said=said, shown=not loose)
 
 
+def _idle(subjects: ModelPair, found: SearchResult, unmapped: Sequence[Unmapped]) -> list[Reason]:
+    """What speaks against a trunk that both sides have: nothing fills most of the module's matrices.
+
+    It is shown where its forward uses none of these, and the reference uses matrices of their shapes.
+    """
+    matrices = [one for one in subjects.built.module.parameters() if one.ndim > 1]
+    empty = [one for one in unmapped if one.side == "module" and len(one.shape) > 1 and not one.tie]
+    if 2 * len(empty) <= len(matrices) or found.exhausted:
+        return []
+    idle = [one for one in empty if one.where == "never"]
+    lacking = Counter(tuple(sorted(subjects.twin.tensors[name].shape)) for unit in found.lacking for name in unit.names)
+    known = (Counter(tuple(sorted(one.shape)) for one in idle) & lacking).total()
+    if 2 * len(idle) > len(matrices) and 4 * known >= 3 * len(idle):
+        names = ", ".join(patterns([one.name for one in idle], _mapped(found))[:3])
+        said = f"the forward never uses {len(idle)} of the module's {len(matrices)} matrices ({names})"
+        return [Reason(kind="idle", said=f"{said}, and the checkpoint's model uses its own", shown=True)]
+    return [Reason(kind="idle", said=f"nothing fills {len(empty)} of the module's {len(matrices)} matrices")]
+
+
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
@@ -479,8 +500,33 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 def _strange(found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number in _unlike(found)[0]:
-        said = f"what the module returns{f' as number {number}' if len(found.outputs) > 1 else ''} is none of the"
-        yield Reason(kind="output", said=f"{said} reference's activations: something is done to it at the end")
+        value, which = found.outputs[number], f" as number {number}" if len(found.outputs) > 1 else ""
+        theirs = [one for one in found.reference.outputs if one.shape == value.shape]
+        confined = _confined(value)
+        if theirs and confined and confined not in map(_confined, theirs):
+            said = f"what the module returns{which} {confined}, and the reference's does not, whatever the weights are"
+            yield Reason(kind="output", said=said, shown=True)
+            continue
+        said = (
+            f"what the module returns{which} is none of the reference's activations: something is done to it at the end"
+        )
+        yield Reason(kind="output", said=said)
+
+
+def _confined(value: Tensor) -> str:
+    """What holds of each row of an output [... e] with any weights, after a last step such as softmax; may be empty."""
+    if value.shape[-1] < 2 or not bool(torch.isfinite(value).all()):
+        return ""
+    ones = torch.ones((), dtype=value.dtype)
+    holds = {
+        "sums to 1, as probabilities do": value.sum(-1),
+        "is logarithms of probabilities": value.logsumexp(-1).exp(),
+        "has length 1": value.norm(dim=-1),
+    }
+    for said, size in holds.items():
+        if torch.allclose(size, ones.expand_as(size), rtol=0, atol=1e-9):
+            return said
+    return "is nowhere below 0" if bool((value >= 0).all()) else ""
 
 
 def _unlike(found: SearchResult) -> tuple[list[int], list[int]]:
