@@ -501,10 +501,11 @@ def _strange(found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number in _unlike(found)[0]:
         value, which = found.outputs[number], f" as number {number}" if len(found.outputs) > 1 else ""
-        theirs = [one for one in found.reference.outputs if one.shape == value.shape]
+        known = (found.reference.outputs, found.reference.values)
+        theirs = next((same for some in known if (same := [one for one in some if one.shape == value.shape])), [])
         confined = _confined(value)
         if theirs and confined and confined not in map(_confined, theirs):
-            said = f"what the module returns{which} {confined}, and the reference's does not, whatever the weights are"
+            said = f"what the module returns{which} {confined}, and the reference's does not, whatever the weights"
             yield Reason(kind="output", said=said, shown=True)
             continue
         said = (
