@@ -29,9 +29,9 @@ SOUNDS = (FEATURES, SAMPLES)
 _DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
 
 _WORDS = {
-    SEGMENTS: r"token_type.*|segment.*|segs?(_.*)?|types?|kinds?|type_ids"
+    SEGMENTS: r"token_type.*|segment(?!_pos).*|segs?(_.*)?|types?|kinds?|type_ids"
     r"|sentence_?(type|id|idx|index|label|segment|num|no).*",
-    POSITIONS: r"position.*|pos|pos_ids",
+    POSITIONS: r"position.*|pos|pos_ids|(segment|token|seq|word|absolute)_pos(ition)?s?(_ids)?",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
     MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid",
     LENGTHS: r"((valid|src|source|seq|sequence|input|text|token|x)_)?(lens|lengths)|valid_len",

@@ -306,22 +306,46 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
 
 
 def _of_same_words(word: str, config: Mapping[str, object]) -> str | None:
-    """The only field whose name has all the words of another name, and the fewest besides; two words at least.
+    """The field that has the most words in common with a name, and the fewest besides, if it is one.
+
+    Two words are enough, or a single long one that is all of the name.  A word may be cut short, and one of the name's
+    may be missing: the kernel of a convolution is not called by it.
 
     >>> fields = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "max_bucket_distance": 80}
-    >>> [_of_same_words(one, fields) for one in ("conv_pos", "conv_pos_groups", "max_distance", "pos")]
+    >>> [_of_same_words(one, fields) for one in ("conv_pos", "pos_conv_groups", "max_distance", "pos")]
     ['num_conv_pos_embeddings', 'num_conv_pos_embedding_groups', 'max_bucket_distance', None]
+    >>> _of_same_words("pos_conv_kernel", fields)
+    'num_conv_pos_embeddings'
+    >>> [_of_same_words(one, {"prediction_length": 7, "patch_length": 3}) for one in ("pred_len", "patch_len")]
+    ['prediction_length', 'patch_length']
     """
 
-    def plain(name: str) -> frozenset[str]:
-        return frozenset(one.rstrip("s") for one in _words(name) if one not in _COUNT_WORDS)
+    def plain(name: str) -> list[str]:
+        return [
+            one.rstrip("s") for one in _words(name) if one not in _COUNT_WORDS and one not in _PART_WORDS and one[1:]
+        ]
+
+    def common(ours: list[str], theirs: list[str]) -> int:
+        return sum(any(_same_word(one, other) for other in theirs) for one in ours)
 
     words = plain(word)
-    known = {name: plain(name) for name, value in config.items() if value is not None and not isinstance(value, dict)}
-    more = {name: len(some - words) for name, some in known.items() if len(words) > 1 and words <= some}
-    nearest = [name for name, count in more.items() if count == min(more.values())]
-    return nearest[0] if len(nearest) == 1 else None
+    ranked: dict[tuple[int, int], list[str]] = {}
+    for name, value in config.items():
+        known = [] if value is None or isinstance(value, list | dict | str) else plain(name)
+        same = common(words, known)
+        if (same > 1 and same >= len(words) - 1) or (same == len(words) == 1 and len(words[0]) >= LONG_WORD):
+            ranked.setdefault((same, -len(known)), []).append(name)
+    best = ranked[max(ranked)] if ranked else []
+    return best[0] if len(best) == 1 else None
 
+
+def _same_word(one: str, other: str) -> bool:
+    """Whether two words are one, or one is the other cut short: ``len``, ``pred``, ``interm``."""
+    return one == other or (min(len(one), len(other)) > 2 and (one.startswith(other) or other.startswith(one)))
+
+
+LONG_WORD = 5
+"""Letters of a word that says enough by itself: ``num_frames`` is ``frames_per_clip``."""
 
 _COUNT_WORDS = frozenset({"n", "num", "number", "of"})
 

@@ -536,7 +536,8 @@ def sees_later(
     free = other[:, 2:4]  # of the vocabulary, and one of the two is another one
     other[:, at] = torch.where(other[:, at] == free[:, 0], free[:, 1], free[:, 0])
     changes = []
-    for before, after in zip(run(inputs), run({**inputs, name: other}), strict=True):
+    pairs = zip(run(inputs), run({**inputs, name: other}), strict=True)
+    for before, after in ([_by_row(one, tuple(ids.shape)) for one in pair] for pair in pairs):
         if before.shape[:2] == ids.shape and before.ndim == 3:  # [b t e]; scores may be [b h q k] of as many heads
             scale = float(before.abs().max())
             changes.append(float((before - after)[:, rest].abs().max()) / (scale or 1.0))
@@ -547,10 +548,15 @@ def sees_later(
 
 def _looks_ahead(base: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Whether outputs of a decoder [b t ...] change in front of its last token, which is another one."""
-    shaped = (
-        pair for pair in zip(base, others, strict=True) if pair[0].shape[:2] == (BATCH, OTHERS) and pair[0].ndim == 3
-    )
+    pairs = ([_by_row(one, (BATCH, OTHERS)) for one in pair] for pair in zip(base, others, strict=True))
+    shaped = ((one, other) for one, other in pairs if one.shape[:2] == (BATCH, OTHERS) and one.ndim == 3)
     return any(_far(one[:, :-1], other[:, :-1]) for one, other in shaped)
+
+
+def _by_row(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An output [b t e], where it has its rows one after the other, [(b t) e]."""
+    flat = value.ndim == 2 and len(value) == math.prod(shape)
+    return value.reshape(*shape, value.shape[-1]) if flat else value
 
 
 def _differ_any(values: list[Tensor], where: Tensor) -> bool:

@@ -129,11 +129,7 @@ def better_sizes(
     names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
     names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
     given = Counter(asked.values())  # of two names for one field, one may be another size: hidden_size beside dim
-    names += [
-        name
-        for name, field in asked.items()
-        if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES and name not in names
-    ]
+    names += [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field) and name not in names]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
     sizes = _Sizes(into, config, shapes, taken)
@@ -146,6 +142,11 @@ def better_sizes(
         if field is not None and sizes.alike({**found, name: field}) >= sizes.alike(found):
             found[name] = field
     return found
+
+
+def _may_be_two(field: str) -> bool:
+    """Whether two names for a field may be two sizes; two texts may well have one vocabulary."""
+    return role_of(field.rpartition(".")[2]) in SIZES - {Role.VOCABULARY}
 
 
 def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> list[tuple[str, str]]:
@@ -164,7 +165,7 @@ def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Coll
         elif name not in known and (
             role_of(field) is Role.INNER or field in {ratio(config), ratio(config, whole=False)}
         ):
-            found += [(name, f"2 * {field}"), (name, f"3 * {field} // 2")]
+            found += [(name, f"2 * {field}"), (name, f"3 * {field} // 2"), (name, f"{field} // 2")]
     return found
 
 
@@ -263,7 +264,7 @@ def told_apart(
         within: how large the module may become, without values.
     """
     given = Counter(asked.values())
-    names = [name for name, field in asked.items() if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES]
+    names = [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field)]
     if not names:
         return {}
     wanted: Shapes = Counter(map(_sizes, shapes))

@@ -201,7 +201,9 @@ def _all(
     yield from () if rounded or decided else puzzles(left)
     tiny = [*fine(proof)]
     yield from tiny
-    strange = [] if found.divergences or any(one.side == "module" for one in unmapped) else [*_strange(found)]
+    strange = [*_strange(found)]
+    if found.divergences or any(one.side == "module" for one in unmapped):  # they explain what is only unlike
+        strange = [one for one in strange if one.shown]
     yield from strange
     kinds |= {one.kind for one in (*causes, *tiny, *strange)}
     explained = bool(kinds) or any(one.cause for one in found.divergences)
@@ -436,6 +438,7 @@ def _idle(subjects: ModelPair, found: SearchResult, unmapped: Sequence[Unmapped]
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
+    unsure = any(one.what in {"extra", "shape"} for one in found.divergences)  # what stands behind is a guess
     for one in sorted(found.divergences, key=lambda one: one.what != "shared"):  # what is seen by itself
         match one.what:
             case "bias" if not _zero(checkpoint, subjects, one.reference):
@@ -453,7 +456,8 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
             case "shared":
                 first = next((move.reads[0] for move in found.moves if one.port in move.writes), "")
                 said = f"{one.port} is used again where the checkpoint's model uses {one.reference}, and not {first}"
-                yield Reason(kind="shared", said=said, shown=not _equal(checkpoint, subjects, one.reference, first))
+                shown = not unsure and not _equal(checkpoint, subjects, one.reference, first)
+                yield Reason(kind="shared", said=said, shown=shown)
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
                 yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
@@ -501,11 +505,11 @@ def _strange(found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number in _unlike(found)[0]:
         value, which = found.outputs[number], f" as number {number}" if len(found.outputs) > 1 else ""
-        known = (found.reference.outputs, found.reference.values)
-        theirs = next((same for some in known if (same := [one for one in some if one.shape == value.shape])), [])
+        sides = (found.reference.outputs, found.reference.values)
+        theirs = next((same for some in sides if (same := [one for one in some if _as_many(one, value)])), [])
         confined = _confined(value)
         if theirs and confined and confined not in map(_confined, theirs):
-            said = f"what the module returns{which} {confined}, and the reference's does not, whatever the weights"
+            said = f"what the module returns{which} {confined}, whatever the weights are, and the reference's output is free"
             yield Reason(kind="output", said=said, shown=True)
             continue
         said = (
@@ -514,15 +518,20 @@ def _strange(found: SearchResult) -> Iterator[Reason]:
         yield Reason(kind="output", said=said)
 
 
+def _as_many(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs [... e] have as many rows of one length: they may stand one after the other."""
+    return one.ndim > 0 < other.ndim and one.shape[-1] == other.shape[-1] and one.numel() == other.numel()
+
+
 def _confined(value: Tensor) -> str:
     """What holds of each row of an output [... e] with any weights, after a last step such as softmax; may be empty."""
-    if value.shape[-1] < 2 or not bool(torch.isfinite(value).all()):
+    if not value.is_floating_point() or value.shape[-1] < 2 or not bool(torch.isfinite(value).all()):
         return ""
     ones = torch.ones((), dtype=value.dtype)
     holds = {
         "sums to 1, as probabilities do": value.sum(-1),
-        "is logarithms of probabilities": value.logsumexp(-1).exp(),
-        "has length 1": value.norm(dim=-1),
+        "gives logarithms of probabilities": value.logsumexp(-1).exp(),
+        "has rows of length 1": value.norm(dim=-1),
     }
     for said, size in holds.items():
         if torch.allclose(size, ones.expand_as(size), rtol=0, atol=1e-9):
