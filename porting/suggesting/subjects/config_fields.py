@@ -306,10 +306,9 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
 
 
 def _of_same_words(word: str, config: Mapping[str, object]) -> str | None:
-    """The field that has the most words in common with a name, and the fewest besides, if it is one.
+    """The field that has all words of a name, two at least, and the fewest besides, if it is one.
 
-    Two words are enough, or a single long one that is all of the name.  A word may be cut short, and one of the name's
-    may be missing: the kernel of a convolution is not called by it.
+    A word may be cut short, and one that says what kind of size it is may be missing.
 
     >>> fields = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "max_bucket_distance": 80}
     >>> [_of_same_words(one, fields) for one in ("conv_pos", "pos_conv_groups", "max_distance", "pos")]
@@ -333,7 +332,7 @@ def _of_same_words(word: str, config: Mapping[str, object]) -> str | None:
     for name, value in config.items():
         known = [] if value is None or isinstance(value, list | dict | str) else plain(name)
         same = common(words, known)
-        if (same > 1 and same >= len(words) - 1) or (same == len(words) == 1 and len(words[0]) >= LONG_WORD):
+        if same > 1 and same >= len([one for one in words if one not in _SIZE_WORDS]):
             ranked.setdefault((same, -len(known)), []).append(name)
     best = ranked[max(ranked)] if ranked else []
     return best[0] if len(best) == 1 else None
@@ -344,10 +343,8 @@ def _same_word(one: str, other: str) -> bool:
     return one == other or (min(len(one), len(other)) > 2 and (one.startswith(other) or other.startswith(one)))
 
 
-LONG_WORD = 5
-"""Letters of a word that says enough by itself: ``num_frames`` is ``frames_per_clip``."""
-
 _COUNT_WORDS = frozenset({"n", "num", "number", "of"})
+_SIZE_WORDS = frozenset({"kernel", "size", "width", "dim", "length", "len"})
 
 
 def _same_field(asked: str, config: Mapping[str, object]) -> str | None:

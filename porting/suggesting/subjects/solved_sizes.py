@@ -165,7 +165,8 @@ def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Coll
         elif name not in known and (
             role_of(field) is Role.INNER or field in {ratio(config), ratio(config, whole=False)}
         ):
-            found += [(name, f"2 * {field}"), (name, f"3 * {field} // 2"), (name, f"{field} // 2")]
+            found += [(name, f"2 * {field}"), (name, f"3 * {field} // 2")]
+            found += [(name, f"{field} // 2")] if role_of(field) is Role.INNER else []
     return found
 
 

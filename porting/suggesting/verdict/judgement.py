@@ -509,8 +509,8 @@ def _strange(found: SearchResult) -> Iterator[Reason]:
         theirs = next((same for some in sides if (same := [one for one in some if _as_many(one, value)])), [])
         confined = _confined(value)
         if theirs and confined and confined not in map(_confined, theirs):
-            said = f"what the module returns{which} {confined}, whatever the weights are, and the reference's output is free"
-            yield Reason(kind="output", said=said, shown=True)
+            said = f"what the module returns{which} {confined}, whatever the weights are"
+            yield Reason(kind="output", said=f"{said}, and what the reference returns does not", shown=True)
             continue
         said = (
             f"what the module returns{which} is none of the reference's activations: something is done to it at the end"
