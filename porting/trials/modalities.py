@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from porting.target import signature_parameters
 
-PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
+PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "pixel_values",
+    "pixel_values_videos",
     "input_values",
     "input_features",
     "past_values",
@@ -34,7 +35,7 @@ DECODER = "decoder_"
 
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
-SIGNALS = (PIXELS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
+SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
 """What a model may take that is no token."""
 
 VISION = re.compile(r"vision|visual|image|pixel|vit|picture|backbone")
@@ -235,7 +236,7 @@ def _pictures(config: Mapping[str, object], taken: Mapping[str, bool]) -> Iterat
             "cross_attention_mask": torch.ones(rows, 1, 1, tiles, dtype=torch.long),
         }
     if _int(config, ("num_frames", "frames_per_clip"), VISION, 0) and IDS not in taken:
-        name = "pixel_values_videos" if "pixel_values_videos" in taken and PIXELS not in taken else PIXELS
+        name = VIDEOS if VIDEOS in taken and PIXELS not in taken else PIXELS
         for high, wide in sizes[:2]:
             yield _shaped(name, (frames, channels, high, wide), taken)
     told = [one for one in _TOLD if one in taken]
@@ -380,7 +381,7 @@ def completed(
 def signals_of(module: nn.Module, config: Mapping[str, object]) -> Iterator[Signal]:
     """Ways to give a model what it takes beside tokens, the most usual first."""
     taken = parameters_of(module)
-    if PIXELS in taken or "pixel_values_videos" in taken or "flattened_patches" in taken or "grid_thw" in taken:
+    if PIXELS in taken or VIDEOS in taken or "flattened_patches" in taken or "grid_thw" in taken:
         yield from (Signal("picture", one) for one in _pictures(config, taken))
     if SAMPLES in taken or FEATURES in taken or SPECTROGRAM in taken:
         yield from (Signal("sound", one) for one in _sounds(config, taken))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.subjects.forward_arguments import audio_argument_mapping
+from porting.suggesting.subjects.forward_arguments import signal_argument_mapping
 from porting.suggesting.subjects.questions import Asker
 from tests.suggesting.oracle import BOUND, Drafted, drafted, source
 from tests.suggesting.pairs import CrossAttending
@@ -101,7 +101,7 @@ class Told(Ear):
 def test_a_mask_is_given_to_a_decoder_that_sees_later_tokens_without_one() -> None:
     torch.manual_seed(0)
     module = Told(SimpleNamespace(**FIELDS)).double().eval()
-    found = audio_argument_mapping(module, ("input_features", "decoder_input_ids"), FIELDS, 113, 1, Asker())
+    found = signal_argument_mapping(module, ("input_features", "decoder_input_ids"), FIELDS, 113, 1, Asker())
     assert ("decoder_causal_mask [q k]", "mask -> bool [q k]") in found.rules
 
 
@@ -139,3 +139,55 @@ def test_what_nobody_knows_of_is_asked_for(tmp_path: Path) -> None:
     source("WhisperForConditionalGeneration", FIELDS, tmp_path)
     with pytest.raises(VerifyError, match=r"takes 'loudness', and nothing tells .* input_features, decoder_input_ids"):
         suggest(tmp_path, Deaf)
+
+
+VIDEOS = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 52, "image_size": 16,
+    "num_frames": 4, "tubelet_size": [2, 8, 8], "num_channels": 3, "layer_norm_eps": 1e-6, "qkv_bias": True,
+    "hidden_act": "gelu",
+}  # fmt: skip
+
+
+class Watching(nn.Module):
+    """ViViT, in another person's words: videos are [b c t h w]."""
+
+    def __init__(self, width: int, depth: int, heads: int, inner: int, frames: int, img_size: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv3d(3, width, (2, 8, 8), (2, 8, 8))
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, frames // 2 * (img_size // 8) ** 2 + 1, width))
+        self.layers = nn.ModuleList(self.layer(width, heads, inner) for _ in range(depth))
+        self.last = nn.LayerNorm(width, eps=1e-6)
+
+    def layer(self, width: int, heads: int, inner: int) -> nn.Module:
+        return nn.TransformerEncoderLayer(
+            width, heads, inner, 0.0, F.gelu, layer_norm_eps=1e-6, batch_first=True, norm_first=True
+        )
+
+    def forward(self, video: Tensor) -> Tensor:
+        """``video`` [b c t h w]; the first token's state [b e] of all."""
+        x = self.cut(video).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        normed: Tensor = self.last(x)
+        return normed
+
+
+def test_videos_are_turned_where_the_channels_stand_in_front() -> None:
+    module = Watching(24, 2, 4, 52, 4, 16).double().eval()
+    found = signal_argument_mapping(module, ("pixel_values",), VIDEOS, 97, 0, Asker())
+    assert found.rules == (("pixel_values [b t c h w]", "video [b c t h w]"),)
+
+
+@pytest.mark.slow
+def test_videos(tmp_path: Path) -> None:
+    model = source("VivitModel", VIDEOS, tmp_path)
+    found = suggest(tmp_path, Watching)
+    assert found.verdict is Verdict.TRUNK, str(found)  # it has no pooler
+    assert found.missing == ("pooler",), str(found)
+    loaded: Any = porting.load(tmp_path, Watching, found.table).double().eval()
+    video = torch.randn(2, 4, 3, 16, 16, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model(pixel_values=video).last_hidden_state
+        assert float((loaded(video.transpose(1, 2)) - expected).abs().max() / expected.abs().max()) < BOUND

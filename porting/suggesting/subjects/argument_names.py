@@ -21,9 +21,10 @@ from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.target import with_arguments
 from porting.trials.derived_inputs import CAUSAL, CAUSAL_ATTENTION, LENGTHS, NAMES, SQUARE_ATTENTION, source_of
 from porting.trials.inputs import for_port
-from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
+from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS, VIDEOS
 from porting.trials.padding import DECODER_MASK, MASK
 
+VISUAL = (PIXELS, VIDEOS)
 SOUNDS = (FEATURES, SAMPLES)
 """Sound as the energies of bands over time, and as it was sampled."""
 _DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
@@ -37,7 +38,7 @@ _WORDS = {
     LENGTHS: r"((valid|src|source|seq|sequence|input|text|token|x)_)?(lens|lengths)|valid_len",
     FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
     SAMPLES: r"input_values|wav.*|signals?|samples|raw_.*",
-    PIXELS: r"pixel_values|pixels?|images?|imgs?|picture",
+    PIXELS: r"pixel_values(_videos)?|pixels?|images?|imgs?|picture|videos?|clips?|films?",
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x|tokens?|words?|seq|text).*"
     r"|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
@@ -220,7 +221,7 @@ def _understood(
         if role is None or role in found.values() or source_of(role) not in available:
             first = required and not found and (role is None or source_of(role) not in available)
             if first:
-                found[name] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
+                found[name] = next(one for one in (IDS, *SOUNDS, *VISUAL) if one in available)
             elif required and not (role in {MASK, DECODER_MASK} and role in found.values()):
                 unknown.append(name)
             else:  # of several masks for the same tokens :class:`MaskArguments` tells which is which
@@ -229,7 +230,7 @@ def _understood(
         found[name] = role
     kinds = {one.kind for one in inspect.signature(module.forward).parameters.values()}
     if not found and not unknown and inspect.Parameter.VAR_POSITIONAL in kinds:  # it passes on what it is given
-        found["0"] = next(one for one in (IDS, *SOUNDS, PIXELS) if one in available)
+        found["0"] = next(one for one in (IDS, *SOUNDS, *VISUAL) if one in available)
     return found, loose, unknown
 
 
@@ -241,6 +242,8 @@ def unexplained(module: nn.Module, available: Sequence[str]) -> list[str]:
 def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
     """What an argument of that name means, given what those before it do."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
+    if role in VISUAL:
+        return next((one for one in VISUAL if one in available), PIXELS)
     if role in _DECODERS and role not in available:  # a decoder that stands alone
         role = _DECODERS[role]
     sound = next((one for one in SOUNDS if one in available), None)
@@ -248,8 +251,10 @@ def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str 
         return sound
     if role != IDS:
         return role
+    if IDS not in available and sound is not None and sound not in taken:
+        return sound
     if IDS not in available:
-        return sound if sound is not None and sound not in taken else DECODER_IDS if taken else PIXELS
+        return DECODER_IDS if taken else next((one for one in VISUAL if one in available), PIXELS)
     return DECODER_IDS if IDS in taken and DECODER_IDS in available else IDS  # a second kind of words: the decoder's
 
 
@@ -296,7 +301,7 @@ def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[
             if role in layout:
                 theirs, axes = layout[role]
                 rules.append((theirs, f"{name} -> {kind} {axes}" if kind else f"{name} {axes}"))
-            elif role in {PIXELS, *SOUNDS}:
+            elif role in {*VISUAL, *SOUNDS}:
                 rules.append((role, name))
             elif role == LENGTHS:
                 rules.append((f"{LENGTHS} [b]", f"{name} [b]"))

@@ -53,6 +53,7 @@ class Role(StrEnum):
     EXPANSION = "inner size of a state-space layer by hidden size"
     STEP_RANK = "time step rank"
     TIED = "tied word tables"
+    FRAMES = "frames of a video"
 
 
 SYNONYMS: Mapping[str, Any] = tomllib.loads(

@@ -37,7 +37,7 @@ from porting.suggesting.subjects.argument_names import (
     unexplained,
     without_optional_masks,
 )
-from porting.suggesting.subjects.config_fields import Role, fields_of
+from porting.suggesting.subjects.config_fields import Role, config_number, fields_of
 from porting.suggesting.subjects.grouped_arguments import grouped_roles
 from porting.suggesting.subjects.guarded_run import STAY
 from porting.suggesting.subjects.operation_trace import numbers_of
@@ -47,7 +47,7 @@ from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.trials.derived_inputs import CAUSAL, LENGTHS
-from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS
+from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS, VIDEOS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
 
@@ -654,30 +654,41 @@ FRAMES = 2
 
 
 def shapes_of(config: Mapping[str, object]) -> Shapes:
-    """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples]."""
+    """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples].
+
+    Of a model of videos it is that of one of these, [frames, channels, height, width].
+    """
     inner = config.get("vision_config")
     fields = {**config, **(inner if isinstance(inner, dict) else {})}
-    size = fields.get("image_size") or 12
+    size = next((fields[name] for name in fields_of(Role.IMAGE, fields)), 12)
     high, wide = size if isinstance(size, list | tuple) else (size, size)
     channels = next((fields[name] for name in fields_of(Role.CHANNELS, fields)), 3)
     bands, places = config.get("num_mel_bins"), config.get("max_source_positions")
+    frames = config_number(config, Role.FRAMES)
+    picture = (*((frames,) if frames > 1 else ()), int(str(channels)), int(str(high)), int(str(wide)))
     return {
-        PIXELS: (int(str(channels)), int(str(high)), int(str(wide))),
+        PIXELS: picture,
+        VIDEOS: picture,
         SAMPLES: (SAMPLED,),
         FEATURES: (bands if isinstance(bands, int) else 80, FRAMES * (places if isinstance(places, int) else 10)),
     }
 
 
 def _turned(theirs: str, ours: str) -> tuple[str, str]:
-    """The other layout in which a forward may be given sounds."""
-    other = {FEATURES: ("[b m f]", "[b f m]"), SAMPLES: ("[b t]", "[b 1 t]")}.get(theirs)
+    """The other layout in which a forward may be given sounds or videos."""
+    video = ("[b t c h w]", "[b c t h w]")
+    other = {
+        FEATURES: ("[b m f]", "[b f m]"), SAMPLES: ("[b t]", "[b 1 t]"), PIXELS: video, VIDEOS: video,
+    }.get(theirs)  # fmt: skip
     return (theirs, ours) if other is None else (f"{theirs} {other[0]}", f"{ours} {other[1]}")
 
 
-def audio_argument_mapping(
+def signal_argument_mapping(
     module: nn.Module, available: Sequence[str], config: Mapping[str, object], vocabulary: int, padding: int, ask: Asker
 ) -> ArgumentMapping:
-    """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words.
+    """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words; or videos.
+
+    Videos are [b frames channels height width], or have the channels in front.
 
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.

@@ -20,7 +20,7 @@ from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import place_of
 from porting.notation.field import held, spellings, value_of
-from porting.suggesting.subjects.argument_names import SOUNDS, ArgumentMapping, given_argument_mapping
+from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
     Builder,
     BuiltModule,
@@ -34,7 +34,6 @@ from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, confi
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
     Shapes,
-    audio_argument_mapping,
     comparable,
     find_argument_mapping,
     hides_padding,
@@ -46,6 +45,7 @@ from porting.suggesting.subjects.forward_arguments import (
     sample_batch,
     sees_later,
     shapes_of,
+    signal_argument_mapping,
     use_rows_of,
     without_ignored_mask,
 )
@@ -66,7 +66,7 @@ from porting.suggesting.subjects.twin import (
 )
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
-from porting.trials.modalities import DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS, text_fields
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, VIDEOS, text_fields
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.reference import model_class
 
@@ -249,8 +249,8 @@ def _prepared(
     causal = _causal(twin.reference, available, vocabulary, padding, shapes)
     if inputs:
         way = given_argument_mapping(module, available, inputs)
-    elif not {*SOUNDS}.isdisjoint(available):
-        way = audio_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
+    elif not {*SOUNDS}.isdisjoint(available) or (IDS not in available and len(shapes[PIXELS]) == VIDEO_AXES):
+        way = signal_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
     else:
         way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
         way = without_ignored_mask(module, way, vocabulary, padding, shapes) if causal else way
@@ -409,15 +409,19 @@ def runnable(twin: Twin) -> Twin:
 
 def _takes_images(module: nn.Module, twin: Twin) -> bool:
     """Whether a module runs on images of the twin's size; so does one that takes none."""
-    images = _sample(twin).get(PIXELS)
+    given = _sample(twin)
+    images = next((given[one] for one in VISUAL if one in given), None)
     if images is None or len(_available(twin.reference, twin.config)) > 1:
         return True
-    try:
-        with torch.no_grad():
-            duplicate(module)(images.float())
-    except Exception:  # noqa: BLE001  # the user's own forward may raise anything, at a size or at all
-        return False
-    return True
+    for laid in (images, images.transpose(1, 2)) if images.ndim > VIDEO_AXES else (images,):
+        with suppress(Exception), torch.no_grad():  # the user's own forward may raise anything, at a size or at all
+            duplicate(module)(laid.float())
+            return True
+    return False
+
+
+VIDEO_AXES = 4
+"""Axes of one video: frames, channels, height and width."""
 
 
 def _sample(twin: Twin) -> dict[str, Tensor]:
@@ -485,11 +489,12 @@ def _could(module: nn.Module, twin: Twin) -> bool:
 def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:
     """The inputs that the reference takes, as far as batches are made of them."""
     taken = inspect.signature(reference.forward).parameters
-    names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, PIXELS) if name in taken]
+    names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, *VISUAL) if name in taken]
     if config_number(config, Role.SEGMENTS, 0) < 2:
         names = [name for name in names if name != SEGMENTS]
-    if PIXELS in names and IDS not in names:
-        return (PIXELS,)
+    if IDS not in names and (visual := [one for one in VISUAL if one in names]):
+        return (visual[0],)
+    names = [name for name in names if name != VIDEOS]
     sound = next((one for one in SOUNDS if one in taken), None)
     if sound is not None and IDS not in names:
         return (sound, DECODER_IDS) if DECODER_IDS in names else (sound,)
@@ -592,7 +597,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     check_deterministic(port)
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
-    kinds = [name for name in batch if name in (IDS, DECODER_IDS, PIXELS, FEATURES, SAMPLES)]
+    kinds = [name for name in batch if name in (IDS, DECODER_IDS, *VISUAL, *SOUNDS)]
     if len(kinds) == TWO_SIDES:
         other = sample_batch(
             without_ignored_mask,

@@ -14,6 +14,7 @@ from porting.checkpoint import Checkpoint
 from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.reporting.report import Report
+from porting.suggesting.subjects.argument_names import VISUAL
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
 from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch, shapes_of
@@ -21,7 +22,7 @@ from porting.suggesting.subjects.model_pair import ModelPair, completed_config, 
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, text_fields
+from porting.trials.modalities import DECODER_IDS, IDS, POSITIONS, SEGMENTS, text_fields
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Status
 from porting.verification import verify
@@ -181,7 +182,7 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
             vocabulary, padding = (config_number(fields, role) for role in (Role.VOCABULARY, Role.PADDING))
             generator = torch.Generator().manual_seed(seed)
             made[DECODER_IDS] = _words([9, 7, 5, 3], vocabulary, padding, generator, end_token(fields))
-        return [Case("4 images" if PIXELS in made else "4 sounds", made)]
+        return [Case("4 images" if not {*VISUAL}.isdisjoint(made) else "4 sounds", made)]
     padded = MASK in way.named or way.internal or DECODER_MASK in way.named
     short = [min(length, longest) for length in LENGTHS]
     found = [_case(subjects, fields, short if padded else [short[0]] * 4, seed, padded=padded)]
