@@ -390,6 +390,8 @@ class WeightSearch(FactorSearch):
             ways = chain(
                 matrix_candidates.composed(group[0], matches[0], self.port.shapes, self.reference.shapes), ways
             )
+        if made := self._made_with(group, matches, trace):
+            ways = ((*moves, *made) for moves in ways)
         if not any(one.biases for one in group):
             self._silence(matches)
         following = self._next(group, trace)
@@ -413,6 +415,24 @@ class WeightSearch(FactorSearch):
                     return
             if not self._settle_neutral(group[0], trace):
                 self._give_up(group[0], nearest)
+
+    def _made_with(self, group: Sequence[Unit], mates: Sequence[Unit], trace: OperationTrace) -> list[CandidateRule]:
+        """Rules for open tensors of which matrices are made that have a matrix of the group among their makers.
+
+        DeBERTa's queries meet a table of distances that was normed and multiplied by the layer's own keys.  No place
+        behind the group is the reference's until these are filled as well.
+        """
+        sides = []
+        for units, some in ((trace.units, group), (self.found.reference.units, mates)):
+            own = {name for one in some for name in one.names}
+            made = [one for one in units if len(one.weights) > 1 and own & {*one.weights} and one not in some]
+            sides.append([[name for name in one.weights if name not in own] for one in made])
+        rules: dict[str, CandidateRule] = {}
+        for ours, theirs in zip(*sides, strict=False):
+            pairs = [*zip(ours, theirs, strict=False)] if len(ours) == len(theirs) else []
+            if all(self.port.shapes[one] == self.reference.shapes[other] for one, other in pairs):
+                rules |= {one: single_rule(other, one, why="its place") for one, other in pairs}
+        return [rule for name, rule in rules.items() if name in self.port.loadable - self._filled]
 
     def _tied(self, unit: Unit, matches: Sequence[Unit]) -> None:
         """A bias behind a matrix that has its values already, as a decoder's that is the word table."""
