@@ -68,6 +68,9 @@ so many numbers besides."""
 MOST_UNUSUAL = 8
 """Of so many names pairs are tried that may stand for another number than a size."""
 
+MOST_SHOWN = 3
+"""With so many other values a name that shapes depend on changes them, or nothing can be built."""
+
 ROUNDS = 12
 """So often each size is looked for again, with what was found for the others."""
 
@@ -390,6 +393,7 @@ class _Sizes:
     def improved(self, names: Sequence[str], asked: Mapping[str, str]) -> dict[str, str]:
         """The fields of the names that fit better than what they have: a field of ``asked``, or their default."""
         has = {name: size for name in names for size, fields in self._fields.items() if asked.get(name) in fields}
+        names = [name for name in names if self._shows(name, has)]
         values = self._climbed(names, has)
         for name in names:
             kept = {other: size for other, size in values.items() if other != name}
@@ -426,6 +430,11 @@ class _Sizes:
             called = self._is_count(name) and not self._likely(name, values[name])[0]
             values = best if alike > usual or (called and alike == usual) else values
         return values
+
+    def _shows(self, name: str, values: Mapping[str, Size]) -> bool:
+        """Whether a name changes the shapes of what is built: of the many fields of a large config few do."""
+        plain = self._built(values)
+        return any(self._built({**values, name: size}) != plain for size in [*self._fields, *self._unusual][:MOST_SHOWN])
 
     def _is_count(self, name: str) -> bool:
         """Whether a name asks for a number of positions or patches, of which a config of pictures has none."""
