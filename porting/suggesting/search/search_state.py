@@ -7,6 +7,7 @@ are filled first.  No activation goes into one, and what comes out of it can be 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,14 @@ from porting.suggesting.search.activation_matching import (
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
 from porting.suggesting.search.embedding_candidates import indexed_alike
 from porting.suggesting.search.feature_permutation import FeatureOrder, based
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, distance, single_rule, transformed
+from porting.suggesting.search.layouts import (
+    CandidateRule,
+    RuleTerm,
+    distance,
+    element_axes,
+    single_rule,
+    transformed,
+)
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
@@ -60,20 +68,43 @@ def remaining(
             constants.remove(same)
             yield single_rule(same, name, why=COMPUTED), theirs[same]
     still = [name for name in theirs if name not in running]
-    for name, one in ours.items():
-        if name in running or not isinstance(one, nn.Parameter):
+    idle = [name for name, one in ours.items() if name not in running and isinstance(one, nn.Parameter)]
+
+    def squeezed(one: Tensor) -> list[int]:
+        return [size for size in one.shape if size != 1]
+
+    for name in idle:
+        one = ours[name]
+        fitting = [other for other in still if squeezed(theirs[other]) == squeezed(one)]
+        alone = sum(squeezed(ours[other]) == squeezed(one) for other in idle) == 1
+        near = _nearest(name, fitting, alone=alone and len(fitting) == 1)
+        if not near:
             continue
-        near = _nearest(name, [other for other in still if theirs[other].shape == one.shape])
-        if near:
-            still.remove(near)
-            yield single_rule(near, name, why=UNRUN), theirs[near]
+        still.remove(near)
+        rule = single_rule(near, name, why=UNRUN)
+        if theirs[near].shape != one.shape:
+            rule = single_rule(near, name, element_axes(theirs[near].shape), element_axes(one.shape), why=UNRUN)
+        if theirs[near].shape == one.shape or len(squeezed(one)) == 1:
+            yield rule, theirs[near].reshape(one.shape)
 
 
-def _nearest(name: str, others: Sequence[str]) -> str:
-    """Of those that end alike, the one that has most in common with a name; empty where that is little."""
+def _nearest(name: str, others: Sequence[str], *, alone: bool) -> str:
+    """Of those that end alike, the one that has most in common with a name; empty where that is little.
+
+    Args:
+        alone: there is one of its size on either side, so that a word in common is enough: mask_emb, masked_spec_embed.
+    """
     ends = [one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]]
     best = max(ends, key=lambda one: similarity(one, name), default="")
-    return best if best and similarity(best, name) >= ALIKE else ""
+    if best and similarity(best, name) >= ALIKE:
+        return best
+    words = [set(re.split(r"[._]", one)) for one in (name, *others[:1])]
+    common = [a for a in words[0] for b in words[-1] if len(a) > LETTERS and len(b) > LETTERS and (a in b or b in a)]
+    return others[0] if alone and common else ""
+
+
+LETTERS = 3
+"""Words of more letters say something."""
 
 
 class SearchState:

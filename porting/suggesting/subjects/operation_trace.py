@@ -381,7 +381,9 @@ class _OperationRecorder(DispatchMode):
         if any(part in name for part in NEW):
             origin = CONSTANT
         elif not active:
-            origin = TensorOrigin(weights=weights)
+            # ``cls + 0 * mask`` keeps a parameter in the graph, and nothing comes of it.
+            none = name == "mul" and any(type(one) in {int, float} and one == 0 for one in args)
+            origin = CONSTANT if none else TensorOrigin(weights=weights)
             if name == "cat" and len(weights) > 1 and result.is_contiguous():
                 self._note_joined(given, origins, result)
         elif not weights:

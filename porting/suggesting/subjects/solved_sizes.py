@@ -434,7 +434,9 @@ class _Sizes:
     def _shows(self, name: str, values: Mapping[str, Size]) -> bool:
         """Whether a name changes the shapes of what is built: of the many fields of a large config few do."""
         plain = self._built(values)
-        return any(self._built({**values, name: size}) != plain for size in [*self._fields, *self._unusual][:MOST_SHOWN])
+        return any(
+            self._built({**values, name: size}) != plain for size in [*self._fields, *self._unusual][:MOST_SHOWN]
+        )
 
     def _is_count(self, name: str) -> bool:
         """Whether a name asks for a number of positions or patches, of which a config of pictures has none."""

@@ -1,0 +1,109 @@
+"""What a search sees of a module: which weights an operation uses, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.suggesting.search.matrix_candidates import composed
+from porting.suggesting.search.search_state import remaining
+from porting.suggesting.subjects.operation_trace import OperationTrace, TracedModel, Unit, WeightUse, trace_operations
+from porting.target import named_tensors
+
+
+def traced(module: nn.Module, *inputs: Tensor) -> OperationTrace:
+    module.double()
+    return trace_operations(module, lambda one: one(*inputs), dict(named_tensors(module)), inputs)
+
+
+class JoinedBiases(nn.Module):
+    """Queries, keys and values have matrices of their own, and their biases are joined and cut again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        biases = torch.cat([part.get_parameter("bias") for part in self.parts]).chunk(3)
+        return [F.linear(x, part.get_parameter("weight"), bias) for part, bias in zip(self.parts, biases, strict=True)]
+
+
+def test_a_slice_of_joined_biases_is_the_one_that_it_holds() -> None:
+    units = traced(JoinedBiases(), torch.randn(2, 6, dtype=torch.float64)).units
+    assert [one.names for one in units] == [(f"parts.{i}.weight", f"parts.{i}.bias") for i in range(3)]
+
+
+class KeptInGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mask = nn.Parameter(torch.randn(1, 6)), nn.Parameter(torch.randn(1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first + 0 * self.mask, x])
+
+
+def test_what_is_multiplied_by_zero_is_not_used() -> None:
+    found = traced(KeptInGraph(), torch.randn(2, 6, dtype=torch.float64))
+    assert {name for one in found.units for name in one.names} <= {"first"}
+
+
+class TwoTexts(nn.Module):
+    """Both texts are embedded before the first is encoded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(20, 6), nn.Embedding(9, 6)
+        self.norms, self.out = nn.ModuleList(nn.LayerNorm(6) for _ in range(3)), nn.Linear(6, 6)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        y = self.norms[1](self.words(target) + self.places(torch.arange(target.shape[1])))
+        x = self.norms[2](self.norms[0](self.words(source)))
+        out: Tensor = self.out(y + x.mean(1, keepdim=True))
+        return out
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, ["norms.0", "norms.2", "norms.1"]), (1, ["norms.1", "norms.0"])])
+def test_the_first_text_is_gone_through_first(first: int, expected: list[str]) -> None:
+    module = TwoTexts().double()
+    given = [torch.arange(3, 8).view(1, 5), torch.arange(4, 8).view(1, 4)]
+    sides = []
+    for which in (first, 1 - first):
+        other = [one + 1 if number == which else one for number, one in enumerate(given)]
+        sides.append((lambda one, other=other: one(*other), other))
+    model = TracedModel(
+        module, dict(named_tensors(module)), frozenset(), lambda one: one(*given), given, (sides[0], sides[1])
+    )
+    names = [one.names[0].removesuffix(".weight") for one in model.run().units]
+    assert [one for one in names if one.startswith("norms")][: len(expected)] == expected
+    if not first:
+        assert names.index("places") == names.index("norms.1") - 1  # it belongs to what it is added to
+
+
+def test_what_never_runs_is_paired_by_a_word_where_it_is_alone() -> None:
+    ours = {"mask_emb": nn.Parameter(torch.zeros(6)), "mask.token": nn.Parameter(torch.zeros(1, 5))}
+    theirs = {
+        "masked_spec_embed": torch.randn(6),
+        "embeddings.mask.token": torch.randn(1, 1, 5),
+        "other": torch.randn(7),
+    }
+    found = {
+        move.writes[0]: (move.reads[0], tuple(value.shape)) for move, value in remaining(ours, theirs, frozenset())
+    }
+    assert found == {"mask_emb": ("masked_spec_embed", (6,)), "mask.token": ("embeddings.mask.token", (1, 5))}
+    several = {**theirs, "unmasked": torch.randn(6)}
+    assert [move.writes for move, _ in remaining(ours, several, frozenset())] == [("mask.token",)]
+
+
+def test_a_weight_of_two_tensors_is_paired_tensor_by_tensor() -> None:
+    sizes = (
+        {"v": (8, 4, 3), "g": (1, 1, 3), "b": (8,)},
+        {"original1": (8, 4, 3), "original0": (1, 1, 3), "bias": (8,)},
+    )
+    out = torch.zeros(1, 8, 5)
+    ours = Unit(WeightUse.LINEAR, ("v", "g"), 0, out, "", biases=("b",))
+    theirs = Unit(WeightUse.LINEAR, ("original0", "original1"), 0, out, "", biases=("bias",))
+    [way] = composed(ours, theirs, *sizes)
+    assert [(one.reads[0], one.writes[0]) for one in way] == [("original1", "v"), ("original0", "g"), ("bias", "b")]
