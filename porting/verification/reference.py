@@ -50,16 +50,18 @@ def model_class(architecture: str) -> Any | None:  # its methods have no types
     return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 
 
-def load_reference(checkpoint: Checkpoint, architecture: str, dtype: torch.dtype) -> nn.Module:
+def load_reference(
+    checkpoint: Checkpoint, architecture: str, dtype: torch.dtype, *, untouched: bool = False
+) -> nn.Module:
     """The checkpoint in transformers' own model, in eval mode, with attention and mixtures of experts written out.
 
     transformers is given the config and the tensors that were read here, and no path: of a directory it would choose
     the files itself, by names in the config and by rules of its own, and open links, pipes and files of any size.
-    The tensors are views of the mapped files: no value is read before it is used.
 
     Args:
         checkpoint: a checkpoint with a directory and a config.
         architecture: the class, as ``config.json`` spells it.
+        untouched: no value is read before it is used, and parameters are views of the mapped files.
 
     Raises:
         VerifyError: transformers has no such class, cannot load the checkpoint, or reads other files of it.
@@ -78,7 +80,11 @@ def load_reference(checkpoint: Checkpoint, architecture: str, dtype: torch.dtype
     _require_small(checkpoint)
     _require_same_files(checkpoint)
     config: Any = make.config_class
-    given: dict[str, Any] = {"state_dict": {name: checkpoint.read(name) for name in checkpoint.tensors}}
+    values = {
+        name: checkpoint.read(name, own=info.dtype == dtype and not untouched)  # others are cast, and so copied
+        for name, info in checkpoint.tensors.items()
+    }
+    given: dict[str, Any] = {"state_dict": values}
     if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
         given["experts_implementation"] = "eager"
     with quiet(), bounded(bounds(checkpoint.tensors, checkpoint.config)):

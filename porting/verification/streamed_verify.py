@@ -54,7 +54,7 @@ def verify_streamed(
     with chosen_for(None if by_default else table, given.into, table):
         subject = prepare_lazily(checkpoint, given.into, table, architecture, fresh=fresh, trust=trust)
     plan = subject.plan
-    stored = load_reference(checkpoint, subject.reference, stored_dtype(checkpoint))
+    stored = load_reference(checkpoint, subject.reference, stored_dtype(checkpoint), untouched=True)
     theirs = LiveReference(stored, f"transformers.{subject.reference}")
     refuse_unknown(table, lambda terms: theirs.points(terms, table.prefix), subject.module)
     running = time.perf_counter()
