@@ -33,7 +33,7 @@ from porting.checkpoint.container import (
 )
 from porting.checkpoint.dcp_archive import state_dict_shard
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, InMemory
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.inner_path import InnerPathNeededError, Tree
 from porting.checkpoint.layout import ChecksummedRange, Contents, Described, ElementType, Extent
@@ -220,7 +220,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
             if not expected.fullmatch(raw):
                 raise _bad_archive(source, f"its {name} is {quote(raw.decode('latin-1'))}", FETCH_AGAIN)
     structure = _record_bytes(source, entries["data.pkl"])
-    machine = kind(_Bytes(structure, source.where), 0, len(structure))
+    machine = kind(InMemory(structure, source.where), 0, len(structure))
     if isinstance(machine, InertMachine) and SCRIPT_MARK in entries:
         machine.declared = _declared(source, entries)
     if locate:
@@ -327,18 +327,6 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
 
 def _bad_archive(source: ByteSource, message: str, hint: str) -> CheckpointError:
     return bad_archive(source, TORCH, message, hint)
-
-
-class _Bytes:
-    """Bytes in memory as a source."""
-
-    def __init__(self, raw: bytes, where: str) -> None:
-        self.where = where
-        self.size = len(raw)
-        self._raw = raw
-
-    def pread(self, offset: int, count: int) -> bytes:
-        return self._raw[offset : offset + count]
 
 
 MAGIC = 0x1950A86A20F9469CFC6C

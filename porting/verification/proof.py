@@ -268,7 +268,6 @@ def _verify(
     seen = replace(seen, made=subject.plan.contents)
     drawn, turned = _drawn(theirs, sides.both, given.table, another(cases[0], batch, seed))
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
-    seconds = 0.0 if comparison.no_numbers else seconds  # what is solved for a cause has no solution with NaN in it
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
     found, diverges = name_causes(
@@ -280,7 +279,7 @@ def _verify(
         turned=turned,
         layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
         weights_compared=weighed,
-        seconds=seconds,
+        seconds=0.0 if comparison.no_numbers else seconds,  # what is solved for a cause has no solution with NaN in it
     )
     tell("done", stages, stages)
     ended = time.perf_counter()
