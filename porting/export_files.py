@@ -203,7 +203,8 @@ def config_of(checkpoint: Checkpoint) -> bytes | None:
     folder = _directory(checkpoint)
     path = folder.path / CONFIG_NAME
     raw = folder.read(CONFIG_NAME, limit=LARGEST) if folder.kind(CONFIG_NAME) else None
-    if (parse_config(raw, where=str(path)) if raw is not None else {}) != checkpoint.config:
+    found = parse_config(raw, where=str(path)) if raw is not None else {}
+    if found != checkpoint.config and repr(found) != repr(checkpoint.config):  # NaN is not equal to itself
         message = "it is not what it was when the checkpoint was opened"
         load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
         hint = Message(load)

@@ -1,12 +1,16 @@
 """What is used of matplotlib, imported here alone: without ``./matplotlibrc``, which it prefers to other settings.
 
-A stranger's file there could make it run LaTeX, or wait for ever.
+A stranger's file there could make it run LaTeX, or wait for ever.  Nor does a value of ``MPLBACKEND`` that matplotlib
+does not know end the import: pictures are drawn without a backend.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 
+_backend = "" if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", "")
 _exists = os.path.exists
 os.path.exists = lambda path: path != "matplotlibrc" and _exists(path)  # by this it looks for the file
 try:
@@ -22,6 +26,11 @@ try:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 finally:
     os.path.exists = _exists
+    if _backend:
+        os.environ["MPLBACKEND"] = _backend
+if _backend:
+    with suppress(ValueError):
+        mpl.rcParams["backend"] = _backend
 
 __all__ = [
     "Axes",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
@@ -163,12 +164,13 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     tokenizer.pre_tokenizer = PunctuationSplitter()
     tokenizer.decoder = WordPieceDecoder()
     cls, sep = special["cls_token"], special["sep_token"]
-    with _library(path, f"{cls!r} and {sep!r} cannot stand around a text"):
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-            special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
-        )
+    # the library reads a template as a language: a token is named in it, and not spelled, since it may be "$A $A"
+    named: list[Any] = [  # the library's stubs know pairs alone
+        {"id": name, "ids": [vocabulary[token]], "tokens": [token]} for name, token in (("cls", cls), ("sep", sep))
+    ]
+    tokenizer.post_processor = TemplateProcessing(
+        single="cls:0 $A:0 sep:0", pair="cls:0 $A:0 sep:0 $B:1 sep:1", special_tokens=named
+    )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special.values()])
     return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
 

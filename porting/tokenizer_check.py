@@ -50,7 +50,13 @@ MOST_ADDED = 1 << 20
 """Characters of all added tokens with their descriptions."""
 
 MOST_CHARACTERS = 4096
-"""Characters of an added token with its description, or of a word to be split, which takes quadratic time."""
+"""Characters of an added token with its description, or of a piece of a vocabulary."""
+
+MOST_WORD = 256
+"""Characters of a word that is split into pieces, and of a piece that is looked for at each character of a text.
+
+Either takes time for each character of a text that grows with the square of it.
+"""
 
 MOST_PIECES = 1_000_000
 """Word pieces of a text."""
@@ -119,7 +125,9 @@ def _is_plain(model: Json) -> bool:
         return True  # it is none, and refused as soon as it is read
     prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
     longest = model.get("max_input_chars_per_word", 0)
-    if not model.keys() <= MODEL or not isinstance(longest, int) or longest > MOST_CHARACTERS:
+    if not model.keys() <= MODEL or not isinstance(longest, int) or longest > MOST_WORD:
+        return False
+    if isinstance(model.get("vocab"), list) and any(len(piece) > MOST_WORD for piece in _pieces({"model": model})):
         return False
     if "merges" in model or model.get("type") == "BPE":
         return not prefix and suffix in (None, "", "</w>")

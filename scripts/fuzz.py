@@ -57,12 +57,12 @@ Target = Callable[[bytes], object]
 
 def header(raw: bytes) -> object:
     """The header of a safetensors file, alone and inside a file."""
-    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.files import InMemory
     from porting.checkpoint.safetensors_file import parse_header, read_header
 
     quietly(lambda: parse_header(raw, where="f", name="f"))
     length = len(raw).to_bytes(8, "little")
-    return quietly(lambda: read_header(_Bytes(length + raw + bytes(16), "f"), name="f"))
+    return quietly(lambda: read_header(InMemory(length + raw + bytes(16), "f"), name="f"))
 
 
 def index(raw: bytes) -> object:
@@ -74,20 +74,21 @@ def index(raw: bytes) -> object:
 
 def archive(raw: bytes) -> object:
     """A whole ``.bin``."""
-    from porting.checkpoint.bin_file import _Bytes, read_bin
+    from porting.checkpoint.bin_file import read_bin
+    from porting.checkpoint.files import InMemory
 
-    return quietly(lambda: read_bin(_Bytes(raw, "f"), name="f"))
+    return quietly(lambda: read_bin(InMemory(raw, "f"), name="f"))
 
 
 def arrays(raw: bytes) -> object:
     """A whole ``.npz``; the headers that are read here are those that numpy reads."""
     import numpy as np
 
-    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.files import InMemory
     from porting.checkpoint.npz import Npz
 
     def read() -> object:
-        found = Npz().read(_Bytes(raw, "f"), name="f")
+        found = Npz().read(InMemory(raw, "f"), name="f")
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             for name, info in found.tensors.items():
                 # Elements that are damaged are an error here when they are read, and one of numpy's already now.
@@ -103,22 +104,22 @@ def arrays(raw: bytes) -> object:
 
 def pickle(raw: bytes) -> object:
     """The structure inside a ``.bin``: a pickle."""
-    from porting.checkpoint.bin_file import _Bytes
+    from porting.checkpoint.files import InMemory
     from porting.checkpoint.layout import ChecksummedRange
     from porting.checkpoint.state_dict import read_tensors
     from porting.checkpoint.state_pickle import StateMachine
 
-    source = _Bytes(raw, "f")
+    source = InMemory(raw, "f")
     records = {key: ChecksummedRange(start=0, stop=stop, crc=None, name=key) for key, stop in (("0", 48), ("1", 24))}
     return quietly(lambda: read_tensors(StateMachine(source, 0, len(raw)).load(), records, source, name="f"))
 
 
 def metadata(raw: bytes) -> object:
     """The ``.metadata`` of a distributed checkpoint."""
-    from porting.checkpoint.bin_file import _Bytes
     from porting.checkpoint.dcp_metadata import read_metadata
+    from porting.checkpoint.files import InMemory
 
-    return quietly(lambda: read_metadata(_Bytes(raw, "f")))
+    return quietly(lambda: read_metadata(InMemory(raw, "f")))
 
 
 def config(raw: bytes) -> object:
@@ -187,7 +188,7 @@ def container(name: str) -> Target:
     """A target that reads a whole file of a container, which has no target of its own."""
 
     def read(raw: bytes) -> object:
-        from porting.checkpoint.bin_file import _Bytes
+        from porting.checkpoint.files import InMemory
         from porting.checkpoint.registry import CONTAINERS
         from porting.checkpoint.tensorflow_file import _Index
 
@@ -195,7 +196,7 @@ def container(name: str) -> Target:
             def _require_checksum(self, *block: int) -> None: ...
 
         (one,) = (one for one in CONTAINERS if one.name == name)
-        source = _Bytes(raw, "f")
+        source = InMemory(raw, "f")
         return quietly(lambda: Unchecked(source).entries() if name == "tensorflow" else one.read(source, name="f"))
 
     return read

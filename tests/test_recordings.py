@@ -170,6 +170,12 @@ def header(**change: Any) -> bytes:
         header(data_offsets=[-8, 0]),
         header(data_offsets=[8]),
         header(shape=None),
+        header(shape=[2**70]),
+        header(shape=[float("inf")]),
+        header(shape=[1.9]),
+        header(shape="1"),
+        header(data_offsets=[0, 8.0]),
+        header(data_offsets=[0, 4]),
     ],
 )
 def test_a_damaged_file_is_said_in_a_line(tmp_path: Path, content: bytes) -> None:

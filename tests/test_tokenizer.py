@@ -148,6 +148,15 @@ def test_a_mask_token_may_be_spelled_as_an_object_and_otherwise(tmp_path: Path) 
     assert tokenizer.encode("the <hole>").ids[2] == lines.index("<hole>")
 
 
+@pytest.mark.parametrize("spelled", ["$A:0 $A:0 $A", "$A", "$1", "a:1", "[CLS] [CLS]"])
+def test_a_special_token_of_a_vocabulary_is_no_part_of_a_template(tmp_path: Path, spelled: str) -> None:
+    folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
+    (folder / "vocab.txt").write_text("\n".join(spelled if word == "[CLS]" else word for word in WORDS))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": spelled}))
+    tokens = read_tokenizer(folder, where="c").encode("the bank").tokens
+    assert tokens == [spelled, "the", "bank", "[SEP]"]
+
+
 def test_the_last_line_of_a_vocabulary_needs_no_end(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
     (folder / "vocab.txt").write_text("\r\n".join(WORDS))
@@ -208,9 +217,15 @@ def test_a_file_that_is_not_what_its_name_says_is_named(
         ({"type": "WordPiece", "continuing_subword_prefix": "##"}, True),
         ({"type": "WordPiece", "continuing_subword_prefix": "#" * 100}, False),
         ({"type": "Unigram"}, True),
+        ({"type": "Unigram", "vocab": [["a" * 256, 0.0]]}, True),
+        ({"type": "Unigram", "vocab": [["a" * 257, 0.0]]}, False),
+        ({"type": "WordPiece", "max_input_chars_per_word": 256}, True),
+        ({"type": "WordPiece", "max_input_chars_per_word": 257}, False),
     ],
 )
-def test_models_that_the_library_may_abort_on_are_tried_out_first(model: dict[str, Json], known: bool) -> None:
+def test_models_that_the_library_may_abort_on_or_be_slow_with_are_tried_out_first(
+    model: dict[str, Json], known: bool
+) -> None:
     assert is_known({"model": model}) is known
 
 

@@ -33,7 +33,7 @@ from porting.checkpoint.container import (
 )
 from porting.checkpoint.dcp_archive import state_dict_shard
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource
+from porting.checkpoint.files import ByteSource, InMemory
 from porting.checkpoint.inert import InertMachine, Stub
 from porting.checkpoint.inner_path import InnerPathNeededError, Tree
 from porting.checkpoint.layout import ChecksummedRange, Contents, Described, ElementType, Extent
@@ -75,6 +75,10 @@ KNOWN = re.compile(
 
 SCRIPT_MARK = "constants.pkl"
 """The entry by which torch knows TorchScript."""
+
+CLASS = re.compile(r"class (\w+)\(")
+ATTRIBUTE = re.compile(r"""  (?:(\w+) : (?!Final\[)|__annotations__\["([^"\\]+)"\] = )""")
+"""How the program of TorchScript declares a class, and an attribute of it that is no constant."""
 
 SCRIPT = re.compile(r"(code|constants|traced_inputs|extra)/.+|(constants|traced_inputs)\.pkl")
 """More entries of torch.jit.save: code, which may be compressed, and its data.  None is run."""
@@ -216,7 +220,9 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
             if not expected.fullmatch(raw):
                 raise _bad_archive(source, f"its {name} is {quote(raw.decode('latin-1'))}", FETCH_AGAIN)
     structure = _record_bytes(source, entries["data.pkl"])
-    machine = kind(_Bytes(structure, source.where), 0, len(structure))
+    machine = kind(InMemory(structure, source.where), 0, len(structure))
+    if isinstance(machine, InertMachine) and SCRIPT_MARK in entries:
+        machine.declared = _declared(source, entries)
     if locate:
         placed = locate_all(source, archive)
     else:
@@ -231,15 +237,40 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
     if machine.position != len(structure):
         behind = len(structure) - machine.position
         raise machine.error(f"{behind} bytes behind its end, which torch.save does not write", Code.BIN_UNSAFE)
-    if SCRIPT_MARK in entries:
-        if not (isinstance(value, Stub) and value.is_script):
-            message = f"it has {SCRIPT_MARK} and holds no module, so it is not one that torch.jit.save wrote"
-            raise _bad_archive(source, message, SAVE_AGAIN)
-        for name, entry in entries.items():
-            if name.startswith("code/") and b"__setstate__" in _record_bytes(source, entry):
-                message = f"the entry {quote(entry.name)} says how objects are read (__setstate__), and no code is run"
-                raise checkpoint_error(Code.BIN_UNSAFE, source.where, message, "save module.state_dict() instead")
+    if SCRIPT_MARK in entries and not (isinstance(value, Stub) and value.is_script):
+        message = f"it has {SCRIPT_MARK} and holds no module, so it is not one that torch.jit.save wrote"
+        raise _bad_archive(source, message, SAVE_AGAIN)
     return Loaded(machine=machine, value=value, records=records)
+
+
+def _declared(source: ByteSource, entries: Mapping[str, ZipEntry]) -> dict[str, set[object]]:
+    """The attributes that the program of TorchScript declares, by the full names of its classes.
+
+    Raises:
+        CheckpointError: the program says how objects are read, or has texts of several lines, in which a declaration
+            may be no declaration.
+    """
+    declared: dict[str, set[object]] = {}
+    for name, entry in entries.items():
+        if not name.startswith("code/"):
+            continue
+        code = _record_bytes(source, entry)
+        words = (b"__setstate__", *((b'"""', b"'''") if name.endswith(".py") else ()))  # others are pickles
+        found = next((word for word in words if word in code), None)
+        if found is not None:
+            what = f"says how objects are read or has a text of several lines ({found.decode()})"
+            message = f"the entry {quote(entry.name)} {what}, and no code is run"
+            raise checkpoint_error(Code.BIN_UNSAFE, source.where, message, "save module.state_dict() instead")
+        module = name.removeprefix("code/").removesuffix(".py").replace("/", ".")
+        attributes: set[object] = set()
+        for line in code.decode("utf-8", "replace").split("\n"):
+            if opened := CLASS.match(line):
+                attributes = declared.setdefault(f"{module}.{opened[1]}", set())
+            elif line[:1] != " ":
+                attributes = set()  # what follows belongs to no class
+            elif told := ATTRIBUTE.match(line):
+                attributes.add(told[1] or told[2])
+    return declared
 
 
 def _open_archive(source: ByteSource) -> Archive:
@@ -296,18 +327,6 @@ def _record_bytes(source: ByteSource, entry: ZipEntry) -> bytes:
 
 def _bad_archive(source: ByteSource, message: str, hint: str) -> CheckpointError:
     return bad_archive(source, TORCH, message, hint)
-
-
-class _Bytes:
-    """Bytes in memory as a source."""
-
-    def __init__(self, raw: bytes, where: str) -> None:
-        self.where = where
-        self.size = len(raw)
-        self._raw = raw
-
-    def pread(self, offset: int, count: int) -> bytes:
-        return self._raw[offset : offset + count]
 
 
 MAGIC = 0x1950A86A20F9469CFC6C

@@ -19,8 +19,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
-import xxhash
-
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge
@@ -29,6 +27,7 @@ from porting.opening import LINKED, Opened, open_file
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import xxhash
 
 MOST_ROWS = 1024
 """The most buffers that one call of the system fills (IOV_MAX)."""
@@ -104,6 +103,19 @@ class ByteSource(Protocol):
         ...  # pragma: no cover
 
 
+class InMemory:
+    """Bytes in memory as a source."""
+
+    def __init__(self, raw: bytes, where: str) -> None:
+        self.where = where
+        self.size = len(raw)
+        self._raw = raw
+
+    def pread(self, offset: int, count: int) -> bytes:
+        """As of :class:`ByteSource`."""
+        return self._raw[offset : offset + count]
+
+
 class Readable(ByteSource, Protocol):
     """A source of tensors' elements: a file, or the decoded bytes of a part of one."""
 
@@ -150,6 +162,8 @@ class _Read:
 
     def add(self, start: int, rows: Sequence[memoryview | bytes]) -> None:
         """Record consecutive bytes from ``start`` on."""
+        import xxhash  # noqa: PLC0415  # recordings are read where only numpy is installed
+
         begun, state = self._open.pop(start, (start, None))
         state = xxhash.xxh3_64(seed=KEY) if state is None else state
         for row in rows:
@@ -178,6 +192,8 @@ class _Read:
 
 
 def _digest(descriptor: int, start: int, stop: int) -> int:
+    import xxhash  # noqa: PLC0415  # as above
+
     state = xxhash.xxh3_64(seed=KEY)
     while start < stop and (piece := os.pread(descriptor, min(PIECE, stop - start), start)):
         state.update(piece)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import checkpoint_error
+from porting.checkpoint.errors import checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, LocalFile
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
 from porting.checkpoint.layout import Contents, ElementType
@@ -98,13 +98,13 @@ def _read(source: ByteSource, name: str) -> Contents:
     if count * LEAST_TENSOR + settings * LEAST_SETTING > source.size:
         raise header.error(f"{count} tensors and {settings} settings do not fit into {source.size} bytes")
     charge("objects", 16 * count + 4 * settings, where=source.where)
-    alignment = 0
+    alignments: dict[str, int] = {}
     for _ in range(settings):
-        found = header.setting()
-        if alignment and found:  # of two, readers take one or the other
-            raise header.error(f"{ALIGNMENT} is there twice")
-        alignment = alignment or found
-    alignment = alignment or 32
+        key, found = header.setting()
+        if key in alignments:  # of two, readers take one or the other, or refuse the file
+            raise header.error(f"{quote(key)} is there twice")
+        alignments[key] = found
+    alignment = alignments.get(ALIGNMENT, 32)
     described = [header.tensor() for _ in range(count)]
     begin = -(-header.position // alignment) * alignment
     tensors = TensorList(source, Code.GGUF_FILE, name=name, format=Gguf.name)
@@ -185,19 +185,18 @@ class _Header(HeaderReader):
         """The next string of at most so many bytes."""
         return self.text(self.number("<Q"), limit=limit)
 
-    def setting(self) -> int:
-        """Skip a setting; returns the alignment if it is that setting, else 0."""
+    def setting(self) -> tuple[str, int]:
+        """Skip a setting; returns its name, and the alignment if it is that setting, else 0."""
         key, kind = self.string(1 << 16), self.number("<I")
         if key == ALIGNMENT:
             alignment = self.number("<I") if kind == UINT32 else 0
-            if alignment <= 0 or alignment % 8 or alignment > 1 << 16:
-                raise self.error(f"{ALIGNMENT} is no multiple of 8 up to 65536")
-            return alignment
-        if kind != ARRAY:
-            self._go_over(kind, 1)
-            return 0
-        self._go_over(self.number("<I"), self.number("<Q"))
-        return 0
+            if not 8 <= alignment <= 1 << 16 or alignment.bit_count() != 1:
+                raise self.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
+        else:
+            alignment = 0
+            of_array = kind == ARRAY
+            self._go_over(self.number("<I") if of_array else kind, self.number("<Q") if of_array else 1)
+        return key, alignment
 
     def _go_over(self, kind: int, count: int) -> None:
         if kind in SIZES:

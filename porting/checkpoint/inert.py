@@ -7,7 +7,7 @@ an unknown class becomes a :class:`Stub`: the name of the class, and the argumen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -47,6 +47,7 @@ class Stub:
     Attributes:
         kind: the name of the class or function, with its module.
         given: what it was called with, and the states that were given to it, in this order.
+        attributes: the attributes that it has after these states.
         items: what was put into it under keys, as into a dictionary.
         elements: what was put into it without keys, as into a list or a set.
         tensor: what kind of tensor it would be, in a few words; empty for what is no tensor.
@@ -54,22 +55,10 @@ class Stub:
 
     kind: str
     given: list[object] = field(default_factory=list)
+    attributes: dict[object, object] = field(default_factory=dict)
     items: dict[object, object] = field(default_factory=dict)
     elements: list[object] = field(default_factory=list)
     tensor: str = ""
-
-    @property
-    def attributes(self) -> Mapping[object, object]:
-        """The object's attributes: the last state that was set, if it is a dictionary."""
-        state = self.given[-1] if self.given else None
-        if isinstance(state, tuple) and len(state) == 2:  # attributes, and those of slots
-            return {
-                name: value
-                for attributes in state
-                if isinstance(attributes, dict)
-                for name, value in attributes.items()
-            }
-        return state if isinstance(state, dict) else {}
 
     @property
     def is_module(self) -> bool:
@@ -87,15 +76,32 @@ class Stub:
         """Whether torch has the class or function itself, and may call it without trust in the file."""
         return self.kind.startswith("torch.") and not self.kind.startswith(TRUSTED)
 
+    @property
+    def unsaved(self) -> set[str] | None:
+        """The names of a module's buffers that ``state_dict()`` leaves out; None where that is unclear."""
+        if UNSAVED not in self.attributes:
+            return set()
+        found = self.attributes[UNSAVED]
+        if not isinstance(found, Stub) or found.kind not in SETS or not found.is_plain_set:
+            return None
+        names = {name for name in found.elements if isinstance(name, str)}
+        return names if all(isinstance(name, str) for name in found.elements) else None
+
+    @property
+    def is_plain_set(self) -> bool:
+        """Whether a set was made of nothing, or of a list or a tuple."""
+        return all(
+            isinstance(args, tuple) and len(args) < 2 and all(isinstance(first, list | tuple) for first in args)
+            for args in self.given
+        )
+
     def tensors_of_module(self) -> Iterator[tuple[object, object]]:
         """The entries that ``state_dict()`` visits: parameters, persistent buffers, and modules."""
         attributes = self.attributes
         if self.is_script:
             yield from attributes.items()
             return
-        left_out = attributes.get("_non_persistent_buffers_set")
-        names = _elements(left_out) if isinstance(left_out, Stub) else []
-        unsaved = {name for name in names if isinstance(name, str)}
+        unsaved = self.unsaved or ()
         for part in MODULE_PARTS:
             entries = attributes[part]
             if isinstance(entries, dict):
@@ -110,12 +116,11 @@ TRUSTED = ("torch.nn.modules.", "torch.nn.parallel.", "torch.optim.", "torch.ao.
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """The attributes in which a ``torch.nn.Module`` keeps what it holds."""
 
+UNSAVED = "_non_persistent_buffers_set"
+"""The attribute in which it keeps the names of buffers that ``state_dict()`` leaves out."""
 
-def _elements(stub: Stub) -> list[object]:
-    """The elements of a set, which is called with a list or gets them one by one."""
-    first = stub.given[0] if stub.given else None
-    inside = first[0] if isinstance(first, tuple) and first else None
-    return [*stub.elements, *(inside if isinstance(inside, list) else ())]
+SETS = ("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset")
+"""The sets of Python 3 and of Python 2."""
 
 
 class Unnamed:
@@ -142,6 +147,7 @@ class InertMachine(StateMachine):
         named: the classes and functions that it names and that are not known, in their order; each with the one string
             that all of its objects share.
         stubs: the objects in whose place a stub stands.
+        declared: the attributes that the program of TorchScript declares, by the names of its classes.
     """
 
     longest: ClassVar[int] = MAX_DIRECTORY
@@ -163,6 +169,7 @@ class InertMachine(StateMachine):
         super().__init__(source, start, stop, legacy=legacy)
         self.named: dict[str, str] = {}
         self.stubs: list[Stub] = []
+        self.declared: Mapping[str, Collection[object]] = {}
         self._globals = 0
 
     def _global(self, module: str, name: str) -> None:
@@ -183,6 +190,10 @@ class InertMachine(StateMachine):
         named = self.named.get(named, named)
         tensor = OTHER_TENSORS.get(kind.name, "") if isinstance(kind, Global) and kind.module == UTILS else ""
         stub = Stub(named, [given], tensor=tensor)
+        if named in SETS and stub.is_plain_set and isinstance(given, tuple):
+            elements = [element for first in given if isinstance(first, list | tuple) for element in first]
+            charge("objects", len(elements), where=self.source.where)  # one list may be given to many calls
+            stub.elements = elements  # a copy: Python makes the set now, whatever is put into the list afterwards
         self.stubs.append(stub)
         if len(self.stubs) % TOGETHER == 0:
             charge("objects", STUB * TOGETHER, where=self.source.where)
@@ -259,9 +270,32 @@ class InertMachine(StateMachine):
     def _build(self) -> None:
         fields, target = self._pop(), self._top()
         if isinstance(target, Stub):
+            if target.is_script:
+                self._require_as_declared(target, fields)
             target.given.append(fields)
+            # torch copies the entries now: what is put into the dictionary afterwards is no attribute
+            for attributes in fields if isinstance(fields, tuple) and len(fields) == 2 else (fields,):  # those of slots
+                if isinstance(attributes, dict):
+                    charge("objects", PAIR * len(attributes), where=self.source.where)  # given to many objects, perhaps
+                    target.attributes.update(attributes)
         elif not isinstance(target, Ordered):
             raise self.error(f"attributes for {describe(target)}", self.unsafe)
+
+    def _require_as_declared(self, target: Stub, fields: object) -> None:
+        """Refuse a state of an object of TorchScript that torch refuses or takes something else from."""
+        if len(target.given) > 1:
+            raise self.error(f"a second state for an object of {quote(target.kind)}", self.unsafe)
+        known = self.declared.get(target.kind, ())
+        extra = next((name for name in fields if name not in known), None) if isinstance(fields, dict) else ""
+        if extra is not None:
+            named = quote(extra) if isinstance(extra, str) else describe(extra)
+            raise self.error(f"the attribute {named}, which {quote(target.kind)} does not declare", self.unsafe)
+
+    def _put(self, index: int) -> None:
+        top = self._top()
+        if isinstance(top, Stub) and top.is_script and len(top.given) < 2:  # for torch, the class until it has a state
+            raise self.error(f"an object of {quote(top.kind)} that is used before it has a state", self.unsafe)
+        super()._put(index)
 
     def _set_items(self, values: list[object]) -> None:
         target = self._top()

@@ -15,7 +15,7 @@ from itertools import chain
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.inert import InertMachine, Stub
+from porting.checkpoint.inert import UNSAVED, InertMachine, Stub
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import StorageRef, TensorSpec
@@ -198,11 +198,7 @@ class Tree:
             return
         if isinstance(node, Stub):
             plain = None
-            if node.items and any(
-                self._count(more)[0] for more in (node.given[0] if node.given else (), node.elements)
-            ):
-                message = f"{quote(node.kind)} is made of tensors, and is given more of them by name"
-                faults.add(Code.INNER_PATH, message, tensor=full, hint="save the state dict again by itself")
+            self._require_clear(node, full, faults)
         if plain is not None:
             plain.add(id(node))
         entries: Iterable[tuple[object, object]] = _children(node)
@@ -222,6 +218,16 @@ class Tree:
                 if plain is not None and isinstance(child, TensorSpec):
                     plain |= {id(child), child.storage.key}
                 yield sub.removeprefix(begin), child
+
+    def _require_clear(self, node: Stub, full: str, faults: FaultList) -> None:
+        """Note where an object's class decides what it holds."""
+        hint = "save the state dict again by itself"
+        if node.is_module and node.unsaved is None:
+            message = f"the buffers that its state dict leaves out ({UNSAVED}) are not in a set of names"
+            faults.add(Code.INNER_PATH, message, tensor=full or None, hint=hint)
+        if node.items and any(self._count(more)[0] for more in (node.given[0] if node.given else (), node.elements)):
+            message = f"{quote(node.kind)} is made of tensors, and is given more of them by name"
+            faults.add(Code.INNER_PATH, message, tensor=full, hint=hint)
 
     def _charge(self, *keys: str) -> None:
         """Charge a name before it is joined from keys, several names at once."""
@@ -293,7 +299,7 @@ class Tree:
 def _parts(node: object) -> Iterable[object]:
     """All that an object holds or was given."""
     if isinstance(node, Stub):
-        return (*node.given, *node.items.values(), *node.elements)
+        return (*node.given, *node.attributes.values(), *node.items.values(), *node.elements)
     if isinstance(node, dict):
         return node.values()
     return node if isinstance(node, list | tuple) else ()

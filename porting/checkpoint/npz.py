@@ -263,6 +263,10 @@ def _array(source: _Inflated, name: str, faults: FaultList) -> _Array | None:
         return None
 
 
+VERSIONS = (b"\1\0", b"\2\0", b"\3\0")
+"""The versions of arrays that numpy reads."""
+
+
 class _ArrayError(Exception):
     """A member is no array that can be read."""
 
@@ -275,8 +279,8 @@ class _ArrayError(Exception):
 def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
     """The dictionary of an array's header, and where the elements begin."""
     begin = source.head(12)
-    if not begin.startswith(MAGIC) or len(begin) < 12 or begin[6] not in {1, 2, 3}:
-        raise _ArrayError("it does not begin as an .npy file of version 1, 2 or 3 does")
+    if not begin.startswith(MAGIC) or len(begin) < 12 or begin[6:8] not in VERSIONS:
+        raise _ArrayError("it does not begin as an .npy file of version 1.0, 2.0 or 3.0 does")
     width = 2 if begin[6] == 1 else 4
     length = int.from_bytes(begin[8 : 8 + width], "little")
     start = 8 + width + length

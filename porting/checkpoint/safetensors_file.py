@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,8 @@ from porting.checkpoint.names import check_names
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, nearest
 from porting.printable import NAME_SHOWN, dtype_name
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 MAX_HEADER = 100_000_000
 """The longest header that the reference parser reads, in bytes."""
@@ -157,6 +160,12 @@ def _metadata(value: Json, faults: FaultList) -> dict[str, str]:
     for key, text in value.items():
         if isinstance(text, str):
             metadata[key] = text
+            if SURROGATE.search(key + text):
+                faults.add(
+                    Code.SAFETENSORS_HEADER,
+                    f"__metadata__ {quote(key)} has half of a surrogate pair, which is no Unicode text",
+                    hint="write the file again without it: other readers refuse it",
+                )
         else:
             faults.add(
                 Code.SAFETENSORS_HEADER,

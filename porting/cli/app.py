@@ -6,6 +6,8 @@ import gc
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -19,8 +21,29 @@ from porting.errors import Code, Fault, PortingError, nearest
 from porting.printable import safe
 
 
+@contextmanager
+def _escaped() -> Iterator[None]:
+    """Escape what a wrong use repeats of what was typed; its class is Typer's own, and not public."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
+            error.message = safe(message)  # type: ignore[attr-defined]  # it has one
+        raise
+
+
 class Commands(TyperGroup):
     """The list of commands, in groups."""
+
+    def invoke(self, ctx: Any) -> Any:  # Any: the context's own class is not public
+        """As usual, with unseen characters of a command's name escaped."""
+        with _escaped():
+            return super().invoke(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
+        """As usual, with unseen characters of an option escaped."""
+        with _escaped():
+            return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: their classes are not public
         """One list for each group, in the order of the groups."""

@@ -69,7 +69,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         threads: how many threads read.
 
     Raises:
-        CheckpointError: there is no record, or a file cannot be read.
+        CheckpointError: there is no record, a file cannot be read, or one changed while the others were read.
 
     >>> import porting
     >>> source = porting.embedded_checkpoint()
@@ -116,6 +116,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
         for name in strangers
         if _is_looked_for(root, name)
     ]
+    root.require_in_place()
     return FilesReport(
         path=root.path,
         files=len(checked),

@@ -205,7 +205,25 @@ class Formula(Operation):
             sizes: the size of every index.
             result: the indices of the axes of the value, in their order.
             offsets: where indices begin of which a part is computed, 0 for others.
+
+        Raises:
+            FormulaError: it has no value for them, as where a number is too large.
         """
+        try:
+            return self._evaluate(operands, numbers, sizes, result, offsets or {})
+        except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            # whatever Python and torch refuse: which functions take which numbers and shapes is not listed here
+            reason = " ".join(str(error).split())[:LONGEST]
+            raise FormulaError(f"formula = {self.text!r} cannot be computed: {reason}") from error
+
+    def _evaluate(
+        self,
+        operands: Mapping[str, tuple[Tensor, tuple[str, ...]]],
+        numbers: Mapping[str, float],
+        sizes: Mapping[str, int],
+        result: Sequence[str],
+        offsets: Mapping[str, int],
+    ) -> Tensor:
         import torch  # noqa: PLC0415  # tables are read without it
 
         def leaf(node: ast.expr) -> _Value:
@@ -214,7 +232,7 @@ class Formula(Operation):
             name = ast.unparse(node)
             return operands[name] if name in operands else numbers[name]
 
-        value: _Value = walk(self.body, leaf, _combined, partial(_called, sizes, offsets or {}))
+        value: _Value = walk(self.body, leaf, _combined, partial(_called, sizes, offsets))
         if isinstance(value, float):
             return torch.full([sizes[index] for index in result], value, dtype=torch.float64)
         tensor, indices = value

@@ -17,9 +17,9 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from porting.errors import Code, Fault
+from porting.errors import Code, Fault, PortingError
 from porting.notation.rule import RESULT, Rule
-from porting.ops import Formula
+from porting.ops import Formula, FormulaError
 from porting.ops.operations import FLOAT64_BYTES
 from porting.plan.clipping import row_major
 from porting.plan.copies import Copy, make_copy
@@ -48,6 +48,7 @@ class Applied:
         numbers: the fields of the config that it reads.
         result: the indices of the tensor, the slowest first.
         place: the move of the result, with an axis for each of its indices, into the tensor.
+        where: the place of the rule in its table.
     """
 
     formula: Formula
@@ -56,6 +57,7 @@ class Applied:
     sizes: Mapping[str, int]
     result: tuple[str, ...]
     place: Copy
+    where: str = ""
 
     @cached_property
     def divisible(self) -> tuple[str, ...]:
@@ -108,6 +110,9 @@ class Applied:
 
         Args:
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
+
+        Raises:
+            FormulaFailedError: the formula has no value for these numbers.
         """
         first, row = 0, math.prod(self.sizes[index] for index in self.result)
         offsets: dict[str, int] = {}
@@ -119,7 +124,10 @@ class Applied:
             if high > low + 1:
                 break
         operands = {one.name: (self._buffer(one, offsets, sizes, read), one.indices) for one in self.operands}
-        found = self.formula.evaluate(operands, self.numbers, sizes, self.result, offsets).reshape(-1)
+        try:
+            found = self.formula.evaluate(operands, self.numbers, sizes, self.result, offsets).reshape(-1)
+        except FormulaError as error:
+            raise FormulaFailedError(_failed(self.where, error)) from error
         if not self.place.contiguous:
             whole = torch.empty(found.numel(), dtype=torch.float64)
             size, strides = self.place.sizes, self.place.source_strides
@@ -145,6 +153,14 @@ class Applied:
             for values, part in read(copy, first, first + buffer.numel()):
                 _at(buffer, part.sizes, part.target_strides, part.target_offset).copy_(values)
         return buffer.view(extents)
+
+
+class FormulaFailedError(PortingError):
+    """A formula of a table has no value for the numbers that it is given."""
+
+
+def _failed(where: str, error: FormulaError) -> Fault:
+    return Fault(code=Code.BAD_EXPRESSION, where=where, message=str(error))
 
 
 def _at(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
@@ -174,6 +190,7 @@ class Layout:
             sizes=self.sizes,
             result=self.result.indices,
             place=self.result.copies[0].inverse,
+            where=rule.where,
         )
 
     def backward(self, rule: Rule, source: str, numbers: Mapping[str, float]) -> Applied | None:
@@ -195,6 +212,7 @@ class Layout:
             sizes=self.sizes,
             result=operand.indices,
             place=copies[0].inverse,
+            where=rule.where,
         )
 
 
@@ -243,13 +261,16 @@ def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:
         name: (torch.rand([sizes[index] for index in term], generator=generator, dtype=torch.float64) + 0.5, term)
         for name, term in zip(rule.operands, terms, strict=True)
     }
-    once = rule.formula.evaluate(values, numbers, sizes, target)
-    given = {RESULT: (once, target)}
-    back = {
-        name: (rule.back[name].evaluate(given, numbers, sizes, term), term)
-        for name, term in zip(rule.operands, terms, strict=True)
-    }
-    twice = rule.formula.evaluate(back, numbers, sizes, target)
+    try:
+        once = rule.formula.evaluate(values, numbers, sizes, target)
+        given = {RESULT: (once, target)}
+        back = {
+            name: (rule.back[name].evaluate(given, numbers, sizes, term), term)
+            for name, term in zip(rule.operands, terms, strict=True)
+        }
+        twice = rule.formula.evaluate(back, numbers, sizes, target)
+    except FormulaError as error:
+        return _failed(rule.where, error)
     if torch.allclose(once, twice, rtol=1e-9, atol=1e-9):
         return None
     off = (twice - once).abs().max().item()

@@ -186,6 +186,8 @@ class Outcome:
         scope: what was run and compared, and what was not.
         padded: the port's points that differ at padded places alone, and by how much.
         notes: what computes in less than float64 in the float64 runs, on either side.
+        no_numbers: what was not compared since the reference returns NaN or infinite values, and where such values are;
+            empty where all is compared.
         random: new parameters of the port that the reference does not have: they hold what was drawn, and what is made
             of them is compared with nothing.
         causes: why the guilty probes differ, and the imprecise ones round worse, as far as it is known.
@@ -219,6 +221,7 @@ class Outcome:
     padded: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
+    no_numbers: str = ""
 
     @property
     def guilty(self) -> tuple[Probe, ...]:
@@ -241,8 +244,9 @@ class Outcome:
 
         ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
         that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"unproven"``: every
-        probe agrees, and nothing that the port returns could be compared, or it ends before the reference does, or
-        parts of it hold random values that are compared with nothing; ``"faithful"``.
+        probe agrees, and nothing that the port returns could be compared, or the reference returns values that are no
+        numbers, or it ends before the reference does, or parts of it hold random values that are compared with
+        nothing; ``"faithful"``.
         """
         if self.shown.differing or self.scope.impure:
             return DIFFERENT
@@ -256,7 +260,7 @@ class Outcome:
         if worse or (self.learned and self.learned.imprecise):
             return IMPRECISE
         returned = self.scope.returned
-        compared = returned is None or returned.compared
+        compared = (returned is None or returned.compared) and not self.no_numbers
         return FAITHFUL if compared and not self.random and not self.short else UNPROVEN
 
     @property

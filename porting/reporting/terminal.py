@@ -112,6 +112,8 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
     if report.random:
         yield Text(f"new, random and compared with nothing: {listed(report.random)}", "yellow")
+    if report.no_numbers:
+        yield Text(report.no_numbers, "yellow")
     yield from map(Text, trial_lines(report))
     sizes = list(_size_lines(report, verbose=verbose))
     scope = list(map(Text, scope_lines(report, verbose=verbose)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -37,19 +37,30 @@ class Anchor:
         scale: its largest absolute value; 1 if all elements are 0.
         rms: its root mean square.
         seen: True at the elements that are compared, of the value's shape; None if all are.
+        holes: the reference's value has elements that are no numbers; they are not compared, and are zeros here.
     """
 
     value: Tensor
     scale: float
     rms: float
     seen: Tensor | None = None
+    holes: bool = False
 
     @classmethod
     def of(cls, value: Tensor, seen: Tensor | None = None) -> Anchor:
         """Make an anchor of a value."""
         value = value if value.dtype == torch.float64 else value.double()
         largest, squares = _size(value)
-        return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)), seen)
+        holes = not math.isfinite(largest)
+        if holes:
+            number = numbers(value)
+            value, seen = torch.where(number, value, 0.0), number if seen is None else number & seen
+            largest, squares = _size(value)
+        return cls(value, largest or 1.0, math.sqrt(squares / (value.numel() or 1)), seen, holes)
+
+    def having(self, value: Tensor) -> Anchor:
+        """The same anchor with another value, measured as before."""
+        return replace(self, value=torch.where(numbers(value), value, 0.0) if self.holes else value)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,15 @@ class Error:
     def rms(self) -> float:
         """The root mean square of the differences."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+LARGEST = 1e150
+"""Numbers above it are taken for infinite: their squares overflow in float64."""
+
+
+def numbers(value: Tensor) -> Tensor:
+    """Where a value has numbers that can be compared: True at elements that are finite and not enormous."""
+    return value.abs() < LARGEST
 
 
 def finite(value: Tensor) -> bool:

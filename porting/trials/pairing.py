@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
@@ -74,7 +74,7 @@ class Pair:
         anchor = Anchor.of(self.carry(trace), self._attended(trace, inputs))
         if self.whole or own is None:
             return anchor
-        return replace(anchor, value=self.carry(trace, own.double()))
+        return anchor.having(self.carry(trace, own.double()))
 
     def _attended(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor]) -> Tensor | None:
         """The places of the port's value that are no padding; None where none is."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from porting.errors import VerifyError
 from porting.notation.table import Table
 from porting.printable import dtype_name
-from porting.tracing.measure import error, finite
+from porting.tracing.measure import error, finite, numbers
 from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.inputs import Case
@@ -94,11 +94,11 @@ def _once(
         side = reference(trial.case)
         theirs = _outputs(side, plainly=plainly)
         given = side.arguments[0]
-        theirs = {point: one for point, one in theirs.items() if finite(kept(one, given, point))}
+        theirs = {point: one for point, one in theirs.items() if _any_number(kept(one, given, point))}
     except VerifyError as error_:
         failed = failure_reason(error_)
     if not theirs and not trial.past:
-        return result(Status.REFERENCE_FAILED, said=failed or "some of its values are not numbers")
+        return result(Status.REFERENCE_FAILED, said=failed or NO_NUMBERS)
     try:
         mine = port(trial.case)
         written = mine.written
@@ -124,8 +124,21 @@ def _once(
     else:
         what = f"{trial.what}, in {dtype_name(working.dtype)}"
     same = what == trial.what and not differs(worst)
-    return replace(result(Status.SAME if same else Status.DIFFERS, off), what=what)
+    if not same:
+        status = Status.DIFFERS
+    else:  # of a batch with values that are no numbers the others are compared, and it is not counted
+        whole = all(finite(kept(one, given, point)) for point, one in theirs.items())
+        status = Status.SAME if whole else Status.REFERENCE_FAILED
+    return replace(result(status, off, said="" if status is not Status.REFERENCE_FAILED else NO_NUMBERS), what=what)
 
+
+def _any_number(value: Tensor) -> bool:
+    """Whether there is anything to compare; of an empty tensor the shape is."""
+    return not value.numel() or bool(numbers(value).any())
+
+
+NO_NUMBERS = "some of its values are not numbers"
+"""Why a batch on which the rest agrees is not counted."""
 
 WORKING = 1e-3
 """A port that is off by less in its working dtype is not looked at any further: it may be rounding."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from porting.errors import Code, VerifyError
+from porting.errors import Code, Fault, VerifyError
 from porting.notation.table import Table
 from porting.printable import dtype_name
 from porting.reporting.outcome import Probe, View
@@ -32,13 +32,14 @@ from porting.tracing.measure import (
     error_profile,
     explains,
     finite,
+    numbers,
     pooled,
     ratio,
     same_rows,
 )
 from porting.tracing.provenance import ProvenanceRecorder, Segment
 from porting.tracing.running import Side, failure_reason
-from porting.tracing.trace import Point, Trace, like
+from porting.tracing.trace import INNER, ROOT, Point, Trace, is_returned, like
 from porting.trials.padding import kept
 from porting.trials.pairing import Pair, Pairing, pair
 from porting.verification.coverage import Observer
@@ -128,6 +129,8 @@ class Comparison:
         noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
         written: the arguments that either side wrote to, by its title.
+        no_numbers: what the reference returns that has values that are no numbers in some case, where it is not
+            compared.
         executed: which of the port's own instructions ran in float64; None before it did.
         conditions: how the conditions on tensors in its code turned out in float64; None before it did.
     """
@@ -165,6 +168,9 @@ class Comparison:
         self.other_shapes: dict[int, str] = {}
         self.padded: dict[Point, float] = {}
         self.written: dict[str, dict[str, None]] = {}
+        self.no_numbers: dict[Point, None] = {}
+        ends = [rule for rule in table.compared if any(str(one.name) == ROOT for one in rule.targets)]
+        self._ends = {str(one.key) for rule in ends for one in rule.sources if one.output not in INNER}
         self._given: list[Mapping[str, Tensor]] = []
 
     def anchor(self, reference: Side) -> None:
@@ -183,8 +189,18 @@ class Comparison:
             self._given[case:] = [given]
             broken = [point for point, value in found.items() if not finite(kept(value, given, point))]
             for point in broken:
+                if point in self._ends:
+                    self.no_numbers[point] = None
+                # nothing is computed from what is returned, so that its other elements can be compared
+                if point in self._ends and is_returned(point) and bool(numbers(found[point]).any()):
+                    self._warn(f"the reference's {point} has values that are no numbers, they are not compared")
+                    continue
                 del found[point]
                 self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
+            if broken and not found:
+                message = f"all that the reference computes has values that are no numbers, on {_spelled_shapes(given)}"
+                hint = "porting check names the weights that hold NaN or infinities; the inputs may hold some, too"
+                raise VerifyError(Fault(code=Code.NO_PROBES, where=self._table.where, message=message, hint=hint))
             self.exact.append(found)
         self._tell_lowered()
         self._told("the reference", reference)
@@ -216,7 +232,7 @@ class Comparison:
                     self._place(END, point, case, value, anchor)
                 if far > MEANING and same_rows(value, anchor):
                     shuffled[point] = one
-                if anchor.seen is not None and far <= MEANING:
+                if anchor.seen is not None and not anchor.holes and far <= MEANING:
                     everywhere = error(value, replace(anchor, seen=None)).largest
                     if everywhere > MEANING:
                         self.padded[point] = max(self.padded.get(point, 0.0), everywhere)
@@ -313,7 +329,7 @@ class Comparison:
         try:
             pairing = self.paired(exact, found)
         except VerifyError as error:
-            given = ", ".join(f"{name} {list(one.shape)}" for name, one in self._given[case].items())
+            given = _spelled_shapes(self._given[case])
             raise VerifyError(
                 replace(one, hint=one.hint or f"in the batch of {given}") if one.code is Code.SHAPE_MISMATCH else one
                 for one in error.faults
@@ -577,6 +593,11 @@ class _HandedOn:
         return self._own if same and value.numel() and put._version == self._version else value
 
 
+def _spelled_shapes(inputs: Mapping[str, Tensor]) -> str:
+    """The inputs with their shapes."""
+    return ", ".join(f"{name} {list(one.shape)}" for name, one in inputs.items())
+
+
 def _ratios(tier: Tier, point: Point, doubt: Mapping[str, float]) -> View:
     def of(view: str) -> float | None:
         ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
@@ -589,7 +610,7 @@ def _anchored(one: Pair, anchor: Anchor, exact: Mapping[Point, Tensor], own: Ten
     """The anchor, with the port's own values in the parts that have no counterpart."""
     if one.whole or own is None:
         return anchor
-    return replace(anchor, value=one.carry(exact, own.double()))
+    return anchor.having(one.carry(exact, own.double()))
 
 
 class Anchors(Mapping[Point, Anchor]):
@@ -612,7 +633,7 @@ class Anchors(Mapping[Point, Anchor]):
             found = self._make(self._pairs[point])
             self._known[point] = replace(found, value=_NOWHERE) if self._lazy else found
             return found
-        return replace(known, value=self._pairs[point].carry(self._exact)) if self._lazy else known
+        return known.having(self._pairs[point].carry(self._exact)) if self._lazy else known
 
     def __iter__(self) -> Iterator[Point]:
         return iter(self._pairs)

@@ -17,8 +17,9 @@ from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
+from porting.plan.scan import scan
 from porting.printable import dtype_name
-from porting.reporting.outcome import Cost, Probe
+from porting.reporting.outcome import Cost, Probe, listed
 from porting.reporting.report import Report, spelled_call
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
@@ -278,7 +279,7 @@ def _verify(
         turned=turned,
         layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
         weights_compared=weighed,
-        seconds=seconds,
+        seconds=0.0 if comparison.no_numbers else seconds,  # what is solved for a cause has no solution with NaN in it
     )
     tell("done", stages, stages)
     ended = time.perf_counter()
@@ -303,6 +304,7 @@ def _verify(
         branches=exact.reach.branches,
         search=exact.searched.said,
         random=random,
+        no_numbers=_no_numbers(comparison, subject, checkpoint, cases, weighed=given.weighed),
         learned=learned,
         causes=found,
         divergence=diverges,
@@ -315,6 +317,26 @@ def _verify(
         ),
         approximate=chosen.approximate,
     )
+
+
+def _no_numbers(
+    comparison: Comparison, subject: Subject, checkpoint: Checkpoint, cases: Sequence[Case], *, weighed: bool
+) -> str:
+    """What was not compared since the reference returns NaN or infinite values, and which tensors hold such values."""
+    if not comparison.no_numbers:
+        return ""
+    inputs = dict.fromkeys(
+        name
+        for case in cases
+        for name, one in case.inputs.items()
+        if one.is_floating_point() and not bool(torch.isfinite(one).all())
+    )
+    tensors = [fault.where for fault in scan(subject.plan, checkpoint.read)] if weighed else []
+    held = [f"the checkpoint's {listed(tensors)}"] if tensors else []
+    held += [f"the inputs' {listed(list(inputs))}"] if inputs else []
+    where = f"; such values are in {' and in '.join(held)}" if held else ""
+    outputs = listed(list(comparison.no_numbers))
+    return f"not compared where the reference returns NaN or infinite values: {outputs}{where}"
 
 
 def _round(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.registry import named
+from porting.checkpoint.errors import quote
 from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError, nearest
 from porting.frames import users_line
 
@@ -56,14 +55,16 @@ def load_reference(
 ) -> nn.Module:
     """The checkpoint in transformers' own model, in eval mode, with attention and mixtures of experts written out.
 
+    transformers is given the config and the tensors that were read here, and no path: of a directory it would choose
+    the files itself, by names in the config and by rules of its own, and open links, pipes and files of any size.
+
     Args:
         checkpoint: a checkpoint with a directory and a config.
         architecture: the class, as ``config.json`` spells it.
-        untouched: no value is read before it is used.  transformers' own reading maps the files as well, but has half
-            of each fetched ahead.
+        untouched: no value is read before it is used, and parameters are views of the mapped files.
 
     Raises:
-        VerifyError: transformers has no such class, or cannot load the checkpoint.
+        VerifyError: transformers has no such class, cannot load the checkpoint, or reads other files of it.
     """
     import transformers  # noqa: PLC0415  # as above
 
@@ -77,19 +78,19 @@ def load_reference(
         message = "transformers needs the weights and a config.json to run the reference"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message))
     _require_small(checkpoint)
+    _require_same_files(checkpoint)
     config: Any = make.config_class
-    given: dict[str, Any] = {}
-    # transformers would read what it finds in the directory, not this file
-    alone = checkpoint.part is not None or checkpoint.ranks or Path(checkpoint.location).is_file()
-    unread = not all(named(file.format).promises.transformers for file in checkpoint.files)
-    if alone or unread or untouched:
-        given["state_dict"] = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    values = {
+        name: checkpoint.read(name, own=info.dtype == dtype and not untouched)  # others are cast, and so copied
+        for name, info in checkpoint.tensors.items()
+    }
+    given: dict[str, Any] = {"state_dict": values}
     if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
         given["experts_implementation"] = "eager"
     with quiet(), bounded(bounds(checkpoint.tensors, checkpoint.config)):
         try:
             model: nn.Module = make.from_pretrained(
-                None if "state_dict" in given else checkpoint.path,
+                None,
                 config=config.from_dict(dict(checkpoint.config)),
                 dtype=dtype,
                 attn_implementation="eager",
@@ -101,7 +102,7 @@ def load_reference(
         except Exception as error:  # the reference may raise anything, and it is not our code
             message = f"transformers cannot load it as {architecture}: {refusal(error, checkpoint.config)}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
-    checkpoint.require_in_place()  # transformers opened the files by their names
+    checkpoint.require_in_place()
     return model.eval()
 
 
@@ -142,6 +143,18 @@ def _require_small(checkpoint: Checkpoint) -> None:
     message = f"the config has {reason}; at most {MOST_VALUES} are given to it"
     hint = "take out of config.json what the model does not need"
     raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
+
+
+def _require_same_files(checkpoint: Checkpoint) -> None:
+    """Refuse a config that names another file of weights for transformers than the one that was read."""
+    wanted = checkpoint.config.get("transformers_weights")
+    index = [checkpoint.index_file.name] if checkpoint.index_file is not None else []
+    if wanted is not None and wanted not in [*index, *(file.name for file in checkpoint.files)]:
+        message = (
+            f"config.json names another file of weights for transformers: transformers_weights = {quote(str(wanted))}"
+        )
+        hint = "open that file by its own path, or take the field out of config.json"
+        raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message, hint=hint))
 
 
 def _count(value: object) -> int:

@@ -193,6 +193,112 @@ def test_torchscript_that_reads_its_state_by_code_is_refused(tmp_path: Path) -> 
         inside[code] = inside[code].replace(b"def ", b"def  ")
 
 
+class Scale(nn.Module):
+    """A factor, which TorchScript can compile."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+class Scales(nn.Module):
+    """Two factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Scale(1.0), Scale(2.0)
+        self.note = "text"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x)) if self.note else x
+
+
+def built_twice(structure: bytes) -> bytes:
+    """The second object is made of the place of the first, which torch takes for its class."""
+    first = structure.index(b")\x81}(X\x06\x00\x00\x00weight")
+    second = structure.rindex(b")\x81}(") - 2
+    return structure[: first + 2] + b"q\x63" + structure[first + 2 : second] + b"h\x63" + structure[second + 4 :]
+
+
+SCRIPTS: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    ("an object used before it has a state", built_twice, "that is used before it has a state"),
+    ("a second state", lambda found: found[:-1] + b"}b.", "a second state for an object of '__torch__."),
+    ("an attribute that no class declares", lambda found: found[: found.rindex(b"ub")] + b"X\x05\x00\x00\x00extraNub.",
+     "the attribute 'extra', which '__torch__."),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The entries of a file of TorchScript."""
+    path = tmp_path_factory.mktemp("script") / "m.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(Scales()), path)
+    return entries(path.read_bytes())
+
+
+@pytest.mark.parametrize(("change", "message"), [row[1:] for row in SCRIPTS], ids=[row[0] for row in SCRIPTS])
+def test_torchscript_that_torch_reads_otherwise_is_refused(
+    tmp_path: Path, scripted: dict[str, bytes], change: Callable[[bytes], bytes], message: str
+) -> None:
+    structure = next(name for name in scripted if name.endswith("/data.pkl"))
+    for found in (scripted[structure], change(scripted[structure])):
+        (tmp_path / "m.pt").write_bytes(zipped({**scripted, structure: found}))
+        if found == scripted[structure]:
+            assert [*all_bits(f"{tmp_path}/m.pt#")] == ["a.weight", "b.weight"]
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(f"{tmp_path}/m.pt#")
+
+
+def test_torchscript_with_a_declaration_in_a_text_is_refused(tmp_path: Path, scripted: dict[str, bytes]) -> None:
+    code = next(name for name in scripted if name.endswith(".py"))
+    text = scripted[code].replace(b"  note : str\n", b'  """\n  note : str\n  """\n')
+    assert text != scripted[code]
+    (tmp_path / "m.pt").write_bytes(zipped({**scripted, code: text}))
+    with pytest.raises(CheckpointError, match="a text of several lines"):
+        open_checkpoint(f"{tmp_path}/m.pt#")
+
+
+@pytest.mark.parametrize(
+    ("after", "held"),
+    [
+        (b"", ["a", "v.a"]),
+        (b"}X\x08\x00\x00\x00_modules}sb", ["a"]),  # a later state is added to the first
+        (b"h\x20X\x08\x00\x00\x00_modules}s0", ["a", "v.a"]),  # the dictionary of the state, written to afterwards
+        (b"h\x21X\x01\x00\x00\x00v}s0", ["a"]),  # what it holds is the module's own
+    ],
+)
+def test_a_state_is_copied_when_it_is_given_to_a_module(tmp_path: Path, after: bytes, held: list[str]) -> None:
+    leaf = b"cmine\nBlock\n)\x81}(X\x0b\x00\x00\x00_parameters" + FLAT + MODULE + b"}ub"
+    state = b"}q\x20(X\x0b\x00\x00\x00_parameters" + FLAT + MODULE + b"}q\x21X\x01\x00\x00\x00v" + leaf + b"su"
+    (tmp_path / "m.pt").write_bytes(with_pickle(b"\x80\x02cmine\nBlock\n)\x81" + state + b"b" + after + b"."))
+    assert [*all_bits(f"{tmp_path}/m.pt#")] == held
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_buffers_that_are_left_out_are_in_a_set(tmp_path: Path, kind: Callable[[list[str]], object]) -> None:
+    model = Block()
+    model._non_persistent_buffers_set = kind(["mask"])  # type: ignore[assignment]
+    torch.save(model, tmp_path / "m.pt")
+    assert all_bits(f"{tmp_path}/m.pt") == bits_of(model.state_dict())
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict.fromkeys, collections.deque, collections.Counter, lambda _: None])
+@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code:UserWarning")
+def test_buffers_that_are_left_out_and_in_no_set_are_refused(
+    tmp_path: Path, kind: Callable[[list[str]], object]
+) -> None:
+    model = Block()
+    model._non_persistent_buffers_set = kind(["mask"])  # type: ignore[assignment]
+    torch.save(model, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"_non_persistent_buffers_set\) are not in a set of names"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
 def test_a_dictionary_of_a_class_of_its_own_is_one(tmp_path: Path) -> None:
     torch.save({"model": Config(WEIGHTS), "n": 1}, tmp_path / "m.pt")
     assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(WEIGHTS)
@@ -276,6 +382,10 @@ def crowd() -> bytes:
 
 FLAT = tiny(b"K\x0c\x85", b"K\x01\x85")[2:-1]
 """The opcodes that make a state dict of one tensor."""
+
+
+MODULE = b"X\x08\x00\x00\x00_buffers}X\x08\x00\x00\x00_modules"
+"""The opcodes behind a module's parameters in its state, up to its modules."""
 
 
 def beside(opcodes: bytes) -> bytes:

@@ -92,6 +92,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("entry a list", st_file({"a": [1]}, b"abc"), "tensor 'a': a JSON array where an object is expected"),
     ("metadata null", st_file({"__metadata__": None, **ONE}, b"abc"), "__metadata__ is a JSON null"),
     ("metadata number", st_file({"__metadata__": {"a": 1}, **ONE}, b"abc"), "__metadata__ 'a' is a JSON number"),
+    ("metadata with half a pair", st_file(b'{"__metadata__":{"a":"\\ud800"}}'), "'a' has half of a surrogate pair"),
     ("metadata twice", st_file(b'{"__metadata__":{},"__metadata__":{}}'), "'__metadata__' stands twice"),
     ("leading space", st_file(b" " + json.dumps(ONE).encode(), b"abc"), "the header begins with ' {"),
     ("padded by NUL", st_file(json.dumps(ONE).encode() + b"\0\0", b"abc"), "where '}' and spaces are expected"),

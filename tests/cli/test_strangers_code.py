@@ -143,6 +143,10 @@ def test_settings_of_matplotlib_that_lie_in_the_folder_are_not_read(tmp_path: Pa
     settings.write_text("text.usetex: True")
     program = "from porting.seeing import picture; import matplotlib; assert not matplotlib.rcParams['text.usetex']"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=env)
+    for backend, found in (("evil", "agg"), ("svg", "svg")):
+        program = f"from porting import plotting; import os; assert os.environ['MPLBACKEND'] == {backend!r}; "
+        program += f"import matplotlib; assert matplotlib.get_backend().lower() == {found!r}"
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env={**env, "MPLBACKEND": backend})
     for path in (path for folder in ("porting", "models", "scripts") for path in (ROOT / folder).rglob("*.py")):
         if re.search(r"^ *(?:import|from) matplotlib", path.read_text(), re.MULTILINE):
             assert path == ROOT / "porting/plotting.py", f"{path} should import it from porting.plotting"

@@ -183,6 +183,34 @@ HOSTILE = {
 }
 
 
+BACK = 'back = { w = "y" }\n'
+
+NO_VALUE = {
+    "a number beyond float64": ((4, 4), f"w * 0x{'f' * 280}", "[o i]", ""),
+    "such a number in a rule with a way back": ((4, 4), f"w * 0x{'f' * 280}", "[o i]", BACK),
+    "blocks of 10^20": ((4, 4), "w * blocks(w, 99999999999999999999, o=p)", "[o i p]", ""),
+    "no elements to resize": ((0, 4), "bicubic(w, o=O, i=I)", "[O I]", ""),
+    "a function of tensors of a number": ((4, 4), "nf4(3) * w", "[o i]", ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "formula", "result", "back"), NO_VALUE.values(), ids=[name.replace(" ", "-") for name in NO_VALUE]
+)
+def test_a_formula_without_a_value_is_refused_at_its_place(
+    shape: tuple[int, ...], formula: str, result: str, back: str, tmp_path: Path
+) -> None:
+    save_file({"w": torch.ones(shape)}, tmp_path / "model.safetensors")
+    sizes = "".join(f"{one} = 3\n" for one in "OIp" if one in result)
+    text = f'[mapping]\nname = "t"\n[sizes]\n{sizes}[[rule]]\nsource = {{ w = "w [o i]" }}\ntarget = "y {result}"\n'
+    text += f'formula = "{formula}"\n{back}'
+    with pytest.raises(PortingError, match=re.escape(f"formula = '{formula}' cannot be computed: ")) as caught:
+        convert(tmp_path / "model.safetensors", tmp_path / "out", parse_table(text, where="t.toml"))
+    assert [fault.code for fault in caught.value.faults] == ["bad-expression"]
+    assert caught.value.faults[0].where.startswith("t.toml")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("shapes", "formula", "result", "said"), HOSTILE.values(), ids=[name.replace(" ", "-") for name in HOSTILE]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from porting.converting import convert, verify_files
 from porting.converting.digests import of_bytes
 from porting.notation.table import parse_table
 from tests.guards.tree import ROOT
+from tests.small_checkpoint import write_checkpoint
 
 TABLE = """
 [mapping]
@@ -169,6 +171,14 @@ def test_one_tensor_that_changed_takes_those_that_were_made_of_it(
 
 def interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_config_with_a_value_that_is_not_equal_to_itself_has_not_changed(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "init": [float("nan")], "far": float("inf")}))
+    convert(source, tmp_path / "out", "bert_into_fused")
+    assert (tmp_path / "out" / "config.json").read_text().count("NaN") == 1
 
 
 def test_an_untouched_source_is_gone_on_from(tmp_path: Path) -> None:

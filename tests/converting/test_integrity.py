@@ -17,6 +17,7 @@ from porting.checkpoint import CheckpointError
 from porting.converting import convert, verify_files
 from porting.converting.digests import of_bytes
 from porting.converting.record import packed, read_record, record_bytes, unpacked
+from porting.converting.thread_pool import work
 from porting.opening import Folder
 from tests.small_checkpoint import write_checkpoint
 
@@ -68,6 +69,21 @@ def test_what_stands_in_front_of_the_tensors_counts_as_well(ported: Path) -> Non
     (problem,) = verify_files(ported).problems
     flip(path, 8 * place)
     assert problem == f"{path.name}: its header is not as it was written"
+
+
+def test_a_file_that_changes_while_others_are_read_is_an_error(
+    ported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(ported, tmp_path / "ported"))
+
+    def read_and_change(*given: Any) -> None:
+        work(*given)
+        for path in folder.glob("*.safetensors"):
+            flip(path, 8 * path.stat().st_size - 1)
+
+    monkeypatch.setattr("porting.converting.integrity.work", read_and_change)
+    with pytest.raises(CheckpointError, match="the file changed after it was opened"):
+        verify_files(folder)
 
 
 def test_the_tensor_that_differs_is_named(ported: Path) -> None:

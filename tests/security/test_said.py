@@ -57,6 +57,22 @@ def test_every_message_and_every_table_that_is_printed_is_escaped(one: str, run:
     assert one not in refused.stderr.replace("\r\n", "\n")
 
 
+@pytest.mark.parametrize("one", UNSEEN, ids=[f"U+{ord(one):04X}" for one in UNSEEN])
+def test_what_was_typed_wrongly_is_escaped(one: str, run: Run) -> None:
+    for words in (
+        ["explain", f"x{one}y"],
+        [f"no{one}thing"],
+        ["inspect", f"--no{one}thing"],
+        [f"--no{one}thing"],
+        ["hash", "--threads", f"1{one}x"],
+        ["convert", "a", "b", "--shard-size", f"1{one}B"],
+        ["tables", f"no{one}thing"],
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2, words
+        assert one not in refused.stderr.replace("\r\n", "\n"), words
+
+
 def test_no_character_that_is_not_seen_is_printed() -> None:
     """All of Unicode: controls, formatting, separators, surrogates, and what has no glyph of its own."""
     unseen = {"Cc", "Cf", "Cs", "Zl", "Zp"}

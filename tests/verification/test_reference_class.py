@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from porting import verify
 from porting.checkpoint import open_checkpoint
 from porting.errors import VerifyError
-from porting.verification.reference import model_class
+from porting.verification.reference import load_reference, model_class
 from porting.verification.reference_class import coverage, reference_class
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, tied, write_base
@@ -164,3 +165,47 @@ def test_what_transformers_cannot_import_is_no_fault_of_ours(monkeypatch: pytest
     assert model_class("NoSuchModel") is None
     assert model_class("BertConfig") is None
     assert model_class("BertModel") is lazy.BertModel
+
+
+def generator(folder: Path) -> Path:
+    """A small checkpoint of a model that generates, as transformers writes it."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=6)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_transformers_opens_no_file_of_the_checkpoint(tmp_path: Path) -> None:
+    """Links, pipes and files of its own choice in the directory are nothing to it."""
+    folder = generator(tmp_path / "c")
+    checkpoint = open_checkpoint(folder)
+    other = {name: checkpoint.read(name) + 1 for name in checkpoint.tensors}
+    save_file(other, folder / "shard-00001-model-00001-of-00001.safetensors", {"format": "pt"})
+    for name in ("generation_config.json", "adapter_config.json", "custom_generate"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text("[" * 10)
+    opened: list[str] = []
+    watching = True
+
+    def watch(event: str, given: tuple[object, ...]) -> None:
+        if watching and event == "open" and str(given[0]).startswith(str(folder)):
+            opened.append(str(given[0]))
+
+    sys.addaudithook(watch)
+    module = load_reference(checkpoint, "GPT2LMHeadModel", torch.float32)
+    watching = False
+    assert opened == []
+    found = module.get_parameter("transformer.h.0.attn.c_attn.weight")
+    assert torch.equal(found, checkpoint.read("transformer.h.0.attn.c_attn.weight"))
+
+
+@pytest.mark.parametrize("named", ["other.safetensors", "x.safetensors.index.json", "../model.safetensors", 7])
+def test_weights_that_transformers_would_read_from_another_file_are_refused(tmp_path: Path, named: object) -> None:
+    folder = generator(tmp_path / "c")
+    config = json.loads((folder / "config.json").read_text())
+    for value in ("model.safetensors", named):
+        (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": value}))
+        if value == "model.safetensors":
+            load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)
+    with pytest.raises(VerifyError, match=r"another file of weights for transformers: transformers_weights = "):
+        load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)

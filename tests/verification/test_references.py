@@ -78,6 +78,34 @@ def test_two_versions_of_one_need_neither_table_nor_checkpoint() -> None:
     assert wrong.table == "the table of equal names"  # it stands in no file: no line of it is named
 
 
+@pytest.mark.parametrize("held", ["weights", "inputs"])
+def test_values_that_are_no_numbers_prove_nothing_and_hide_no_difference(held: str) -> None:
+    """What both sides return as NaN is not compared; the rows beside it are."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    given = torch.randn(7, 3)
+    with torch.no_grad():
+        if held == "weights":
+            reference.get_parameter("2.weight")[1] = torch.nan
+        else:
+            given[2] = torch.nan
+    made = [
+        verify(
+            reference=reference,
+            into=lambda kind=kind: nn.Sequential(nn.Linear(3, 5), kind(), nn.Linear(5, 4)),
+            inputs=[Case("points", {"input": given})],
+        )
+        for kind in (nn.Tanh, nn.Hardtanh)
+    ]
+    assert made[0].verdict == "unproven"
+    assert not made[0].faithful
+    assert "not compared where the reference returns NaN or infinite values: " in str(made[0])
+    assert ("such values are in the inputs' input" in str(made[0])) == (held == "inputs")
+    assert made[1].verdict == "different"
+    with pytest.raises(VerifyError, match="all that the reference computes has values that are no numbers, on input"):
+        verify(reference=reference, into=reference, inputs=[Case("points", {"input": given * torch.nan})])
+
+
 def test_a_function_that_builds_the_reference() -> None:
     def build() -> nn.Module:
         torch.manual_seed(3)
