@@ -40,14 +40,14 @@ from porting.suggesting.subjects.forward_arguments import LENGTH, rows_of
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
-    check_deterministic,
     completed_config,
     prepare,
     traced_models,
 )
 from porting.suggesting.subjects.model_preparation import untrained_adapters
-from porting.suggesting.subjects.operation_trace import TracedModel, WeightUse
+from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
+from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import porting
 from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.subjects.forward_arguments import signal_argument_mapping
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from tests.suggesting.oracle import BOUND, Drafted, drafted, source
 from tests.suggesting.pairs import CrossAttending
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from porting.suggesting.search.matrix_candidates import composed
 from porting.suggesting.search.search_state import remaining
-from porting.suggesting.subjects.operation_trace import OperationTrace, TracedModel, Unit, WeightUse, trace_operations
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse, trace_operations
+from porting.suggesting.subjects.traced_model import TracedModel
 from porting.target import named_tensors
 
 

@@ -23,7 +23,7 @@ from porting.causes.non_finite import FirstBroken
 from porting.causes.replay import Stage
 from porting.causes.tape import Recorder
 from porting.suggesting.draft.probes import attention
-from porting.suggesting.subjects.operation_trace import TracedModel
+from porting.suggesting.subjects.traced_model import TracedModel
 from porting.tracing.attention import WrittenOut
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import eagerly

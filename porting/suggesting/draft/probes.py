@@ -15,7 +15,7 @@ from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
 from porting.suggesting.search.name_similarity import blank, pattern, similarity
 from porting.suggesting.search.search_result import SearchResult
-from porting.suggesting.subjects.operation_trace import TracedModel
+from porting.suggesting.subjects.traced_model import TracedModel
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ARROW, INNER, ROOT, trace
 

@@ -24,7 +24,8 @@ from porting.suggesting.search.layouts import (
     written,
 )
 from porting.suggesting.search.name_similarity import pattern, similarity
-from porting.suggesting.subjects.operation_trace import TracedModel, Unit
+from porting.suggesting.subjects.operation_trace import Unit
+from porting.suggesting.subjects.traced_model import TracedModel
 
 MOST = 400
 """Candidates that are tried for one place."""

@@ -42,7 +42,8 @@ from porting.suggesting.search.layouts import (
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
-from porting.suggesting.subjects.operation_trace import ForcedActivations, OperationTrace, TracedModel, Unit, WeightUse
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.traced_model import ForcedActivations, TracedModel
 from porting.suggesting.subjects.twin import is_frequencies
 
 ALIKE = 0.5

@@ -18,7 +18,6 @@ from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
-from porting.frames import place_of
 from porting.notation.field import held, spellings, value_of
 from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
@@ -34,25 +33,23 @@ from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, confi
 from porting.suggesting.subjects.forward_arguments import (
     LENGTH,
     Shapes,
-    comparable,
     find_argument_mapping,
     hides_padding,
     optional,
     outputs_of,
     refusal,
     row_length,
-    same_numbers,
     sample_batch,
     sees_later,
-    shapes_of,
-    signal_argument_mapping,
     use_rows_of,
     without_ignored_mask,
 )
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
-from porting.suggesting.subjects.operation_trace import Call, TracedModel, numbers_of, trace_operations
+from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.signal_arguments import shapes_of, signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
+from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import (
     IMAGES,
     SMALL,
@@ -621,34 +618,3 @@ TWO_SIDES = 2
 
 def _side(given: Mapping[str, Tensor]) -> tuple[Call, Sequence[Tensor]]:
     return (lambda one: one(**given)), list(given.values())
-
-
-def check_deterministic(port: TracedModel, times: int = 1) -> None:
-    """See that the module gives the same again.
-
-    Args:
-        times: how often it is run again.
-
-    Raises:
-        VerifyError: it does not, changes what it is given, or makes parameters while it runs.
-    """
-    module = port.module
-    kept = [one.clone() for one in port.inputs]
-    first = trace_operations(module, port.call, port.leaves, port.inputs)
-    name, where = type(module).__name__, place_of(module.forward)
-    if not all(torch.equal(one, before) for one, before in zip(port.inputs, kept, strict=True)):
-        message = f"{name}.forward changes what it is given, so that whoever runs it twice gets something else"
-        hint = "work on a copy: x = x.clone()"
-        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))
-    comparable(module, first.outputs)
-    if first.made:
-        message = f"{name}.forward makes parameters while it runs ({first.made[0]}): nothing can be loaded into those"
-        raise VerifyError(
-            Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
-        )
-    others = (trace_operations(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
-    if not all(same_numbers(first.outputs, again) for again in others):
-        message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
-        hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
-        where = first.random_at or where
-        raise VerifyError(Fault(code=Code.NOT_DETERMINISTIC, where=where, message=message, hint=hint))

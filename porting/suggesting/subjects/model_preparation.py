@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from porting.errors import Code, Fault, VerifyError
 from porting.suggesting.subjects.argument_names import ArgumentMapping, argument_mappings, roles
 from porting.suggesting.subjects.forward_arguments import sample_batch
-from porting.suggesting.subjects.operation_trace import TracedModel
+from porting.suggesting.subjects.traced_model import TracedModel
 from porting.target import DEEPEST, TargetError, tensors_within
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, is_dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -645,100 +644,3 @@ def _spans(added: Tensor, output: Tensor) -> bool:
     """Whether a tensor has a number for each feature of a product's output, and not one for each position."""
     features = added.numel()
     return features == output.shape[-1] or (output.ndim == 3 and features == output.shape[0] * output.shape[-1])
-
-
-@dataclass
-class ForcedActivations:
-    """The reference's activations that the module is given in the place of its own, where those differ.
-
-    Attributes:
-        operands: number of a unit -> its operand.
-        outputs: number of an operation -> what it gives.
-    """
-
-    operands: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class TracedModel:
-    """A model that is run again and again.
-
-    Attributes:
-        module: it, in float64.
-        leaves: its floating-point tensors, by name.
-        loadable: the names of those that a table can write.
-        call, inputs: how it is run, and the tensors that it is given.
-        sides: the same with other values in one of two kinds of inputs, say the encoder's tokens and the decoder's.
-    """
-
-    module: nn.Module
-    leaves: Mapping[str, Tensor]
-    loadable: frozenset[str]
-    call: Call
-    inputs: Sequence[Tensor]
-    sides: tuple[tuple[Call, Sequence[Tensor]], ...] = ()
-
-    def run(
-        self, until: int | None = None, forced: ForcedActivations | None = None, *, keep: bool = False
-    ) -> OperationTrace:
-        """One run."""
-        forced = forced or ForcedActivations()
-        found = trace_operations(
-            self.module,
-            self.call,
-            self.leaves,
-            self.inputs,
-            until=until,
-            instead=forced.operands,
-            after=forced.outputs,
-            keep=keep,
-        )
-        for unit in found.units:  # a bias made of several: without what the module itself puts there
-            if len(unit.biases) > 1:
-                unit.biases = tuple(one for one in unit.biases if one in self.loadable) or unit.biases
-        found.units = self._in_turn(found.units)
-        return found
-
-    def first_side(self) -> int:
-        """Which of the two kinds of inputs is computed with first."""
-        units = trace_operations(self.module, self.call, self.leaves, self.inputs).units
-        return next((side.index(True) for one in units if sum(side := self._depends.get(one.number, ())) == 1), 0)
-
-    @cached_property
-    def _depends(self) -> dict[int, tuple[bool, ...]]:
-        """For each unit, by its number, which of the kinds of inputs it depends on."""
-        units = trace_operations(self.module, self.call, self.leaves, self.inputs).units
-        others = [trace_operations(self.module, call, self.leaves, given).units for call, given in self.sides]
-        found: dict[int, tuple[bool, ...]] = {}
-        for unit in units:
-            again = [next((one.output for one in some if one.number == unit.number), None) for some in others]
-            found[unit.number] = tuple(one is None or not torch.equal(one, unit.output) for one in again)
-        for unit in reversed(units):  # a table of positions depends on nothing: it belongs to what it is added to
-            if not any(found[unit.number]):
-                beside = [*unit.behind, *(one.number for one in units if unit.number in one.behind)]
-                found[unit.number] = next((found[one] for one in beside if any(found.get(one, ()))), ())
-        return found
-
-    def _in_turn(self, units: list[Unit]) -> list[Unit]:
-        """The units with those of the first kind of inputs in front, where a module computes both before either ends.
-
-        A forward that embeds both texts at its beginning does the same as one that embeds the second when the first
-        is encoded; the search goes through both models in one order.
-        """
-        if not self.sides:
-            return units
-        first, second = (True, False), (False, True)
-        sides = [self._depends.get(one.number, ()) for one in units]
-        begins = (WeightUse.LOOKUP, WeightUse.NORM)  # no such unit is a part of attention to the other kind
-        last = max((at for at, one in enumerate(units) if sides[at] == first and one.kind in begins), default=-1)
-        end = next((at for at in range(last + 1, len(units)) if sides[at] != first), len(units))
-        early = [one for at, one in enumerate(units[:end]) if sides[at] == second]
-        if not early or last < 0:
-            return units
-        return [*(one for at, one in enumerate(units[:end]) if sides[at] != second), *early, *units[end:]]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name."""
-        return {name: tuple(tensor.shape) for name, tensor in self.leaves.items()}

@@ -25,9 +25,10 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch, shapes_of
+from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
+from porting.suggesting.subjects.signal_arguments import shapes_of
 from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
 from porting.suggesting.verdict.proof import Proof, cases, longest_row, probed, prove
 from porting.suggesting.verdict.reasons import met

@@ -17,8 +17,9 @@ from porting.reporting.report import Report
 from porting.suggesting.subjects.argument_names import VISUAL
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch, shapes_of
+from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
+from porting.suggesting.subjects.signal_arguments import shapes_of
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
