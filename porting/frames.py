@@ -11,7 +11,9 @@ from itertools import dropwhile
 from pathlib import Path
 
 HERE = str(Path(__file__).parent)
-_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
+_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib", "scripts")})
+_MODELS = f"{HERE}/models/"
+"""The modules of this library: what is proven is their code, as it is the user's in a module of the user's."""
 
 
 def users_line(error: BaseException) -> str:
@@ -33,6 +35,8 @@ def current_lines() -> tuple[str, ...]:
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
+    if frame.filename.startswith(_MODELS):
+        return True
     return not frame.filename.startswith((HERE, *_INSTALLED)) and Path(frame.filename).is_file()
 
 
