@@ -18,7 +18,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
 from porting.trials.battery import battery
 from porting.trials.inputs import Case
-from porting.trials.modalities import IDS
+from porting.trials.modalities import DECODER_IDS, IDS, SIGNALS
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
@@ -203,6 +203,7 @@ class Explorer:
         varied = [*_varied(short[-1])]
         if lengths:  # else it takes rows of one length alone
             varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
+        varied += [plain[0], _turned_round(plain[0])]  # the same rows in another order have the same sums
         varied = [one for one in varied if model.accepts(one)]
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
         turned = [case for case in taken if model.accepts(_reversed(case))]
@@ -244,6 +245,12 @@ class Explorer:
             )
 
         return judge
+
+
+def _turned_round(case: Case) -> Case:
+    """The rows of a batch in the reverse order."""
+    rows = {name: one.flip(0) if one.ndim else one for name, one in case.inputs.items()}
+    return Case(f"{case.name}, the last row first", rows)
 
 
 def _reversed(case: Case) -> Case:
@@ -291,7 +298,8 @@ def _growing(case: Case) -> Iterator[Case]:
     widths = {one.shape[-1] for name, one in case.inputs.items() if name.endswith(IDS) and one.ndim == 2}
     if len(widths) != 1 or (half := next(iter(widths)) // 2) < 2:
         return
-    long = {name: one for name, one in case.inputs.items() if one.ndim > 1 and one.shape[1] in widths}
+    rows = {name: one for name, one in case.inputs.items() if one.ndim > 1 and name not in SIGNALS}
+    long = {name: one for name, one in rows.items() if one.shape[1] in widths}
     cut = {name: one[:, :half].clone() for name, one in long.items()}
     yield Case(f"{case.name}, the front half", {**case.inputs, **cut})
     yield case
@@ -310,7 +318,8 @@ def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results
     """What ran with equal results, and what did not run."""
     same = [(trial, one) for trial, one in zip(trials, results, strict=True) if one.status is Status.SAME]
     ran = [*(case.inputs for case in cases), *(trial.case.inputs for trial, _ in same if not trial.past)]
-    ids = [inputs[IDS] for inputs in ran if IDS in inputs and not inputs[IDS].is_floating_point()]
+    name = IDS if any(IDS in inputs for inputs in ran) else DECODER_IDS
+    ids = [inputs[name] for inputs in ran if name in inputs and not inputs[name].is_floating_point()]
     seen = {token for one in ids for token in one.flatten().tolist()}
     size = model.config.get("vocab_size")
     failed = [one for one in results if one.status is Status.PORT_FAILED]

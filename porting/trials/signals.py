@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,12 @@ from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Kind
 from porting.trials.token_rows import TokenRows
 from porting.trials.trial import Model, Trial
+
+MOST_TOKENS = 256
+"""The longest row of tokens beside a signal."""
+
+MANY_ROWS, SMALL = 18, 1 << 16
+"""So many rows at a time are tried too, where a row is small: a buffer may hold sixteen."""
 
 SINGLE = 0.1
 """Which part of a signal's values is hidden or zero where single ones are."""
@@ -139,7 +146,14 @@ class SignalRows:
             return
         rest = {name: one for name, one in base.items() if name not in set(names.values())}
         optional = [ours for ours, theirs in names.items() if theirs in self.model.optional]
-        model = replace(self.model, base=text, optional=optional, internal=self.model.internal and IDS in base)
+        model = replace(
+            self.model,
+            base=text,
+            optional=optional,
+            internal=self.model.internal and IDS in base,
+            longest=self._longest(text[IDS].shape[-1]),
+            limit=None,
+        )
         most = max((len(one) for one in rest.values() if one.ndim), default=1)
         for trial in TokenRows(model, self.seed).trials():
             rows = len(trial.case.inputs[IDS])
@@ -150,6 +164,13 @@ class SignalRows:
         for signals in (1, 5) if IDS in base else ():  # a decoder has one sound for each row
             given = {names[ours]: one for ours, one in several.items()} | rows_of(rest, torch.arange(signals) % most)
             yield self._trial(Kind.BATCH, f"3 rows of tokens and {signals} beside them", given)
+
+    def _longest(self, width: int) -> int:
+        """The longest row of tokens: as many as there are positions, which a decoder counts apart from its sounds'."""
+        numbers = [(name, one) for name, one in _numbers(self.model.config) if _POSITIONS.search(name)]
+        target = [one for name, one in numbers if "target" in name or name.startswith("text")]
+        most = [one for one in target or [one for name, one in numbers if "source" not in name] if one > width]
+        return min([*most, MOST_TOKENS]) if most else width
 
     def _places(self) -> Tensor:
         """The tokens that stand for a signal."""
@@ -162,7 +183,8 @@ class SignalRows:
         if len(counts) != 1 or counts == {0}:
             return
         most = counts.pop()
-        for rows in (1, 2, 3, 5, 9):
+        sizes = (1, 2, 3, 5, 9, *((MANY_ROWS,) if sum(one[0].numel() for one in base.values()) < SMALL else ()))
+        for rows in sizes:
             places = torch.arange(rows) % most
             yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", rows_of(base, places))
         yield self._trial(Kind.BATCH, "the same row twice", rows_of(base, torch.zeros(2, dtype=torch.long)))
@@ -170,6 +192,18 @@ class SignalRows:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _numbers(config: Mapping[str, object], within: str = "") -> Iterator[tuple[str, int]]:
+    """The numbers of a config by their names, and of the configs inside it."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{within}{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{within}{name}", value
+
+
+_POSITIONS = re.compile(r"(positions|position_embeddings|context_length)$")
 
 
 def _flat(pictures: Tensor) -> Tensor:
