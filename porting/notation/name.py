@@ -355,7 +355,7 @@ def _literal(text: str, start: int, stop: int, parts: list[Part]) -> None:
         return
     literal = text[start:stop]
     for offset, character in enumerate(literal):
-        if not _may_stand(character):
+        if not may_stand(character):
             raise NotationError(Code.BAD_NAME, f"{character!r} cannot stand in a name", start + offset)
     if parts and isinstance(parts[-1], Rest):
         raise NotationError(Code.BAD_NAME, f"{parts[-1]} must be the last part of a name", start)
@@ -364,7 +364,8 @@ def _literal(text: str, start: int, stop: int, parts: list[Part]) -> None:
     parts.append(Literal(literal))
 
 
-def _may_stand(character: str) -> bool:
+def may_stand(character: str) -> bool:
+    """Whether a character may stand in a name for itself: what is seen, and has no meaning in a table."""
     return character.isprintable() and character not in "{}[] "
 
 
@@ -394,7 +395,7 @@ def _placeholder(text: str, offset: int) -> Placeholder:
         flat = [spelling for place in spellings for spelling in place]
         if not all(flat):
             raise NotationError(Code.BAD_NAME, f"{{{text}}} has an empty spelling", offset)
-        strange = next((one for spelling in flat for one in spelling if not _may_stand(one)), None)
+        strange = next((one for spelling in flat for one in spelling if not may_stand(one)), None)
         if strange:
             raise NotationError(Code.BAD_NAME, f"{strange!r} cannot stand in a name", offset)
         if len(set(flat)) < len(flat):

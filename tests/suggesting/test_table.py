@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, indexed
 from porting.suggesting.draft.probes import attention_probes, ordered, probes
@@ -38,6 +41,17 @@ SHOWN = pytest.mark.parametrize(
 @SHOWN
 def test_the_draft_compares_attention(source: Path, kind: type[nn.Module], left: str, right: str) -> None:
     assert_compared(drafted(source, kind).text, left, right)
+
+
+def test_names_that_a_table_cannot_spell_are_dropped_by_what_they_begin_with(source: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(source, tmp_path / "c"))
+    held = load_file(folder / "model.safetensors")
+    strange = ["with space", "axes [o i]", 'a"]', "brace{i}", "rest{*rest}", "hash#", "back\\slash"]
+    save_file({**held, **{name: torch.full((2,), 7.0) for name in strange}}, folder / "model.safetensors")
+    table = parse_table(drafted(folder, Plain).text)
+    dropped = [str(drop.name) for drop in table.drops]
+    assert {"with{*rest}", "axes{*rest}", 'a"{*rest}', "brace{*rest}", "rest{*rest}", "hash#"} <= {*dropped}
+    assert all(any(drop.name.read(name) is not None for drop in table.drops) for name in strange)
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ from torch import nn
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
 from porting.notation.field import held, spellings, value_of
+from porting.notation.name import may_stand
 from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.plan.matching import Matcher
 from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, part_sizes, plainer
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
-from porting.suggesting.draft.table_writer import TableDraft, patterns, write
+from porting.suggesting.draft.table_writer import TableDraft, dropped, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
 from porting.suggesting.search.attention_layouts import Heads, sizes
 from porting.suggesting.search.matrix_candidates import SOFTMAX_IGNORES
@@ -301,10 +302,10 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     left = [name for name in unread if not matcher.read(name)]
     drops, copies = dict(made.drops), dict(made.copies)
-    ranges = [name for name in left if _is_range(checkpoint, name)]
+    ranges = [name for name in left if all(map(may_stand, name)) and _is_range(checkpoint, name)]
     copies |= dict.fromkeys(_told_once(ranges), "arange")
     rest = [name for name in left if name not in ranges]
-    for name in list(rest):
+    for name in [one for one in rest if all(map(may_stand, one))]:
         same = next(
             (one for one in checkpoint.tensors if one != name and one not in left and _copy(checkpoint, one, name)),
             None,
@@ -315,8 +316,8 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     known = [name for name in checkpoint.tensors if name not in rest]
     deeper = {numbered(name) for name in subjects.twin.tensors}  # of a layer that the twin is too small to have
     open_, unused = ([one for one in rest if (numbered(one) in deeper) is also] for also in (True, False))
-    drops |= dict.fromkeys(patterns(open_, [*known, *unused]), _OPEN)
-    drops |= dict.fromkeys(patterns(unused, [*known, *open_]), f"{subjects.twin.architecture} does not use it")
+    drops |= dict.fromkeys(dropped(open_, [*known, *unused]), _OPEN)
+    drops |= dict.fromkeys(dropped(unused, [*known, *open_]), f"{subjects.twin.architecture} does not use it")
     defaults = {
         field: value_of(subjects.config, field)
         for field in made.config

@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
+from porting.notation.name import LONGEST, may_stand
 from porting.suggesting.draft.layer_patterns import Line, name_pattern
 from porting.suggesting.search.matrix_candidates import UNSEEN
 from porting.suggesting.search.name_similarity import numbered
@@ -208,6 +210,30 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
         found.append(chosen)
         left = [one for one in left if one not in alike]
     return found
+
+
+def dropped(names: Sequence[str], others: Iterable[str]) -> list[str]:
+    """As :func:`patterns`, of names in which any character may stand: a checkpoint's own, which no model has.
+
+    A name that a table cannot spell is matched by what it begins with; without such a pattern it is left out.
+
+    >>> dropped(["brace{i}", "with space", "h.{w:a,b}", "{i}", "pool"], ["h.0", "w"])
+    ['pool', 'brace{*rest}', 'with{*rest}']
+    """
+    begins = {name: "".join(takewhile(may_stand, name))[: LONGEST - len(REST)] for name in names}
+    plain = [name for name in names if begins[name] == name]
+    others = [*others]
+    found = patterns(plain, others)
+    good: list[str] = []
+    for begin in sorted({begin for name, begin in begins.items() if begin and begin != name}):
+        shorter = any(begin.startswith(one) for one in good)
+        if not shorter and not any(one.startswith(begin) for one in (*others, *plain)):
+            good.append(begin)
+    return [*found, *(f"{begin}{REST}" for begin in good)]
+
+
+REST = "{*rest}"
+"""The placeholder that matches whatever is left of a name."""
 
 
 def _patterns(name: str) -> Iterator[str]:
