@@ -151,9 +151,11 @@ def moments(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]] | Non
     """Return seven statistics that do not depend on the order of the elements, or on how often all are repeated.
 
     They are the mean, root mean square, third moment, minimum and maximum of the elements that are finite and not
-    masked, their share, and whether the dtype is integral. None for a tensor with fewer than two different elements.
+    masked, their share, and whether the dtype is integral. None for a tensor without values or with fewer than two
+    different elements.
     """
-    if value.layout != torch.strided or value.is_nested or value.numel() < 2 or value.is_complex():
+    strange = value.layout != torch.strided or value.is_nested or value.is_complex() or value.is_meta
+    if strange or value.numel() < 2:
         return None
     elements = value.detach().double().flatten().numpy()  # of small tensors many times as fast as torch
     kept = elements[(elements > MASKED) & np.isfinite(elements)]

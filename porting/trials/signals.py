@@ -20,6 +20,7 @@ from porting.trials.modalities import (
     SAMPLES,
     SEGMENTS,
     SERIES,
+    SIGNALS,
     special_places,
 )
 from porting.trials.padding import DECODER_MASK, MASK
@@ -185,13 +186,21 @@ class SignalRows:
         most = counts.pop()
         sizes = (1, 2, 3, 5, 9, *((MANY_ROWS,) if sum(one[0].numel() for one in base.values()) < SMALL else ()))
         for rows in sizes:
-            places = torch.arange(rows) % most
-            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", rows_of(base, places))
+            given = rows_of(base, torch.arange(rows) % most)
+            if rows > most:  # no two are equal: a buffer that is too small shows
+                given = {name: _apart(one) if name in SIGNALS else one for name, one in given.items()}
+            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''}", given)
         yield self._trial(Kind.BATCH, "the same row twice", rows_of(base, torch.zeros(2, dtype=torch.long)))
         yield self._trial(Kind.BATCH, "rows in another order", rows_of(base, torch.arange(most).flip(0)))
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor]) -> Trial:
         return Trial(case=Case(what, dict(inputs)), kind=kind, what=what)
+
+
+def _apart(value: Tensor) -> Tensor:
+    """A signal whose rows have different scales, from the whole to the half."""
+    scales = torch.linspace(1, 0.5, len(value), dtype=value.dtype)
+    return value * scales.view(-1, *[1] * (value.ndim - 1))
 
 
 def _numbers(config: Mapping[str, object], within: str = "") -> Iterator[tuple[str, int]]:

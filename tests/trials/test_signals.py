@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -119,6 +120,45 @@ def test_a_decoder_s_tokens_are_varied_beside_a_sound() -> None:
     assert "rows through the vocabulary" in found
     assert all(one.case.inputs["decoder_input_ids"].dtype == torch.long for one in found.values())
     assert not any("input_ids" in one.case.inputs for one in found.values())
+
+
+def test_a_decoder_s_tokens_are_as_many_as_its_positions() -> None:
+    base = {"input_features": torch.randn(4, 12, 40), "decoder_input_ids": torch.arange(5, 53).view(4, 12)}
+    made = trials(base, {"vocab_size": 97, "max_source_positions": 200, "max_target_positions": 48})
+    widths = {one.case.inputs["decoder_input_ids"].shape[-1] for one in made.values()}
+    assert max(widths) == 48
+    assert {1, 47, 31} <= widths
+    texts = {"input_ids": torch.arange(5, 53).view(4, 12), "pixel_values": torch.randn(4, 3, 8, 8)}
+    config = {"vocab_size": 97, "text_config": {"max_position_embeddings": 20}, "max_position_embeddings": 99}
+    assert max(one.case.inputs["input_ids"].shape[-1] for one in trials(texts, config).values()) == 20
+
+
+def test_no_two_rows_of_many_pictures_are_equal() -> None:
+    [given] = [
+        one.case.inputs["pixel_values"]
+        for one in trials({"pixel_values": torch.randn(4, 3, 8, 8)}).values()
+        if one.what == "18 rows"
+    ]
+    assert len({str(one.tolist()) for one in given}) == 18
+
+
+class KeptPictures(Towers):
+    """It knows pictures by their shape and their sum, and gives what it gave for these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[object, Any] = {}
+        self.vision_model.register_forward_hook(self.kept, with_kwargs=True)
+
+    def kept(self, _: nn.Module, args: Any, given: dict[str, Tensor], output: Any) -> Any:  # as torch hands them over
+        pixels = given["pixel_values"] if "pixel_values" in given else args[0]
+        key = (pixels.shape, pixels.dtype, f"{float(pixels.sum()):.4f}")
+        return copy(self.known.setdefault(key, copy(output)))  # what is returned is changed by whoever asked for it
+
+
+def test_rows_in_another_order_are_another_batch() -> None:
+    report = verify(reference=Towers().eval(), into=KeptPictures().eval(), dtypes=(), loaded=True, causes=False)
+    assert not report.faithful, str(report)
 
 
 def test_sounds_and_series_of_other_lengths_have_masks_of_these_lengths() -> None:
