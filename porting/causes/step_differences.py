@@ -143,6 +143,13 @@ class Repair:
         return self.kind, self.line, self.operation
 
 
+MASKINGS = frozenset({"masked_fill", "where", "add"})
+"""The functions by which scores are masked."""
+
+MOST_BEFORE = 4
+"""So many steps of one kind are gone back from a step that reads another tensor than the reference's."""
+
+
 class StepComparison:
     """Compares steps of the port with steps of the reference.
 
@@ -179,8 +186,43 @@ class StepComparison:
         if looked_up is not None:
             return looked_up
         kind, detail, missing = self._difference(step, value, call)
+        behind = self._before(step, call) if kind is Kind.TENSOR else None
+        for _ in range(MOST_BEFORE):
+            if kind is not Kind.TENSOR or behind is None:
+                break
+            kind, detail, missing = self._difference(*behind)
+            behind = self._before(behind[0], behind[2])
         whole = self._other_input(step, call) if kind is Kind.TENSOR else None
         return whole or Repair(kind, line_of(step), operation, detail, call.module, missing)
+
+    def _before(self, step: Call, call: Call) -> tuple[Call, Tensor, Call] | None:
+        """Return the steps that gave the first operand in which two steps differ, if both are of one kind.
+
+        That one softmax is not the other says nothing: what differs is what they are given.  But an operand that is
+        another tensor of the reference is the mistake itself.
+        """
+        unlike, rest = self._unlike(step, call)
+        if not unlike or not rest or self._index.like(self._values[unlike[0]]):
+            return None
+        theirs = unmoved(self._reference, rest[0])
+        own, maker = self._port.maker(unmoved(self._port, unlike[0])), self._reference.maker(theirs)
+        if own is None or maker is None:
+            return None
+        names = {operation_of(own), operation_of(maker)}
+        return (own, self._reference[theirs], maker) if len(names) == 1 or names <= MASKINGS else None
+
+    def _unlike(self, step: Call, call: Call) -> tuple[list[Ref], list[Ref]]:
+        """Return the operands of two steps that the other does not have."""
+        rest = list(dict.fromkeys(call.reads))
+        unlike = []
+        for ref in dict.fromkeys(step.reads):
+            like = [*self._index.like(self._values[ref]), *self._weights.like(self._values[ref])]
+            match = next((one for one in rest if one in like), None)
+            if match is None:
+                unlike.append(ref)
+            else:
+                rest.remove(match)
+        return unlike, rest
 
     def maker(self, ref: Ref) -> Call | None:
         """Return the reference's call that computed a tensor, before it was rearranged."""
