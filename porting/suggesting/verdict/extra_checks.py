@@ -37,7 +37,6 @@ from porting.target import named_tensors
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
-from porting.trials.padding import IN_DECODER, USUAL_MASKS
 from porting.trials.scope import Kind, Result, Scope
 
 SINGLE, LESS = 1e-3, 0.1
@@ -174,11 +173,7 @@ def run_extra_checks(
 
 
 def _differing(scopes: Sequence[Scope]) -> Iterator[Reason]:
-    """What the output differs on, by the property of the batch.
-
-    No weights can repair a mask.  But a module that is right where rows are padded at their ends, and not where a row
-    begins with padding or is nothing else, is right on some inputs.
-    """
+    """What the output differs on, by the property of the batch; no weights can repair a mask."""
     told: set[Kind] = set()
     for scope in scopes:
         kinds: dict[Kind, list[Result]] = {}
@@ -195,8 +190,7 @@ def _differs(kind: Kind, results: Sequence[Result]) -> Reason:
     more = f" and {len(whats) - MOST_NAMED} more" if len(whats) > MOST_NAMED else ""
     worst = max((one.difference or 0.0 for one in results), default=0.0)
     said = f"the output differs on {', '.join(whats[:MOST_NAMED])}{more}: off by {worst:.0e} of its scale"
-    usual = any(what.removesuffix(IN_DECODER) in USUAL_MASKS for what in whats)
-    return Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK and usual and worst > CLOSE)
+    return Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK and worst > CLOSE)
 
 
 def _impure(scopes: Sequence[Scope]) -> Iterator[Reason]:

@@ -123,13 +123,17 @@ def judge(
     missing += tuple(_rows_left(subjects, found))
     ours = [one for one in unmapped if one.side == "module"]
     small = [one for one in reasons if _small(one)]
-    if any(one.shown for one in reasons):
+    usual = any(one is not None and one.usually_same for one in (own, behind.proof))
+    agrees = own is None or own.agrees or own.mostly_same or usual
+    agrees = agrees and proof.agrees and ROOT in probed(proof.report)
+    whole = not (missing or ours or _reordered(found) or _wider(found))
+    of_inputs = agrees and whole and {one.kind for one in reasons if not _small(one)} <= set(Kind)
+    shown = [one for one in reasons if one.shown]
+    # A module that is right where rows are padded at their ends, and not where one begins with padding, is on some.
+    if shown and not (of_inputs and usual and all(one in behind.reasons for one in shown)):
         verdict = Verdict.IMPOSSIBLE
     elif len(small) < len(reasons):
-        agrees = proof.agrees and (own is None or own.agrees or own.mostly_same) and ROOT in probed(proof.report)
-        whole = not (missing or ours or _reordered(found) or _wider(found))
-        of_inputs = {one.kind for one in reasons if not _small(one)} <= set(Kind)
-        verdict = Verdict.SOME_INPUTS if agrees and whole and of_inputs else Verdict.NOT_FOUND
+        verdict = Verdict.SOME_INPUTS if of_inputs else Verdict.NOT_FOUND
     elif small:
         verdict = Verdict.APPROXIMATE
     elif missing or ours or _reordered(found) or _wider(found):
@@ -139,18 +143,18 @@ def judge(
     beside = [f"what it returns as number {one}, which the reference never computes" for one in _unlike(found)[1]]
     limits = (*beside, *unshown(subjects, proof, own, behind))
     report = (own or proof).report
-    shown = (0, 0) if report is None else (len(report.shown.activation), report.shown.count)
+    counts = (0, 0) if report is None else (len(report.shown.activation), report.shown.count)
     stop = stopped(found, proof) if verdict is Verdict.NOT_FOUND else None
     return Judgement(
         verdict=verdict,
         reasons=tuple(sorted(reasons, key=lambda one: (not one.shown, _small(one)))),
         missing=missing,
         stop=stop,
-        sentence=_sentence(verdict, proof, own, shown, stop, behind)
+        sentence=_sentence(verdict, proof, own, counts, stop, behind)
         + _order(verdict, found)
         + _without_padding(verdict, subjects),
         difference=max((one for one in ((own or proof).difference, behind.worst) if one is not None), default=None),
-        shown=shown,
+        shown=counts,
         limits=limits if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
     )
 
@@ -438,7 +442,6 @@ def _idle(subjects: ModelPair, found: SearchResult, unmapped: Sequence[Unmapped]
 def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: Checkpoint) -> Iterator[Reason]:
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
-    unsure = any(one.what in {"extra", "shape"} for one in found.divergences)  # what stands behind is a guess
     for one in sorted(found.divergences, key=lambda one: one.what != "shared"):  # what is seen by itself
         match one.what:
             case "bias" if not _zero(checkpoint, subjects, one.reference):
@@ -456,7 +459,9 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
             case "shared":
                 first = next((move.reads[0] for move in found.moves if one.port in move.writes), "")
                 said = f"{one.port} is used again where the checkpoint's model uses {one.reference}, and not {first}"
-                shown = not unsure and not _equal(checkpoint, subjects, one.reference, first)
+                shown = not _is_behind_a_guess(found, one.port) and not _equal(
+                    checkpoint, subjects, one.reference, first
+                )
                 yield Reason(kind="shared", said=said, shown=shown)
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
@@ -475,6 +480,15 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
         if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and not found.exhausted:
             said = f"your module has no {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
             yield Reason(kind="table", said=said, shown=True)
+
+
+def _is_behind_a_guess(found: SearchResult, name: str) -> bool:
+    """Whether a weight is used again behind a place that fits nothing: what it stands for there is a guess."""
+    uses = [(number, used) for number, unit in enumerate(found.trace.units) for used in unit.names]
+    unfit = {one.port for one in found.divergences if one.what in {"extra", "shape"}}
+    first = min((number for number, used in uses if used in unfit), default=len(uses))
+    seen = [number for number, used in uses if used == name]
+    return len(seen) > 1 and first < seen[1]
 
 
 def _shapes(one: DifferingPlace, subjects: ModelPair) -> Reason:

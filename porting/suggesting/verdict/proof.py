@@ -24,7 +24,7 @@ from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
 from porting.trials.modalities import DECODER_IDS, IDS, POSITIONS, SEGMENTS, text_fields
-from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.padding import DECODER_MASK, IN_DECODER, MASK, USUAL_MASKS
 from porting.trials.scope import Status
 from porting.verification import verify
 from porting.verification.compare import Progress
@@ -79,6 +79,13 @@ class Proof:
         """Whether most of the trials were the same, where some differ."""
         results = () if self.report is None else self.report.scope.results
         return 2 * sum(one.status is Status.SAME for one in results) > len(results)
+
+    @property
+    def usually_same(self) -> bool:
+        """Whether the trials were the same whose rows are padded at their ends, or not at all."""
+        results = () if self.report is None else self.report.scope.results
+        usual = [one.status for one in results if one.what.removesuffix(IN_DECODER) in USUAL_MASKS]
+        return bool(usual) and all(one is Status.SAME for one in usual)
 
     @property
     def difference(self) -> float | None:
