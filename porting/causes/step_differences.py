@@ -201,28 +201,31 @@ class StepComparison:
         That one softmax is not the other says nothing: what differs is what they are given.  But an operand that is
         another tensor of the reference is the mistake itself.
         """
-        unlike, rest = self._unlike(step, call)
-        if not unlike or not rest or self._index.like(self._values[unlike[0]]):
+        operands, rest = self._operands(step, list(dict.fromkeys(call.reads)))
+        ref, like = next(((ref, like) for ref, like, match in operands if match is None), (None, []))
+        if ref is None or like or not rest:
             return None
         theirs = unmoved(self._reference, rest[0])
-        own, maker = self._port.maker(unmoved(self._port, unlike[0])), self._reference.maker(theirs)
+        own, maker = self._port.maker(unmoved(self._port, ref)), self._reference.maker(theirs)
         if own is None or maker is None:
             return None
         names = {operation_of(own), operation_of(maker)}
         return (own, self._reference[theirs], maker) if len(names) == 1 or names <= MASKINGS else None
 
-    def _unlike(self, step: Call, call: Call) -> tuple[list[Ref], list[Ref]]:
-        """Return the operands of two steps that the other does not have."""
-        rest = list(dict.fromkeys(call.reads))
-        unlike = []
+    def _operands(self, step: Call, theirs: Sequence[Ref]) -> tuple[list[tuple[Ref, list[Ref], Ref | None]], list[Ref]]:
+        """Return a step's operands, with what of the reference is like each, and which of ``theirs`` it is.
+
+        Returns:
+            The operands, and those of ``theirs`` that are none of them.
+        """
+        rest, found = list(theirs), []
         for ref in dict.fromkeys(step.reads):
             like = [*self._index.like(self._values[ref]), *self._weights.like(self._values[ref])]
             match = next((one for one in rest if one in like), None)
-            if match is None:
-                unlike.append(ref)
-            else:
+            if match is not None:
                 rest.remove(match)
-        return unlike, rest
+            found.append((ref, like, match))
+        return found, rest
 
     def maker(self, ref: Ref) -> Call | None:
         """Return the reference's call that computed a tensor, before it was rearranged."""
@@ -363,13 +366,10 @@ class StepComparison:
             rest = [ref for ref in rest if self._reference[ref].ndim > 1 or ref not in self._reference.weights]
         unlike: list[tuple[Ref, list[Ref]]] = []
         reordered: list[tuple[Ref, Ref]] = []
-        for ref in dict.fromkeys(step.reads):
-            like = [*self._index.like(self._values[ref]), *self._weights.like(self._values[ref])]
-            match = next((ref for ref in rest if ref in like), None)
+        operands, rest = self._operands(step, rest)
+        for ref, like, match in operands:
             if match is None:
                 unlike.append((ref, like))
-            else:
-                rest.remove(match)
             same = match is not None and self._reference[match].shape == self._values[ref].shape
             twins = [match] if same and match is not None else like
             if twins and not any(_equal(self._values[ref], self._reference[known], same=same) for known in twins):

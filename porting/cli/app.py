@@ -26,7 +26,7 @@ def _escaped() -> Iterator[None]:
     """Escape what a wrong use repeats of what was typed; its class is Typer's own, and not public."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # raised again, whatever it is
         if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
             error.message = safe(message)  # type: ignore[attr-defined]  # it has one
         raise

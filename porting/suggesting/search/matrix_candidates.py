@@ -27,6 +27,9 @@ from porting.suggesting.search.name_similarity import pattern, similarity
 from porting.suggesting.subjects.operation_trace import Unit
 from porting.suggesting.subjects.traced_model import TracedModel
 
+MOST_MAKERS = 5
+"""Of so many tensors that one matrix is made of, any may be any; of more, they are taken in order."""
+
 MOST = 400
 """Candidates that are tried for one place."""
 
@@ -54,7 +57,8 @@ def composed(unit: Unit, mate: Unit, port_shapes: Shapes, reference_shapes: Shap
     """
     if not len(unit.weights) == len(mate.weights) > 1:
         return
-    for names in permutations(mate.weights):
+    orders = permutations(mate.weights) if len(mate.weights) <= MOST_MAKERS else [mate.weights]
+    for names in orders:
         pairs = [*zip(names, unit.weights, strict=True), *zip(mate.biases, unit.biases, strict=False)]
         if all(reference_shapes.get(theirs) == port_shapes.get(ours) for theirs, ours in pairs):
             yield tuple(single_rule(theirs, ours) for theirs, ours in pairs)

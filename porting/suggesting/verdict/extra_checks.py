@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
+from porting.duplicate import duplicate
 from porting.errors import PortingError
 from porting.notation.table import Table
 from porting.reporting.outcome import IMPRECISE
@@ -25,11 +26,11 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch
+from porting.suggesting.subjects.forward_arguments import LENGTH, outputs_of, row_length, sample_batch
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.signal_arguments import shapes_of
-from porting.suggesting.subjects.twin import DEEP, SMALL, make_twin
+from porting.suggesting.subjects.twin import DEEP, SMALL, draw_parameters, make_twin
 from porting.suggesting.verdict.proof import Proof, cases, longest_row, probed, prove
 from porting.suggesting.verdict.reasons import met
 from porting.suggesting.verdict.suggestion import Reason
@@ -65,6 +66,16 @@ def _batch(subjects: ModelPair) -> dict[str, Tensor]:
     vocabulary, padding = config_number(config, Role.VOCABULARY, 97), config_number(config, Role.PADDING)
     taken = [name for name in subjects.available if name in subjects.way.named]
     return sample_batch(taken, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_token(config))
+
+
+def outputs_of_other_weights(subjects: ModelPair, seed: int) -> list[Tensor]:
+    """What the module returns, in float64, with weights that are drawn anew; nothing where it does not run."""
+    module = duplicate(subjects.built.module)
+    draw_parameters(module, seed, buffers=False)
+    try:
+        return outputs_of(module, subjects.way, _batch(subjects))
+    except Exception:  # noqa: BLE001  # the user's own forward may raise anything
+        return []
 
 
 def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:

@@ -27,7 +27,7 @@ from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.verdict.architecture import differs
-from porting.suggesting.verdict.extra_checks import ExtraChecks, unshown
+from porting.suggesting.verdict.extra_checks import ExtraChecks, outputs_of_other_weights, unshown
 from porting.suggesting.verdict.proof import Proof, probed
 from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown
 from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
@@ -113,7 +113,9 @@ def judge(
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     ends = any(is_last(found, one) for one in found.divergences) or any(one.side == "module" for one in unmapped)
     if not reasons and not ends and not (proof.exact and ROOT in probed(proof.report)):
-        reasons = [*_strange(found)]  # whatever else was noted on the way: what is returned has to be the reference's
+        reasons = [
+            *_strange(subjects, found)
+        ]  # whatever else was noted on the way: what is returned has to be the reference's
     if not proof.exact and not any(one.shown for one in reasons) and not all(map(_small, reasons)):
         reasons += differs(subjects, found)
     refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
@@ -205,7 +207,7 @@ def _all(
     yield from () if rounded or decided else puzzles(left)
     tiny = [*fine(proof)]
     yield from tiny
-    strange = [*_strange(found)]
+    strange = [*_strange(subjects, found)]
     if found.divergences or any(one.side == "module" for one in unmapped):  # they explain what is only unlike
         strange = [one for one in strange if one.shown]
     yield from strange
@@ -515,14 +517,14 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     return same and any(one < other for one, other in zip(ours[2:], theirs[2:], strict=True))
 
 
-def _strange(found: SearchResult) -> Iterator[Reason]:
+def _strange(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
     """What the module returns and the reference never computes, though all weights are in their places."""
     for number in _unlike(found)[0]:
         value, which = found.outputs[number], f" as number {number}" if len(found.outputs) > 1 else ""
         sides = (found.reference.outputs, found.reference.values)
         theirs = next((same for some in sides if (same := [one for one in some if _as_many(one, value)])), [])
         confined = _confined(value)
-        if theirs and confined and confined not in map(_confined, theirs):
+        if theirs and confined and confined not in map(_confined, theirs) and _stays(subjects, number, confined):
             said = f"what the module returns{which} {confined}, whatever the weights are"
             yield Reason(kind="output", said=f"{said}, and what the reference returns does not", shown=True)
             continue
@@ -530,6 +532,16 @@ def _strange(found: SearchResult) -> Iterator[Reason]:
             f"what the module returns{which} is none of the reference's activations: something is done to it at the end"
         )
         yield Reason(kind="output", said=said)
+
+
+def _stays(subjects: ModelPair, number: int, confined: str) -> bool:
+    """Whether an output is confined as much with other weights: a few numbers may all be positive by chance."""
+    outputs = (outputs_of_other_weights(subjects, seed) for seed in range(OTHER_WEIGHTS))
+    return all(number < len(some) and _confined(some[number]) == confined for some in outputs)
+
+
+OTHER_WEIGHTS = 8
+"""Weights that are drawn before an output is called confined."""
 
 
 def _as_many(one: Tensor, other: Tensor) -> bool:
