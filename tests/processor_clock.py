@@ -20,6 +20,7 @@ LIMITED = (
 
 SEARCHING = (
     "porting.causes.cause_matching",
+    "porting.causes.passing_case",
     "porting.causes.repairs",
     "porting.verification.cause_search",
     "porting.verification.fixes",

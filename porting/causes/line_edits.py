@@ -156,6 +156,23 @@ def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
             yield from source.edits(node, function)
 
 
+def condition_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
+    """Yield the changes that decide a condition the same way for all inputs: the condition, or one part of it.
+
+    Args:
+        lines: ``file:line`` of conditions.
+    """
+    for file, _, text in (line.rpartition(":") for line in dict.fromkeys(lines)):
+        number = int(text)
+        source = _Source.of(str(Path.cwd() / file))
+        function = None if source is None else source.function_at(number)
+        if source is None or function is None:
+            continue
+        for node in _changeable(function):
+            if node.lineno <= number <= (node.end_lineno or node.lineno):
+                yield from source.edits(node, function, (_decisions,))
+
+
 def _changeable(function: ast.FunctionDef) -> Iterator[ast.stmt | ast.expr]:
     """Yield the statements of a function, of those that have others in them the heads."""
     for node in ast.walk(function):
@@ -236,12 +253,14 @@ class _Source:
             return value.__module__.partition(".")[0] in COMPUTING
         return callee.id in BUILTINS or not hasattr(builtins, callee.id)
 
-    def edits(self, statement: ast.AST, function: ast.FunctionDef) -> Iterator[LineEdit]:
-        """Yield the changes to a statement of a function."""
+    def edits(
+        self, statement: ast.AST, function: ast.FunctionDef, changes: Sequence[Change] | None = None
+    ) -> Iterator[LineEdit]:
+        """Yield the changes to a statement of a function: of these kinds, or of all kinds and with values exchanged."""
         owner = self._object(function)
         if owner is None or not self.only_computes(function):
             return
-        for node, texts in _changes(statement, function, self.tree):
+        for node, texts in _changes(statement, function, self.tree, changes):
             start, end = self._span(node)
             inside = self.text[start - 1] == "(" and self.text[end : end + 1] == ")"
             compared = [one for one in ast.walk(statement) if isinstance(one, ast.Compare) and _inside(node, one)]
@@ -291,7 +310,9 @@ _FUTURE = 0x1000000  # annotations are not evaluated
 """The flag of ``from __future__ import annotations``."""
 
 
-def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) -> Iterator[tuple[ast.AST, list[str]]]:
+def _changes(
+    statement: ast.AST, function: ast.FunctionDef, tree: ast.Module, changes: Sequence[Change] | None
+) -> Iterator[tuple[ast.AST, list[str]]]:
     """Yield each place of a statement, with the texts that may stand there."""
     parents = {child: node for node in ast.walk(statement) for child in ast.iter_child_nodes(node)}
     variables = [arg.arg for arg in function.args.args if arg.arg != "self"]
@@ -306,7 +327,7 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
         return f"({ast.unparse(new)})" if inner and isinstance(new, _GROUPED) else ast.unparse(new)
 
     checked = {part for node in ast.walk(statement) if _checks_type(node) for part in ast.walk(node)}
-    for change in _CHANGES:
+    for change in _CHANGES if changes is None else changes:
         for node in ast.walk(statement):
             if node in checked:
                 continue
@@ -314,6 +335,8 @@ def _changes(statement: ast.AST, function: ast.FunctionDef, tree: ast.Module) ->
             texts = [grouped(node, new) for new in ways]
             if texts:
                 yield node, texts
+    if changes is not None:
+        return
     values = [node for node in ast.walk(statement) if _is_value(node) and node not in checked]
     for first, second in combinations(values, 2):  # two values in each other's place
         if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
@@ -465,6 +488,17 @@ _OTHER_EDGE: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
 def _edges(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OTHER_EDGE:
         yield ast.Compare(node.left, [_OTHER_EDGE[type(node.ops[0])]()], node.comparators)
+
+
+def _decisions(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    """Yield a condition that is always true or false, one arm of an expression, and what is left of ``and``, ``or``."""
+    if isinstance(node, ast.IfExp):
+        yield from (node.body, node.orelse)
+    if isinstance(node, ast.BoolOp):
+        for left in combinations(node.values, len(node.values) - 1):
+            yield left[0] if len(left) == 1 else ast.BoolOp(node.op, list(left))
+    if isinstance(node, ast.Compare | ast.BoolOp | ast.Call | ast.UnaryOp):
+        yield from (ast.Constant(False), ast.Constant(True))
 
 
 _CHANGES: tuple[Change, ...] = (_edges, _names, _operators, _numbers, _orders, _calls)

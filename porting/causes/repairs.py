@@ -17,8 +17,9 @@ from itertools import combinations, islice, takewhile
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex, line_of
+from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex
 from porting.causes.linear import linears
+from porting.causes.passing_case import PassingCase, departed
 from porting.causes.replay import Around, Values
 from porting.causes.step_differences import (
     MAX_LAYOUTS,
@@ -29,6 +30,7 @@ from porting.causes.step_differences import (
     layouts,
     operation_of,
     same_but_rounded,
+    step_key,
     unmoved,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
@@ -53,6 +55,13 @@ MAX_PASSED = 4
 
 ENOUGH_TRIED = 4
 """Number of tensors that are tried before the best one so far is taken."""
+
+
+WRITTEN = frozenset({
+    Kind.FUNCTION, Kind.TENSOR, Kind.ORDER, Kind.UNUSED, Kind.EXTRA, Kind.LEFT_OUT, Kind.MOVED, Kind.EXCHANGED,
+    Kind.GATED, Kind.SEQUENCE,
+})  # fmt: skip
+"""Differences of how the steps are written, which are the same in all cases that come to them."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,7 @@ class RepairSearch:
         until: the deadline, by ``time.thread_time``.
         around: the context in which the port's calls are repeated.
         close: how far apart the same numbers may be, where one side rounds some of them.
+        passing: a case in which both sides agree, compared with this one; None where there is none.
     """
 
     def __init__(
@@ -118,7 +128,9 @@ class RepairSearch:
         until: float,
         around: Around = nullcontext,
         close: float = CLOSE,
+        passing: PassingCase | None = None,
     ) -> None:
+        self._passing = passing
         self._port, self._reference = port, reference
         self._distance, self._bound, self._until = distance, bound, until
         self._index = TensorIndex(reference, close=close)
@@ -150,6 +162,21 @@ class RepairSearch:
             found += [] if repair_set is None else [repair_set]
         return found
 
+    def departing(self) -> list[RepairSet]:
+        """Return the steps that give the reference's numbers in the passing case alone, if they explain everything."""
+        if self._passing is None:
+            return []
+        steps = departed(
+            self._passing,
+            self._port,
+            self._reference,
+            self._distance,
+            bound=self._bound,
+            until=self._until,
+            around=self._unchanged.around,
+        )
+        return [] if steps is None else [RepairSet(tuple(steps), 0.0)]
+
     def _repair_set(self, *, allow_extra: bool, skipped: tuple[str, str] | None = None) -> RepairSet | None:
         """Repair the port step by step; None where a few steps are not enough.
 
@@ -179,7 +206,16 @@ class RepairSearch:
         swapped = self._swapped_parts(replacements, repairs)
         repairs = repairs if swapped is None else [swapped]
         few = len({repair.line for repair in repairs}) <= MAX_LINES
+        if self._passing is not None and any(map(self._is_excused, replacements, repairs)):
+            return None
         return RepairSet(tuple(repairs), self._distance(self._values)) if few else None
+
+    def _is_excused(self, replacement: _Replacement, repair: Repair) -> bool:
+        """Whether a passing case shows that a step is right as it is written: what it reads is not."""
+        passing = self._passing
+        if passing is None or repair.kind not in WRITTEN or not passing.excuses(replacement.step):
+            return False
+        return not repair.missing or not passing.lacks(repair.missing, repair.where)
 
     def _swapped_parts(self, replacements: Sequence[_Replacement], repairs: Sequence[Repair]) -> Repair | None:
         """Return two parts of a layer that run in the opposite order than in the reference; None where none do.
@@ -403,11 +439,6 @@ class RepairSearch:
             pending += [read for read in call.reads if read not in seen]
             seen.update(call.reads)
         return operands
-
-
-def step_key(step: Call) -> tuple[str, str]:
-    """Return the line and the function of a step, which are the same in all layers."""
-    return line_of(step), operation_of(step)
 
 
 def _merged(repairs: Sequence[Repair]) -> list[Repair]:

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     TENSOR = "wrong tensor"
     ORDER = "another order"
     CONSTANT = "other constants"
+    VALUES = "other numbers"
     MASK = "other mask"
     ROWS = "other rows looked up"
     UNUSED = "parameter not used"
@@ -64,6 +65,10 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.CONSTANT: (
         "a step adds or multiplies by a tensor without weights that differs from the reference's",
         "check how it is computed: a mask, positions, slopes",
+    ),
+    Kind.VALUES: (
+        "a step gives other numbers than the reference's on some inputs, and the reference's on others",
+        "compare what the line does with such inputs: their length, positions, mask or token ids",
     ),
     Kind.MASK: (
         "a mask hides other positions than the reference's",
@@ -510,6 +515,20 @@ def _mask_text(own: Tensor, value: Tensor) -> str:
     return f"{' and '.join(parts)}, of {own.numel():,}"
 
 
+def departure_text(own: Tensor, value: Tensor) -> str:
+    """Return where two tensors of one shape differ, and the first numbers that do; empty where they cannot be told."""
+    masked = _mask_text(own, value) if own.is_floating_point() else ""
+    if masked:
+        return f": it {masked}"
+    differs = ~torch.isclose(own.double(), value.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
+    if not bool(differs.any()):
+        return ""
+    place = tuple(differs.nonzero()[0].tolist())
+    numbers = [f"{bool(one)}" if own.dtype == torch.bool else f"{float(one):g}" for one in (own[place], value[place])]
+    places = _places_text(own, value) or f", at {int(differs.sum()):,} of {own.numel():,} places"
+    return f"{places}: {numbers[0]} where the reference has {numbers[1]}"
+
+
 def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
     """Return whether two tensors are equal, in the same shape or in some layout."""
     return any(
@@ -575,6 +594,11 @@ def operation_of(call: Call) -> str:
     if kind_of(call.function) in (TraceKind.PRODUCT, TraceKind.EINSUM, TraceKind.BIASED_PRODUCT):
         return "matmul"
     return {"truediv": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub"}.get(name, name)
+
+
+def step_key(step: Call) -> tuple[str, str]:
+    """Return the line and the function of a step, which are the same in all layers."""
+    return line_of(step), operation_of(step)
 
 
 def _number_arguments(call: Call) -> dict[str, float]:

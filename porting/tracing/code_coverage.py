@@ -170,6 +170,19 @@ def untaken(executed: Executed, module: nn.Module) -> list[Branch]:
     return [one for one in never_ran_in(executed, module) if one.why == INPUTS]
 
 
+def branches_apart(passing: Sequence[Executed], failing: Sequence[Executed], module: nn.Module) -> tuple[Branch, ...]:
+    """Return the branches that ran in all failing passes and not in all passing ones, or in no failing one and in some.
+
+    They are sorted by how few of the passing ones they have in common with the failing ones.
+    """
+    never = [[set(never_ran_in(one, module)) for one in some] for some in (passing, failing)]
+    skipped, ran = set.intersection(*never[1]), set[Branch]().union(*never[0]).difference(*never[1])
+    alike = {one: sum(one in some for some in never[0]) for one in skipped}
+    alike |= {one: sum(one not in some for some in never[0]) for one in ran}
+    apart = [one for one, number in alike.items() if number < len(passing)]
+    return tuple(sorted(apart, key=lambda one: (alike[one], one.where, one.first)))
+
+
 def not_watched(executed: Executed, module: nn.Module, ran: Collection[str]) -> tuple[str, ...]:
     """Return the classes of modules that ran and could not be recorded: compiled ones, or without readable source."""
     entered = {id(function.code) for function in executed.functions}

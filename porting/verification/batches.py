@@ -128,6 +128,28 @@ def another(case: Case, batch: Batches, seed: int) -> Case:
     return Case("to confirm a cause", {name: _mixed(value, generator) for name, value in case.inputs.items()})
 
 
+SIMPLE: tuple[tuple[int, ...], ...] = ((3, 3), (1,), (5, 2))
+"""Tokens in each row of small batches, among which a port may be right that is wrong on larger ones."""
+
+
+def simple_batches(case: Case, batch: Batches) -> list[Case]:
+    """Return batches in which less happens than in a case: short rows, one long row; of a given case, its rows alone.
+
+    Args:
+        case: one of those that both sides take.
+    """
+    if batch.more is not None:
+        lengths = [*SIMPLE, (batch.longest,)]
+        return [batch.more("in which both may agree", [min(one, batch.longest) for one in row]) for row in lengths]
+    count = min((len(value) for value in case.inputs.values() if value.ndim), default=0)
+    if count < 2 or any(not value.ndim or len(value) != count for value in case.inputs.values()):
+        return []
+    rows = dict.fromkeys((0, count - 1))
+    return [
+        Case("in which both may agree", {name: v[row : row + 1] for name, v in case.inputs.items()}) for row in rows
+    ]
+
+
 def padded_in_front(case: Case, rules: Sequence[Rule]) -> Case:
     """The batch with its padding in front of the rows: there what counts tokens and what counts places differ.
 

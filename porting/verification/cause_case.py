@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from porting.causes import dropout
 from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
-from porting.causes.diverging import ROUNDED, Divergence, divergence
+from porting.causes.diverging import CLOSE, ROUNDED, Divergence, divergence
 from porting.causes.finding import APART, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
+from porting.causes.passing_case import BothTapes, PassingCase
 from porting.causes.repairs import RepairSearch, RepairSet
 from porting.causes.replay import Rewrite, Stage, Values
 from porting.causes.tape import Recorder, Ref, Tape
@@ -29,6 +30,7 @@ from porting.reporting.outcome import Probe
 from porting.target import assign, named_tensors
 from porting.tracing.activations import Activations
 from porting.tracing.calls import Kind
+from porting.tracing.code_coverage import Executed
 from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Clock, Side
@@ -73,6 +75,14 @@ class PassCost(FunctionMode):
         super().__init__()
         self._usual = usual
         self.calls = self.largest = 0
+
+    @classmethod
+    def most(cls, costs: Iterable[PassCost]) -> PassCost:
+        """Return the most of each that some passes take."""
+        found = cls()
+        for one in costs:
+            found.calls, found.largest = max(found.calls, one.calls), max(found.largest, one.largest)
+        return found
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`FunctionMode.call`.
@@ -175,6 +185,14 @@ class CauseCase:
         return True
 
     @cached_property
+    def executed(self) -> Executed:
+        """What of the port's code runs in this case."""
+        seen = Executed(self.port.module)
+        with seen.watched(), suppress(VerifyError):
+            self.port.outputs(self.case)
+        return seen
+
+    @cached_property
     def outputs(self) -> tuple[Point, ...]:
         """The probes of what the model returns; the last one where there is none."""
         every = list(self.pairing.pairs)
@@ -211,6 +229,7 @@ class CauseCase:
         changed: AbstractContextManager[None],
         probes: Sequence[Probe],
         hopeless: Callable[[Point, float], bool] = lambda point, far: False,
+        usual: PassCost | None = None,
     ) -> dict[Point, float]:
         """How far each probe is off, in isolation, while the port is another one.
 
@@ -218,12 +237,13 @@ class CauseCase:
 
         Args:
             hopeless: called with each probe and how far it is off, as soon as that is known; True ends the pass.
+            usual: what a pass of the port takes, if not what it takes in this case.
 
         Returns:
             How far each probe is off that the pass reaches; empty where it fails or was ended.
         """
         uncounted = replace(self, port=replace(self.port, clock=Clock()))
-        usual = self._values_and_cost[1]
+        usual = usual or self.cost
         wanted = {probe.port for probe in probes}
         left: dict[Point, float] = {}
 
@@ -296,26 +316,23 @@ class CauseCase:
         return found or divergence(*tapes, probe.port, own, wanted)
 
     @torch.no_grad()
-    def repaired(self, until: float, *, rounded: bool = False) -> list[RepairSet] | None:
+    def repaired(
+        self, until: float, *, rounded: bool = False, passing: CauseCase | None = None, departing: bool = False
+    ) -> list[RepairSet] | None:
         """The steps of the port that have to be the reference's for it to return what the reference returns.
 
         Args:
             until: when to give up, by ``time.thread_time``.
             rounded: the port rounds something to less than float64, so that nothing behind it is the reference's to
                 the last digits.
+            passing: a case in which both agree; None where there is none.
+            departing: look for steps alone that give the reference's numbers in the passing case, and others in this.
 
         Returns:
             The ways in which a few steps account for all that the port returns, each in order; None where it returns
             what it should.
         """
-        with Recorder(self.port.module, lines=True) as recorder:
-
-            def visit(point: Point, value: Tensor) -> None:
-                if point in self.outputs:
-                    recorder.mark(point, value)
-
-            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(self.outputs))
-        tape = recorder.tape
+        tape = self._own_tape
         exactly = force_float64(self.port.module) if self.port.lifted else None
         around = (lambda: exactly) if exactly else nullcontext
         theirs = self._tape
@@ -332,9 +349,32 @@ class CauseCase:
             return None
         if not all(finite(tape[ref]) for ref in goals):  # what gave the first such value is another question
             return []
-        search = partial(RepairSearch, tape, theirs, goals, left, until=until, around=around)
-        found = search(bound=ROUNDED_END, close=ROUNDED).find() if rounded and left(Values(tape)) > ROUNDED_END else []
-        return found or search(bound=END).find()
+
+        def find(bound: float, close: float) -> list[RepairSet] | None:
+            there = None if passing is None else PassingCase(passing.tapes, self.tapes, close=close)
+            search = partial(RepairSearch, tape, theirs, goals, left, until=until, around=around, passing=there)
+            repairs = search(bound=bound, close=close)
+            return repairs.departing() if departing else repairs.find()
+
+        found = find(ROUNDED_END, ROUNDED) if rounded and left(Values(tape)) > ROUNDED_END else []
+        return found or find(END, CLOSE)
+
+    @property
+    def tapes(self) -> BothTapes:
+        """The passes of both sides."""
+        return BothTapes(self._own_tape, self._tape)
+
+    @cached_property
+    def _own_tape(self) -> Tape:
+        """The port's pass, call by call, with the lines of its code and its outputs marked."""
+        with torch.no_grad(), Recorder(self.port.module, lines=True) as recorder:
+
+            def visit(point: Point, value: Tensor) -> None:
+                if point in self.outputs:
+                    recorder.mark(point, value)
+
+            replace(self.port, spelled_out=True).run(self.case, visit, wanted=list(self.outputs))
+        return recorder.tape
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:
@@ -386,6 +426,11 @@ class CauseCase:
         places = torch.arange(exact.numel(), dtype=torch.float64).view_as(exact)
         there = one.carry({one.sources[0]: places}).flatten().long()
         return torch.empty_like(exact).flatten().index_copy(0, there, value.double().flatten()).view_as(exact)
+
+    @property
+    def cost(self) -> PassCost:
+        """What a pass of the port takes."""
+        return self._values_and_cost[1]
 
     @property
     def _values(self) -> MutableMapping[Point, Tensor]:

@@ -6,8 +6,9 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, product
 
 import torch
@@ -25,6 +26,7 @@ from porting.causes.step_differences import Kind as Repaired
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
 from porting.tracing.activations import Activations
+from porting.tracing.code_coverage import never_ran_in
 from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
@@ -36,6 +38,8 @@ from porting.verification.fixes import (
     inverted_masks,
     is_explained,
     laid_out_otherwise,
+    passing_and_failing,
+    special_cases,
     with_edits,
     with_lines,
 )
@@ -55,6 +59,9 @@ REPAIRING = 20.0
 
 REPAIRING_EXPLAINED = 4.0
 """So many, where entries of the catalogue explain every probe: there, repairs can only be more exact."""
+
+NAMING = 4.0
+"""So many seconds the catalogue is asked for the name of what is known to go wrong on some inputs."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
@@ -80,6 +87,7 @@ def name_causes(
     *,
     drawn: Both | None = None,
     turned: Both | None = None,
+    simple: Sequence[Both] = (),
     layouts: Layouts | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
@@ -91,6 +99,7 @@ def name_causes(
         drawn: makes the two sides on a case that was drawn to confirm a cause; None for a reference that cannot be
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
+        simple: makes the two sides on small cases, in which the port may be right where it is wrong in all others.
         layouts: other lines of the table; None where the weights were not loaded by it.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
@@ -103,58 +112,139 @@ def name_causes(
     if drawn is None or seconds <= 0:
         return (), None
     with reference_angles(comparison, probes, both) as same:
-        both, drawn, turned = same(both), same(drawn), turned and same(turned)
         until = time.thread_time() + seconds
-        found: list[Finding] = []
-        diverges: Divergence | None = None
+        found, diverges = list[Finding](), None
         if any(probe.guilty or probe.differs for probe in probes):
-            reference, port = both(torch.float64)
-            guilty = [probe for probe in probes if probe.guilty]
-            cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
-            known = [CauseCase.known(comparison, reference, port, case) for case in cases]
-            if not any(probe.guilty for probe in probes):  # what is returned depends on places that a mask hides
-                known = [cause_case.with_hidden_places for cause_case in known]
-                probes = _guilty_at_hidden_places(known, probes)
-            guilty = [probe for probe in probes if probe.guilty]
-            held_out = _held_out(comparison, drawn)
-            tied = _held_out(comparison, turned)
-            trials = _Trials(known, probes, until, held_out=held_out, tied=tied, weights_compared=weights_compared)
-            found += inverted_masks(known, probes)
-            searched = known if held_out is None else [held_out, *known]  # the smallest first
-            laid_out = [] if found or layouts is None else laid_out_otherwise(searched, probes, layouts, until)
-            in_table = {point for _, one in laid_out for point in one.probes}
-            repaired = None
-            if not found:
-                found = trials.why(searched, guilty, listed=True)
-                named = [one for one in found if one.name]
-                explained = all(is_explained(probe, named) for probe in guilty)
-                if not in_table:
-                    seconds = REPAIRING_EXPLAINED if explained else REPAIRING
-                    repaired = trials.repaired = trials.repair(seconds, complete=explained)
-                if not explained:
-                    found = trials.why(searched, guilty)
-            found = with_lines(found, laid_out)
-            if repaired is not None:
-                found = _with_repairs(found, repaired, guilty)
-            diverges = first_divergence(comparison, probes, both)
-            if not laid_out and diverges is not None:
-                lines = [
-                    diverges.line,
-                    diverges.also,
-                    *([diverges.moved.line] if diverges.moved else []),
-                    *diverges.callers,
-                ]
-                lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-                found = with_edits(found, searched, probes, lines, until)
+            drawn_cases = _drawn_cases(comparison, same(drawn), turned and same(turned), [same(one) for one in simple])
+            guilty = _Guilty(comparison, probes, same(both), drawn_cases, until, weights_compared=weights_compared)
+            found, diverges = guilty.causes(layouts)
         imprecise = [probe for probe in probes if probe.imprecise]
         if imprecise and dtypes:
             dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
-            reference, port = both(dtype)
+            reference, port = same(both)(dtype)
             cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
             loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
             marks = cause_case.marks(loose)
             found += [one.finding for one in cause_case.search(ROUNDING).find(list(marks.values()))]
         return tuple(found), diverges
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """The cases that no comparison has seen, as far as both sides take them.
+
+    Attributes:
+        held_out: it confirms a cause.
+        turned: its rows are padded in front.
+        simple: small ones.
+    """
+
+    held_out: CauseCase | None
+    turned: CauseCase | None
+    simple: Sequence[Callable[[], CauseCase | None]]
+
+
+def _drawn_cases(comparison: Comparison, drawn: Both, turned: Both | None, simple: Sequence[Both]) -> _Drawn:
+    """Run both sides on what was drawn."""
+    return _Drawn(
+        held_out=_held_out(comparison, drawn),
+        turned=_held_out(comparison, turned),
+        simple=[partial(_held_out, comparison, one) for one in simple],
+    )
+
+
+class _Guilty:
+    """The search for the causes of guilty probes.
+
+    Args:
+        comparison, probes, weights_compared: as of :func:`name_causes`.
+        both: makes the two sides.
+        until: the deadline, by ``time.thread_time``.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        probes: Sequence[Probe],
+        both: Both,
+        drawn: _Drawn,
+        until: float,
+        *,
+        weights_compared: bool,
+    ) -> None:
+        reference, port = both(torch.float64)
+        guilty = [probe for probe in probes if probe.guilty]
+        cases = _searched(comparison, reference, guilty) if guilty else _shortest_first(comparison, reference)
+        known = [CauseCase.known(comparison, reference, port, case) for case in cases]
+        if not guilty:  # what is returned depends on places that a mask hides
+            known = [cause_case.with_hidden_places for cause_case in known]
+            probes = _guilty_at_hidden_places(known, probes)
+            guilty = [probe for probe in probes if probe.guilty]
+        self._comparison, self._both, self._until = comparison, both, until
+        self._known, self._probes, self._guilty = known, probes, guilty
+        self._passing, self._failing = passing_and_failing(known, guilty)
+        if not self._passing:
+            more = (one() for one in drawn.simple)
+            self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
+        self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
+        self._trials = _Trials(
+            known,
+            probes,
+            until,
+            held_out=drawn.held_out,
+            tied=drawn.turned,
+            passing=self._passing,
+            weights_compared=weights_compared,
+        )
+
+    def causes(self, layouts: Layouts | None) -> tuple[list[Finding], Divergence | None]:
+        """The causes, and the first step of the port whose result the reference does not have."""
+        diverges = first_divergence(self._comparison, self._probes, self._both)
+        found = inverted_masks(self._known, self._probes)
+        found = found or special_cases(self._passing, self._failing, self._probes, self._until)
+        if found:
+            return found, diverges
+        searched, probes, until = self._searched, self._probes, self._until
+        laid_out = [] if layouts is None else laid_out_otherwise(searched, probes, layouts, until)
+        found, repaired = self._matched({point for _, one in laid_out for point in one.probes})
+        found = with_lines(found, laid_out)
+        if repaired is not None:
+            found = _with_repairs(found, repaired, self._guilty)
+        if not laid_out and diverges is not None:
+            lines = [
+                diverges.line,
+                diverges.also,
+                *([diverges.moved.line] if diverges.moved else []),
+                *diverges.callers,
+            ]
+            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
+            found = with_edits(found, searched, probes, lines, until)
+        return found, diverges
+
+    def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
+        """What the catalogue and the repairs of the port's steps say.
+
+        Args:
+            in_table: the probes that other lines of the table make right.
+        """
+        trials = self._trials
+        departing = None
+        if self._passing and not in_table:
+            departing = trials.repair(REPAIRING, complete=True, departing=True)
+        if departing is not None:  # an entry of the catalogue may say it better
+            trials.until = min(self._until, time.thread_time() + NAMING)
+        found = trials.why(self._searched, self._guilty, listed=True)
+        if departing is not None:
+            return found, departing
+        named = [one for one in found if one.name]
+        explained = all(is_explained(probe, named) for probe in self._guilty)
+        repaired = None
+        if not in_table:
+            seconds = REPAIRING_EXPLAINED if explained else REPAIRING
+            repaired = trials.repaired = trials.repair(seconds, complete=explained)
+        if not explained:
+            found = trials.why(self._searched, self._guilty)
+        return found, repaired
 
 
 def _with_repairs(found: Sequence[Finding], way: RepairSet, guilty: Sequence[Probe]) -> list[Finding]:
@@ -266,14 +356,16 @@ class _Trials:
         *,
         held_out: CauseCase | None,
         tied: CauseCase | None,
+        passing: Sequence[CauseCase],
         weights_compared: bool,
     ) -> None:
         self._weights_compared = weights_compared
         self._known = known
         self._probes = probes
-        self._until = until
+        self.until = until
         self._held_out = held_out
         self._tied = tied
+        self._passing = passing
         self._marks: dict[int, dict[Point, Mark]] = {}
         self.repaired: RepairSet | None = None
 
@@ -299,7 +391,7 @@ class _Trials:
         named = {point for one in found for point in one.probes}
         search = cause_case.search(CATALOGUE)
         search.matching = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
-        search.until = self._until
+        search.until = self.until
         search.confirms = lambda mark, candidate: self._confirm(cause_case, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
             cause_case, mark, lambda one, there: one.is_function_of(there, turned)
@@ -321,7 +413,7 @@ class _Trials:
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
-    def repair(self, seconds: float, *, complete: bool) -> RepairSet | None:
+    def repair(self, seconds: float, *, complete: bool, departing: bool = False) -> RepairSet | None:
         """What the steps have in common that have to be the reference's for the port to return what it returns.
 
         It has to be so in each of several cases in which the port returns something else.
@@ -329,14 +421,16 @@ class _Trials:
         Args:
             seconds: how long to look, of this thread's processor time.
             complete: give nothing where the time ends before each case has been looked at.
+            departing: as of :meth:`CauseCase.repaired`.
         """
         begun = time.thread_time()
-        until = begun + min(seconds, (self._until - begun) / 4)  # the rest is the catalogue's
+        until = begun + min(seconds, (self.until - begun) / 4)  # the rest is the catalogue's
         found: list[list[RepairSet]] = []
         rounded = any(probe.leak is not None or probe.lowered for probe in self._probes)
         cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
-            ways = cause_case.repaired(until, rounded=rounded)
+            near = _nearest(self._passing, cause_case)
+            ways = cause_case.repaired(until, rounded=rounded, passing=near, departing=departing)
             if time.thread_time() > until and complete:
                 return None
             if time.thread_time() > until or len(found) > HELD_OUT:
@@ -417,7 +511,7 @@ class _Trials:
         scopes = {_scope(point) for one in open_ for point in one.finding.probes}
         named = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
         for candidate in chain(named, cause_case.search(CATALOGUE).everything(scopes)):
-            if time.thread_time() > min(self._until, begun + SECONDS):
+            if time.thread_time() > min(self.until, begun + SECONDS):
                 break
             left = cause_case.apart(candidate.rewrites).largest
             if left <= END and self._returns(cause_case, candidate):
@@ -466,6 +560,13 @@ class _Trials:
             every = [way[named.index(one)] for way in passing] if one in named else []
             found.append(_tied(best, tuple(dict.fromkeys(other for other in every if other is not best))))
         return found
+
+
+def _nearest(passing: Sequence[CauseCase], failing: CauseCase) -> CauseCase | None:
+    """The passing case in which the port's code runs most like in a failing one; None where there is none."""
+    module = failing.port.module
+    ran = {*never_ran_in(failing.executed, module)} if passing else set()
+    return min(passing, key=lambda one: len(ran ^ {*never_ran_in(one.executed, module)}), default=None)
 
 
 def _size(cause_case: CauseCase) -> int:

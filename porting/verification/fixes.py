@@ -14,10 +14,11 @@ import torch
 
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.finding import Finding
-from porting.causes.line_edits import line_edits
+from porting.causes.line_edits import condition_edits, line_edits
 from porting.reporting.outcome import Probe
+from porting.tracing.code_coverage import branches_apart
 from porting.tracing.trace import Point
-from porting.verification.cause_case import END, CauseCase
+from porting.verification.cause_case import END, CauseCase, PassCost
 from porting.verification.table_layouts import WHAT, Correction
 
 Attempt = TypeVar("Attempt")
@@ -65,6 +66,54 @@ def inverted_masks(known: Sequence[CauseCase], probes: Sequence[Probe]) -> list[
                 )
             ]
     return []
+
+
+SPECIAL = "special case that the reference does not have"
+SPECIAL_WHAT = "the port does something else on some inputs, and the reference treats all alike"
+
+
+def special_cases(
+    passing: Sequence[CauseCase], failing: Sequence[CauseCase], probes: Sequence[Probe], until: float
+) -> list[Finding]:
+    """The condition that the port decides otherwise where it is wrong than where it is right, if that is the mistake.
+
+    It is, if the port is right in every case when the condition is decided the same way in all.
+
+    Args:
+        passing, failing: the cases in which every guilty probe is right, and those in which one is wrong.
+    """
+    guilty = [probe for probe in probes if probe.guilty]
+    if not passing or not failing:
+        return []
+    module = failing[0].port.module
+    apart = branches_apart([one.executed for one in passing], [one.executed for one in failing], module)
+    attempts = (
+        (edit, lambda case, edit=edit: edit.made()) for edit in condition_edits([branch.where for branch in apart])
+    )
+    for edit, right in _mended([*failing, *passing], probes, attempts, until):
+        if len(right) == len(guilty):
+            off = list(right.values())
+            return [
+                Finding(
+                    name=SPECIAL,
+                    detail=f"`{edit.old}`, at {edit.place}: written as `{edit.new}`, your model is right on all inputs",
+                    probes=tuple(right),
+                    difference=max(before for before, _ in off),
+                    residual=max(left for _, left in off),
+                    what=SPECIAL_WHAT,
+                    fix=edit.fix,
+                )
+            ]
+    return []
+
+
+def passing_and_failing(known: Sequence[CauseCase], guilty: Sequence[Probe]) -> tuple[list[CauseCase], list[CauseCase]]:
+    """The cases in which every one of some probes is right, and those in which one is wrong."""
+    passing, failing = list[CauseCase](), list[CauseCase]()
+    for cause_case in known:
+        marks = cause_case.marks(guilty).values()
+        (passing if all(mark.difference <= mark.bound for mark in marks) else failing).append(cause_case)
+    return passing, failing
 
 
 def laid_out_otherwise(
@@ -115,16 +164,18 @@ def _mended(
     open_ = {probe.port: probe for probe in probes if probe.guilty}
     limits = {probe.port: probe.bound.isolated or 0.0 for probe in probes}
     before = cases[0].left_with(nullcontext(), probes)
+    usual = PassCost.most(case.cost for case in cases)
     wrong = {point for point in open_ if before.get(point, 0.0) > limits[point]}
     found: list[tuple[Attempt, dict[Point, tuple[float, float]]]] = []
     for attempt, made in attempts if wrong else ():
         if time.thread_time() > until:
             break
-        left = cases[0].left_with(made(cases[0]), probes, _hopeless(before, limits, wrong, together))
+        left = cases[0].left_with(made(cases[0]), probes, _hopeless(before, limits, wrong, together), usual)
         right = [point for point in wrong if left.get(point, math.inf) <= limits[point]]
         if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
             continue
-        ways = [case.left_with(made(case), [open_[point] for point in right]) for case in cases[1 : HELD_OUT + 1]]
+        others = [open_[point] for point in right]
+        ways = [case.left_with(made(case), others, usual=usual) for case in cases[1 : HELD_OUT + 1]]
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
         if refused(attempt):
             continue

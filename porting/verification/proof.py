@@ -37,6 +37,7 @@ from porting.verification.batches import (
     another,
     make_batches,
     padded_in_front,
+    simple_batches,
 )
 from porting.verification.cause_search import name_causes
 from porting.verification.compare import Comparison, Progress
@@ -266,7 +267,7 @@ def _verify(
 
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
-    drawn, turned = _drawn(theirs, sides.both, given.table, another(cases[0], batch, seed))
+    drawn, turned, simple = _drawn(theirs, sides.both, given.table, batch, cases[0], seed)
     weighed, seconds = given.weighed and not seen.differing, math.inf if causes is True else float(causes)
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
@@ -277,6 +278,7 @@ def _verify(
         dtypes,
         drawn=drawn,
         turned=turned,
+        simple=simple,
         layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
         weights_compared=weighed,
         seconds=0.0 if comparison.no_numbers else seconds,  # what is solved for a cause has no solution with NaN in it
@@ -441,14 +443,18 @@ class _Sides:
 
 
 def _drawn(
-    theirs: Reference, both: Callable[..., tuple[Side, Side]], table: Table, case: Case
-) -> tuple[Both | None, Both | None]:
-    """What makes both sides on one more case, and on the same padded in front; None for what has no parts."""
+    theirs: Reference, both: Callable[..., tuple[Side, Side]], table: Table, batch: Batches, case: Case, seed: int
+) -> tuple[Both | None, Both | None, Sequence[Both]]:
+    """What makes both sides on one more case, on the same padded in front, and on simple ones.
+
+    There are none for a reference that has no parts.
+    """
     if not has_parts(theirs):
-        return None, None
-    ways = (case, padded_in_front(case, table.inputs))
-    first, second = (partial(both, on=[theirs.taken(one)]) for one in ways)
-    return first, second
+        return None, None, ()
+    drawn = another(case, batch, seed)
+    ways = (drawn, padded_in_front(drawn, table.inputs), *simple_batches(case, batch))
+    first, second, *simple = (partial(both, on=[theirs.taken(one)]) for one in ways)
+    return first, second, simple
 
 
 def _batches(

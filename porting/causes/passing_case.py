@@ -1,0 +1,262 @@
+"""What a case in which port and reference agree tells about one in which they differ.
+
+In the passing case each step of the port has its counterpart: the step of the reference with the same numbers. The
+first step that has them no longer in the failing case is where the port goes wrong, if the port is right with the
+counterpart's numbers in their place. And a step that has the reference's numbers in the passing case is no mistake for
+being written otherwise than the reference's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from porting.causes.diverging import CLOSE, MOVING, TensorIndex, is_moved_weight, line_of, moments
+from porting.causes.replay import Around, Values
+from porting.causes.step_differences import (
+    MAX_LAYOUTS,
+    Kind,
+    Repair,
+    departure_text,
+    generic_path,
+    layouts,
+    operation_of,
+    step_key,
+)
+from porting.causes.tape import UNFIT, Call, Ref, Tape
+
+MAX_DEPARTED = 3
+"""Number of lines whose results are replaced together."""
+
+MAX_STARTS = 12
+"""Number of lines that are tried as the first of them."""
+
+Key = tuple[str, str, str, int]
+"""The module, the line, the function and the number of a call among those that have these three in common."""
+
+
+@dataclass(frozen=True)
+class BothTapes:
+    """The passes of both sides on one case."""
+
+    port: Tape
+    reference: Tape
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A step of the port that has its counterpart's numbers in the passing case, and not in the failing one.
+
+    Attributes:
+        step: the step, in the failing case.
+        counterpart: the call of the reference, in the failing case.
+    """
+
+    step: Call
+    counterpart: Call
+
+
+class PassingCase:
+    """Compares the steps of a failing case with those of a passing one.
+
+    Args:
+        passing, failing: the tapes; those of the port have lines.
+        close: how far the same numbers may be apart.
+    """
+
+    def __init__(self, passing: BothTapes, failing: BothTapes, *, close: float = CLOSE) -> None:
+        self._passing, self._failing = passing, failing
+        self._close = close
+        self._index = TensorIndex(passing.reference, close=close)
+        self._known = TensorIndex(failing.reference, close=close)
+        self._own = _by_key(passing.port), _by_key(failing.port)
+        self._theirs = _by_key(passing.reference), _by_key(failing.reference)
+        self._passing_keys, self._keys = ({call.number: key for key, call in one.items()} for one in self._own)
+
+    def excuses(self, step: Call) -> bool:
+        """Return whether a step of the failing case has the reference's numbers in the passing case.
+
+        It does not count where it changes nothing there.
+        """
+        there = self._own[0].get(self._keys.get(step.number, ("", "", "", -1)))
+        if there is None or not there.writes:
+            return False
+        value = self._passing.port[there.result]
+        return bool(self._index.like(value)) and not _is_inert(self._passing.port, there)
+
+    def lacks(self, operation: str, module: str) -> bool:
+        """Return whether each call of a function in a module of the reference changes nothing in the passing case."""
+        calls = [
+            call
+            for call in self._passing.reference.calls
+            if call.writes and operation_of(call) == operation and call.module == module
+        ]
+        return all(_is_inert(self._passing.reference, call) for call in calls)
+
+    def departures(self, values: Values) -> Iterator[Departure]:
+        """Yield the steps that depart from their counterparts and whose operands are the reference's, in order.
+
+        Args:
+            values: the port's values in the failing case.
+        """
+        for key, step in self._own[1].items():
+            counterparts = [found for one in self._counterparts.get(key, ()) if (found := self._theirs[1].get(one))]
+            if not counterparts or not step.writes:
+                continue
+            own = values[step.result]
+            departs = not any(_alike(own, self._failing.reference[one.result], self._close) for one in counterparts)
+            if departs and self._reads_what_is_right(step, values):
+                yield Departure(step, counterparts[0])
+
+    def _reads_what_is_right(self, step: Call, values: Values) -> bool:
+        """Return whether the activations that a step reads are those of its counterpart: else the mistake is before it.
+
+        The branch before it that a port leaves out on some inputs is one.
+        """
+        port, there = self._failing.port, self._own[0][self._keys[step.number]]
+        for ref, other in zip(step.reads, there.reads, strict=False):
+            if not port.learned(ref) or is_moved_weight(port, ref):
+                continue
+            maker = self._passing.port.maker(other)
+            key = None if maker is None or maker.result != other else self._passing_keys[maker.number]
+            expected = [
+                self._theirs[1][one].result for one in self._counterparts.get(key, ()) if one in self._theirs[1]
+            ]
+            known = any(_alike(values[ref], self._failing.reference[one], self._close) for one in expected)
+            if not known and (expected or not self._known.like(values[ref])):
+                return False
+        return True
+
+    @cached_property
+    def _counterparts(self) -> Mapping[Key | None, Sequence[Key]]:
+        """The calls of the reference with the numbers of each call of the port, the nearest in the pass first."""
+        makers = {ref: key for key, call in self._theirs[0].items() for ref in call.writes[:1]}
+        counts = [Counter(key[:3] for key in keys) for keys in (*self._own, *self._theirs)]
+        found: dict[Key | None, Sequence[Key]] = {}
+        length = len(self._passing.port.calls) or 1, len(self._passing.reference.calls) or 1
+        for key, call in self._own[0].items():
+            if not call.writes or counts[0][key[:3]] != counts[1][key[:3]]:
+                continue
+            like = [makers[ref] for ref in self._index.like(self._passing.port[call.result]) if ref in makers]
+            like = [one for one in like if counts[2][one[:3]] == counts[3][one[:3]]]
+            place = call.number / length[0]
+            like.sort(key=lambda one: abs(self._theirs[0][one].number / length[1] - place))
+            found[key] = like
+        return found
+
+
+def departed(
+    case: PassingCase,
+    port: Tape,
+    reference: Tape,
+    distance: Callable[[Values], float],
+    *,
+    bound: float,
+    until: float,
+    around: Around,
+) -> list[Repair] | None:
+    """Return the steps that depart, if the port is right with the numbers of their counterparts; else None.
+
+    Args:
+        port, reference: the tapes of the failing case.
+        distance: values of the port -> the distance of its outputs from the reference's.
+        bound: the largest distance that rounding explains.
+        until: the deadline, by ``time.thread_time``.
+        around: the context in which the port's calls are repeated.
+    """
+    unchanged = Values(port, around=around)
+    starts = list(dict.fromkeys(step_key(one.step) for one in case.departures(unchanged)))
+    for number, start in enumerate(starts[:MAX_STARTS]):
+        values, repairs, key = unchanged, list[Repair](), start
+        replaced: dict[Ref, Tensor] = {}
+        for _ in range(MAX_DEPARTED):
+            for one in [one for one in case.departures(values) if step_key(one.step) == key]:
+                own = values[one.step.result]
+                value = _laid_out(own, reference[one.counterpart.result])
+                if value is not None:
+                    repairs.append(_repair(one, own, value))
+                    replaced[one.step.result] = value
+            if not replaced or time.thread_time() > until:
+                break
+            try:
+                values = _replayed(port, replaced, around)
+            except UNFIT:  # the numbers of the counterpart do not fit what follows
+                break
+            if distance(values) <= bound:
+                return repairs
+            left = {step_key(one.step) for one in case.departures(values) if one.step.result not in replaced}
+            key = next((one for one in starts[number + 1 :] if one in left), ("", ""))
+    return None
+
+
+def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
+    """Return the difference of a step from its counterpart as a repair."""
+    name, place = operation_of(one.step), generic_path(one.counterpart.module)
+    text = departure_text(own, value)
+    theirs = operation_of(one.counterpart)
+    other = f"{theirs} in {place} of the reference" if theirs != name else f"in {place} of the reference"
+    detail = f"{name} gives other numbers than {other} on these inputs, and the same on others{text}"
+    return Repair(Kind.VALUES, line_of(one.step), name, detail, one.counterpart.module)
+
+
+def _replayed(port: Tape, replaced: Mapping[Ref, Tensor], around: Around) -> Values:
+    """Return the port's values with some results replaced and what depends on them computed again."""
+    changed = Values(port, dict(replaced), around=around)
+    for call in port.calls:
+        if not call.writes or call.result in replaced or not any(read in changed.changed for read in call.reads):
+            continue
+        tensors = [leaf for leaf in tree_leaves(changed.run(call)) if isinstance(leaf, Tensor)]
+        changed.changed.update(zip(call.writes, tensors, strict=True))
+    return changed
+
+
+def _laid_out(own: Tensor, theirs: Tensor) -> Tensor | None:
+    """Return the counterpart's numbers in the layout of the port's that has most of them; None where none fits."""
+    if theirs.numel() != own.numel():
+        try:
+            return theirs.to(own.dtype).expand_as(own).clone() if theirs.ndim <= own.ndim else None
+        except RuntimeError:
+            return None
+    every = list(islice(layouts(theirs, tuple(own.shape)), MAX_LAYOUTS))
+    best = max(every, key=lambda one: int((one == own).sum()), default=None)
+    return None if best is None else best.to(own.dtype)
+
+
+def _by_key(tape: Tape) -> dict[Key, Call]:
+    """Return the calls of a tape, each by what finds it again in another pass."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    found: dict[Key, Call] = {}
+    for call in tape.calls:
+        name = call.module, line_of(call), call.name
+        found[*name, seen[name]] = call
+        seen[name] += 1
+    return found
+
+
+def _alike(own: Tensor, theirs: Tensor, close: float) -> bool:
+    """Return whether two tensors have the same numbers in some layout; constant ones are compared by their number."""
+    ours, expected = moments(own), moments(theirs)
+    if ours is None or expected is None:  # no two elements of it differ
+        same = ours is expected and own.numel() > 0 < theirs.numel()
+        return same and abs(float(own.flatten()[0]) - float(theirs.flatten()[0])) <= close
+    scale = np.ones(7)
+    scale[:5] = max(float(np.abs(expected[:5]).max()), 1e-300)
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(ours - expected) <= close * scale).all())
+
+
+def _is_inert(tape: Tape, call: Call) -> bool:
+    """Return whether a call gives what it reads: a clamp of what is within its bounds, a mask that hides nothing."""
+    value = tape[call.result]
+    if call.name in MOVING:
+        return False
+    return any(tape[ref].shape == value.shape and torch.equal(tape[ref].to(value.dtype), value) for ref in call.reads)
