@@ -50,12 +50,12 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), explains all 
   tensor, the reference's values in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`),
   other constants (of positions, say: they are replaced where they are made), a step that is missing, one too many, or
   two that are done in the other order.
-- **A port that is right on some inputs is compared with itself.** A case in which both sides agree is compared with one in
-  which they differ. A condition in the code that goes another way is the cause if the port is right in all cases once
-  the condition is always decided as where both agree. Else each step of the port has a counterpart there: the step of
-  the reference with the same numbers. The first step that has these numbers no longer is the cause, if the port is
-  right with the counterpart's in their place: `clamp gives other numbers than arange ...: 63 where the reference has
-  64`. And a step that gives the reference's numbers there is no mistake for being written otherwise.
+- **A port that is right on some inputs is compared with itself.** A case in which both sides agree is compared with
+  one in which they differ. A condition in the code that goes another way is the cause if the port is right in all
+  cases once the condition is always decided as where both agree. Else each step of the port has a counterpart there:
+  the step of the reference with the same numbers. The first step that has these numbers no longer is the cause, if
+  the port is right with the counterpart's in their place: `clamp gives other numbers than arange ...: 63 where the
+  reference has 64`. And a step that gives the reference's numbers there is no mistake for being written otherwise.
 - **A line of the table may be the mistake.** The lines that write a guilty module's weights are written in the usual
   other ways: another order of the factors of an axis, a square matrix transposed, halves for pairs, parts of a
   concatenation exchanged, two names exchanged. Where a port is right with one of them, in all cases, the report has the
