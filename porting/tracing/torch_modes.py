@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -154,12 +154,24 @@ def _requested(requires_grad: bool = True) -> bool:  # the signature is torch's
     return requires_grad
 
 
-def eagerly() -> AbstractContextManager[object]:
+@contextmanager
+def eagerly() -> Iterator[None]:
     """Return a context in which compiled modules run as written, since a compiled graph has fixed dtypes and constants.
 
-    If torch's compiler was never imported, which takes seconds, nothing was compiled.
+    If torch's compiler was never imported, which takes seconds, nothing was compiled yet. But ``flex_attention``
+    imports it when it is called for the first time, and compiles itself.
     """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    context: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return context
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    before = getattr(flex, FLEX_SWITCH, False)
+    if flex is not None:
+        setattr(flex, FLEX_SWITCH, True)
+    try:
+        with nullcontext() if "torch._dynamo" not in sys.modules else torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        if flex is not None:
+            setattr(flex, FLEX_SWITCH, before)
+
+
+FLEX_SWITCH = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+"""The switch of torch's module ``flex_attention`` by which it does not compile itself."""

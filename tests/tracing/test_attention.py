@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -411,3 +413,23 @@ def test_what_is_not_seen_is_left_as_it_is(name: str) -> None:
         assert list(side(form).record(0)) == ["."]
         with WrittenOut():
             torch.testing.assert_close(form.model(X), form.result(X, form.scores(X).softmax(-1)))
+
+
+def test_flex_attention_is_not_compiled_when_it_is_the_first_to_import_the_compiler() -> None:
+    """In a fresh process, as for a user's first forward."""
+    code = (
+        "import sys, torch\n"
+        "from torch import nn\n"
+        "from torch.nn.attention import flex_attention as flex\n"
+        "from porting.tracing.running import Side\n"
+        "class Port(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return flex.flex_attention(x, x, x)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "x = torch.randn(1, 2, 3, 16, dtype=torch.float64)\n"
+        "side = Side(title='it', module=Port(), arguments=[{'x': x}], wanted=['.'], spelled_out=True)\n"
+        "torch.testing.assert_close(side.record(0)['.'], torch.softmax(x @ x.mT / 4, -1) @ x)\n"
+        "assert not flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
