@@ -85,6 +85,7 @@ def _batches(report: Outcome) -> Iterator[str]:
         return
     if scope.lengths:
         yield f"rows of {_range(scope.lengths)} tokens"
+    yield from _signals(scope)
     if scope.rows:
         yield f"{_range(scope.rows)} rows in a batch"
     masks = [_MASKS.get(mask, mask) for mask in scope.masks if " in rows of " not in mask]
@@ -117,6 +118,7 @@ def _counted_batches(report: Outcome) -> Iterator[str]:
         yield from report.cases
         return
     sizes = [f"{_range(scope.lengths)} tokens"] if scope.lengths else []
+    sizes += list(_signals(scope))
     sizes += [f"batches of {_range(scope.rows)}"] if scope.rows else []
     masks = [mask for mask in scope.masks if " in rows of " not in mask]
     sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
@@ -135,6 +137,15 @@ def _counted_batches(report: Outcome) -> Iterator[str]:
             if size
             else f"{seen:,} token ids"
         )
+
+
+def _signals(scope: Scope) -> Iterator[str]:
+    """The sizes of pictures, and the lengths of sounds and series."""
+    sizes = [f"{height}x{width}" for height, width in scope.pictures]
+    if sizes:
+        yield f"pictures of {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
+    if scope.places:
+        yield f"sounds or series of {_range(scope.places)} places"
 
 
 _MASKS = {

@@ -35,6 +35,7 @@ from porting.trials.scope import (
     Status,
     of_kind,
 )
+from porting.trials.signals import PLACES, sizes_of_pictures
 from porting.trials.trial import Model, Trial
 
 PLACED = 3
@@ -336,6 +337,8 @@ def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results
     return Scope(
         lengths=tuple(sorted({int(one.shape[-1]) for one in ids})),
         rows=tuple(sorted({one.shape[:-1].numel() for one in ids} or {len(next(iter(one.values()))) for one in ran})),
+        pictures=tuple(sorted(sizes_of_pictures(ran), key=lambda size: (size[0] * size[1], size))),
+        places=tuple(sorted({one[name].shape[axis] for one in ran for name, axis in PLACES.items() if name in one})),
         masks=of_kind(results, Kind.MASK),
         segments=of_kind(results, Kind.SEGMENTS),
         positions=of_kind(results, Kind.POSITIONS),

@@ -48,10 +48,11 @@ def masks(width: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]
     yield "left padding", (places >= width - lengths).long()
     yield "the last place hidden in every row", (places < width - 1).long().expand(2, -1).clone()
     yield "the first two places hidden in every row", (places > 1).long().expand(2, -1).clone()
-    gaps = torch.ones(3, width, dtype=torch.long)
+    gaps = torch.ones(4, width, dtype=torch.long)
     gaps[0, width // 2] = 0
     gaps[1, 1::2] = 0
     gaps[2, 1:-1] = 0
+    gaps[3, 1:-1:2] = 0
     yield "gaps", gaps
     drawn = torch.randint(0, 2, (4, width), generator=generator)
     drawn[torch.arange(4), torch.randint(0, width, (4,), generator=generator)] = 1

@@ -155,6 +155,8 @@ class Scope:
         dtypes: ``"float64"`` and the working dtypes.
         lengths: of the rows, in tokens, ascending.
         rows: batch sizes, ascending.
+        pictures: their heights and widths, the smallest first.
+        places: how many places sounds and series have, ascending.
         masks, segments, positions, arguments, values: the kinds of them that ran with equal results.
         tokens: how many different token ids occurred, of how many.
         ways: how the model was called: ``"no_grad"``, ``"inference_mode"``, ``"gradients on"``, ``"twice"``.
@@ -166,6 +168,8 @@ class Scope:
     dtypes: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
+    pictures: tuple[tuple[int, int], ...] = ()
+    places: tuple[int, ...] = ()
     masks: tuple[str, ...] = ()
     segments: tuple[str, ...] = ()
     positions: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,12 @@ MOST_TOKENS = 256
 
 MANY_ROWS, SMALL = 18, 1 << 16
 """So many rows at a time are tried too, where a row is small: a buffer may hold sixteen."""
+
+ENLARGED = 4
+"""So many times as high and as wide pictures are tried too, where they are small then."""
+
+PLACES = {SAMPLES: 1, FEATURES: -1, SERIES: 1}
+"""The axis along which a sound or a series goes on."""
 
 SINGLE = 0.1
 """Which part of a signal's values is hidden or zero where single ones are."""
@@ -79,6 +85,12 @@ class SignalRows:
             "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
             "pictures four rows higher and twelve columns wider": lambda one: _wider(_wider(one, 12, -1), 4, -2),
         }
+        small = all(one[0].numel() * ENLARGED**2 <= SMALL for one in pictures.values())
+        if small:
+            sizes[f"pictures of {ENLARGED} times the height and width"] = _enlarged
+        patch = self.model.config.get("patch_size")
+        if isinstance(patch, int) and not isinstance(patch, bool) and patch > 0:
+            sizes["pictures of one patch"] = lambda one: one[..., :patch, :patch]
         if pictures:
             turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
             yield self._trial(Kind.ARGUMENTS, "pictures with their channels last in memory", {**base, **turned})
@@ -100,7 +112,7 @@ class SignalRows:
     def _lengths(self, most: int) -> Iterator[Trial]:
         """Sounds and series of other lengths, with the masks that go with them."""
         base = self.model.base
-        for name, axis in ((SAMPLES, 1), (FEATURES, -1), (SERIES, 1)):
+        for name, axis in PLACES.items():
             if name not in base or base[name].ndim < 2:
                 continue
             size = base[name].shape[axis]
@@ -226,10 +238,22 @@ def _wider(pictures: Tensor, more: int, dim: int) -> Tensor:
     return torch.cat([pictures, pictures.narrow(dim, 0, min(more, pictures.shape[dim]))], dim)
 
 
+def _enlarged(pictures: Tensor) -> Tensor:
+    """Pictures several times as high and wide, of which no two columns of tiles are equal."""
+    tiles = pictures.repeat(1, 1, ENLARGED, ENLARGED)
+    return tiles * torch.linspace(1, 0.5, tiles.shape[-1], dtype=tiles.dtype)
+
+
 def _half_zero(value: Tensor) -> Tensor:
     """A signal whose first half is zero, as of a picture that is blank on one side or a sound that begins late."""
     half = (value.shape[-1] + 1) // 2
     return torch.cat([torch.zeros_like(value[..., :half]), value[..., half:]], -1)
+
+
+def sizes_of_pictures(batches: Iterable[Mapping[str, Tensor]]) -> set[tuple[int, int]]:
+    """Return the heights and widths of the pictures in some batches."""
+    pictures = (one[PIXELS] for one in batches if PIXELS in one)
+    return {(one.shape[-2], one.shape[-1]) for one in pictures if one.ndim > 2}
 
 
 def rows_of(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:

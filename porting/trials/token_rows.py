@@ -56,7 +56,7 @@ NAMED_SIZES = 4
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
 
-LONG_ROWS = {RIGHT_PADDING: (2, 1), "left padding": (2, 1), "gaps": (1, 0)}
+LONG_ROWS = {RIGHT_PADDING: (2, 1), "left padding": (2, 1), "gaps": (3, 0)}
 """The rows of a mask, see :func:`masks`, that hide about half of their places, and those that hide few."""
 
 SQUARES = (2, 3, 4, 5, 8)
@@ -142,6 +142,10 @@ class TokenRows:
                 lengths = [min(one, width) for one in lengths]
                 what = f"{more} row{'s' if more > 1 else ''} more than a number in your code"
                 yield self._trial(Kind.BATCH, what, self._padded(lengths))
+                if self._masked:  # a causal model hides what is behind anyway
+                    yield self._trial(
+                        Kind.BATCH, f"{what}, padded in front", self._hidden(_kept_places(lengths).flip(1))
+                    )
 
     def _own_sizes(self, most: int) -> list[int]:
         """The numbers of the port's code that may be sizes of its parts, the largest first."""

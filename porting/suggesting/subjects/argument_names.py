@@ -34,7 +34,7 @@ _WORDS = {
     r"|sentence_?(type|id|idx|index|label|segment|num|no).*",
     POSITIONS: r"position.*|pos|pos_ids|(segment|token|seq|word|absolute)_pos(ition)?s?(_ids)?",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
-    MASK: r".*mask.*|keep|ignore|attend|padding|pad|valid",
+    MASK: r"(?!.*_masked$|masked_.+)(.*mask.*)|keep|ignore|attend|padding|pad|valid",
     LENGTHS: r"((valid|src|source|seq|sequence|input|text|token|x)_)?(lens|lengths)|valid_len",
     FEATURES: r"(log_)?mels?.*|input_features|features|audio.*|sounds?|spectrograms?|fbank|frames",
     SAMPLES: r"input_values|wav.*|signals?|samples|raw_.*",
@@ -214,6 +214,8 @@ def _understood(
         if one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} or name in bound:
             continue
         required = one.default is one.empty
+        if isinstance(one.default, int | float | str):  # mask_ratio=0 is no mask
+            continue
         word = normal(name)
         role = role_of(word, available, found.values())
         if not required and (_NEVER.fullmatch(word) or (role == POSITIONS and not positions)):

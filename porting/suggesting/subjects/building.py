@@ -29,6 +29,7 @@ from porting.suggesting.subjects.config_fields import (
     composed_role,
     field_for,
     is_section,
+    normal,
     numbers_by_stage,
     role_of,
 )
@@ -611,8 +612,10 @@ def _arguments(
         theirs = _for_each_side(theirs, parameter, config)
         value = _value(config, theirs)
         alike = numbers_by_stage(value) if staged else type(parameter.default) is type(value)
-        # None: as the checkpoint has it; but a ratio of two sizes that may be None is a factor that may be left out.
-        alike = alike or (parameter.default is None and "//" not in theirs and type(value) in {int, float})
+        # None: as the checkpoint has it, if the name says what it is: norm_layer is no layer_norm_eps, but a class. A
+        # ratio of two sizes that may be None is a factor that may be left out.
+        named = role is not None or normal(name) == normal(theirs.rpartition(".")[2])
+        alike = alike or (parameter.default is None and named and "//" not in theirs and type(value) in {int, float})
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found

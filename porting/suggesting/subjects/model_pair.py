@@ -188,16 +188,16 @@ def prepare(
                 return _prepared(checkpoint, own, architecture, folder / "options", seed, inputs, ask, tell, depth)
         if not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
-        for number, rows in enumerate(_named_lengths(str(error))):
+        padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
+        lengths = _named_lengths(str(error))
+        for number, (rows, positions) in enumerate((one, most) for one in lengths for most in (0, one + padding + 1)):
             use_rows_of(rows)
             with suppress(PortingError):
-                return _prepared(
-                    checkpoint, into, architecture, folder / f"rows {number}", seed, inputs, ask, tell, depth
-                )
+                place = folder / f"rows {number}"
+                return _prepared(checkpoint, into, architecture, place, seed, inputs, ask, tell, depth, positions)
         use_rows_of(LENGTH)
         if isinstance(into, nn.Module):
             raise
-        padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
         for number, rows in enumerate(dict.fromkeys((LENGTH, LENGTH + padding + 1))):  # some count from there
             with suppress(PortingError):
                 full = folder / f"full {number}"
@@ -497,6 +497,11 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
         return (sound, DECODER_IDS) if DECODER_IDS in names else (sound,)
     if not config.get("is_encoder_decoder"):
         names = [name for name in names if not name.startswith("decoder")]
+    if {*names} <= {MASK, SEGMENTS, POSITIONS, DECODER_MASK}:
+        title = f"transformers.{type(reference).__name__}"
+        message = f"{title} takes {', '.join(list(taken)[:3])} ..., and no batches are made of these"
+        hint = "write the table, and verify it with inputs of your own: verify --inputs"
+        raise VerifyError(Fault(code=Code.NO_INPUTS, where=title, message=message, hint=hint))
     return tuple(names)
 
 
