@@ -195,12 +195,14 @@ def is_single_file(checkpoint: Checkpoint) -> bool:
 
 
 def config_of(checkpoint: Checkpoint) -> bytes | None:
-    """The bytes of the followed checkpoint's ``config.json``; None when it has none.
+    """The bytes of the followed checkpoint's ``config.json``; None when its config is elsewhere, or it has none.
 
     Raises:
         CheckpointError: the checkpoint is gone, or another file is in its place now.
     """
     folder = _directory(checkpoint)
+    if checkpoint.config and checkpoint.config_name != CONFIG_NAME:
+        return None
     path = folder.path / CONFIG_NAME
     raw = folder.read(CONFIG_NAME, limit=LARGEST) if folder.kind(CONFIG_NAME) else None
     found = parse_config(raw, where=str(path)) if raw is not None else {}

@@ -55,7 +55,9 @@ class Checkpoint:
             directory it lies in; None when only headers were fetched.
         commit: the commit of a model on the hub; None for local files.
         tensors: every tensor by its on-disk name, in the files' order, the files in the index's order.
-        config: the content of ``config.json``; ``{}`` when there is none.
+        config: what describes the model: the content of ``config.json``, else what the file of weights says of it
+            itself; ``{}`` when there is neither.
+        config_name: the file that the config was read from; empty when that is the file of weights, or there is none.
         files: the files of weights.
         index: the index's content when the checkpoint is sharded, else None.
         index_file: the same with its name and its bytes.
@@ -75,6 +77,7 @@ class Checkpoint:
 
     part: str | None = None
     ranks: int = 0
+    config_name: str = ""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Checkpoint:
         folder: InPlace | None = None,
         part: str | None = None,
         ranks: int = 0,
+        config_name: str = "",
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -100,7 +104,8 @@ class Checkpoint:
         self.contents = contents
         self.sources = sources
         self.folder = folder
-        self.config = config
+        self.config_name = config_name
+        self.config: Mapping[str, object] = config or next((one.config for one in contents if one.config), {})
         self.files: tuple[WeightFile, ...] = tuple(part.file for part in contents)
         self.index_file = index
         self.index = index.content if index is not None else None

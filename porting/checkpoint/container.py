@@ -190,6 +190,7 @@ class WriteOptions:
         shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
         part: the state dict that the tensors are nested in; empty for none.
         tied: other names of some of the tensors, each with the name that it equals.
+        settings: the model's config, for a container that holds it.
     """
 
     where: str
@@ -197,6 +198,7 @@ class WriteOptions:
     shard_size: int | None = None
     part: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 class Container(ABC):
@@ -214,6 +216,7 @@ class Container(ABC):
         together: its files can only be read all together.
         stem: its main file has no usual name: in a directory it is the only one with the ending, and its path may be
             given without that, as the library that wrote it has it.
+        settings: the model's config is a part of its file, in the place of a ``config.json``.
         separator: stands between the keys that lead to a tensor; an inner path is the first of them.  Empty where
             tensors have no such keys.
         promises: what it does.
@@ -229,6 +232,7 @@ class Container(ABC):
     parts: ClassVar[bool] = False
     together: ClassVar[bool] = False
     stem: ClassVar[bool] = False
+    settings: ClassVar[bool] = False
     separator: ClassVar[str] = ""
     promises: Promises
 
@@ -331,6 +335,16 @@ class Container(ABC):
         if dtype_name(dtype) in map(str, self.promises.dtypes):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
+
+    def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which ``convert`` writes a tensor that has another, and loses nothing by it.
+
+        Args:
+            shape: its sizes.
+            dtype: what it has.
+        """
+        del shape
+        return dtype
 
     def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
         """Require that every tensor can be written and read back.

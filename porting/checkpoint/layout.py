@@ -273,6 +273,7 @@ class Contents:
         locate: finds where the elements of a chunk lie, once its file is open.
         require_unchanged: compares files that no source stands for, when a command has read all of it.
         notes: what should be known and changes no value.
+        config: what the file says of the model, in the place of a ``config.json``.
     """
 
     file: WeightFile
@@ -283,3 +284,4 @@ class Contents:
     locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] = field(default=_nowhere, repr=False)
     require_unchanged: Callable[[], None] = field(default=lambda: None, repr=False)
     notes: tuple[Fault, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)

@@ -86,8 +86,11 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
 
 DCP_METADATA = ".metadata"
 
+CONFIG_NAMES = ("config.json", "adapter_config.json", "params.json", "hparams.json")
+"""The files that a config is looked for in: of transformers, of peft, of Meta and Mistral, and of OpenAI."""
+
 COMPANIONS = (
-    "config.json",
+    *CONFIG_NAMES,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

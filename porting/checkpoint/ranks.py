@@ -105,14 +105,19 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
 
 
 def joined(
-    location: str, home: Path, ranks: Iterable[Rank], opened: Iterable[Checkpoint], config: Mapping[str, object]
+    location: str,
+    home: Path,
+    ranks: Iterable[Rank],
+    opened: Iterable[Checkpoint],
+    config_name: str,
+    config: Mapping[str, object],
 ) -> Checkpoint:
     """Join the ranks' checkpoints to one.
 
     Args:
         location: what the user passed.
         home: the directory that is taken for the checkpoint's.
-        config: what describes the model.
+        config_name, config: the file that describes the model, and its content.
     """
     contents: list[Contents] = []
     sources: dict[str, ByteSource] = {}
@@ -130,6 +135,7 @@ def joined(
         location=location,
         path=home,
         config=config,
+        config_name=config_name,
         contents=contents,
         sources=sources,
         index=None,

@@ -223,7 +223,7 @@ def _open_ranks(pattern: str, *, location: str, part: str | None, follow_links: 
         home = Folder(home_of(pattern), follow_links=follow_links)
         ranks = find_ranks(pattern, home)
         opened = [_open_rank(home, rank.parts, location=location, part=part) for rank in ranks]
-        checkpoint = joined(location, home.path, ranks, opened, read_config(home))
+        checkpoint = joined(location, home.path, ranks, opened, *read_config(home))
         checkpoint.require_in_place()
         return checkpoint
 
@@ -267,10 +267,12 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
     """
     with reading(place.location):
         found = _found(place, main, part=part)
+        config_name, config = read_config(place.folder)
         checkpoint = Checkpoint(
             location=place.location,
             path=place.folder.path,
-            config=read_config(place.folder),
+            config=config,
+            config_name=config_name,
             contents=found.contents,
             sources=found.sources,
             index=found.index,
@@ -291,6 +293,7 @@ def _open_remote(model: RemoteModel, *, part: str | None) -> Checkpoint:
             location=model.location,
             path=None,
             config=model.config,
+            config_name=model.config_name,
             contents=found.contents,
             sources={},
             index=found.index,

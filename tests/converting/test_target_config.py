@@ -163,3 +163,20 @@ def test_a_table_that_names_no_other_model_keeps_the_config(source: Path, tmp_pa
         source, tmp_path / "there", porting.parse_table(TABLE.replace('"llama"', '"own_llama"')), derive=True
     )
     assert config_of(tmp_path / "there") == CONFIG
+
+
+def test_a_source_without_a_config_is_a_warning(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").unlink()
+    table = TABLE.replace('h = "n_heads"', "h = 6").replace('g = "n_kv_heads"', "g = 2")
+    done = porting.convert(source, tmp_path / "there", porting.parse_table(table), derive=True)
+    assert done.warnings == ("no config.json is written: the source has none that [config] could be read from",)
+
+
+@pytest.mark.parametrize("name", ["params.json", "hparams.json"])
+def test_a_config_of_another_name_is_read_and_replaced(source: Path, tmp_path: Path, name: str) -> None:
+    (source / "config.json").rename(source / name)
+    porting.convert(source, tmp_path / "there", porting.parse_table(TABLE), derive=True)
+    assert config_of(tmp_path / "there")["hidden_size"] == CONFIG["dim"]
+    assert not (tmp_path / "there" / name).exists()
+    (source / "config.json").write_text("{}")
+    assert porting.open_checkpoint(source).config == {}
