@@ -63,6 +63,7 @@ class Checkpoint:
         index_file: the same with its name and its bytes.
         part: the inner path of the state dict that was asked for; None when none was given.
         ranks: of how many ranks it was put together; 0 when it was not.
+        joined: the directories of the checkpoints that were joined to it, by the names that their tensors begin with.
         contents: what the headers of its files say.
         sources: the files.
         folder: what they lie in; None when only headers were fetched.
@@ -94,6 +95,7 @@ class Checkpoint:
         part: str | None = None,
         ranks: int = 0,
         config_name: str = "",
+        joined: Mapping[str, Path | None] | None = None,
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -105,6 +107,7 @@ class Checkpoint:
         self.sources = sources
         self.folder = folder
         self.config_name = config_name
+        self.joined = dict(joined or {})
         self.config: Mapping[str, object] = config or next((one.config for one in contents if one.config), {})
         self.files: tuple[WeightFile, ...] = tuple(part.file for part in contents)
         self.index_file = index
@@ -210,7 +213,13 @@ class Checkpoint:
     def paths(self) -> list[Path]:
         """The files of weights and their index; none if only headers were fetched."""
         names = [*(file.name for file in self.files), *([self.index_file.name] if self.index_file is not None else [])]
-        return [self.path / name for name in names] if self.path is not None else []
+        folders = {**self.joined, "": self.path}
+        found: list[Path] = []
+        for name in names:
+            joined = next((one for one in self.joined if name.startswith(f"{one}/")), "")
+            folder = folders[joined]
+            found += [folder / (name.removeprefix(f"{joined}/") if joined else name)] if folder is not None else []
+        return found
 
     @property
     def in_chunks(self) -> bool:

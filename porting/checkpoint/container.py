@@ -210,6 +210,8 @@ class Container(ABC):
         endings: those of the names of its files, the usual one first.
         main: the file that stands for the weights in a directory; it alone is named to open them.
         also: other names of that file, which other libraries than transformers use.
+        spare: names of a main file that is looked for where there is none of the others: of adapters, and of libraries
+            that put theirs beside that of transformers.
         single: the name of the one file that an index may lead to; empty for what is no index.
         surroundings: what messages call the bytes that are no tensor's.
         parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
@@ -227,6 +229,7 @@ class Container(ABC):
     endings: tuple[str, ...]
     main: str
     also: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
     single: str = ""
     surroundings: ClassVar[str] = "its header"
     parts: ClassVar[bool] = False

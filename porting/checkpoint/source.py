@@ -15,7 +15,8 @@ from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
-from porting.checkpoint.names import expanded, parse_model_id, split_inner_path
+from porting.checkpoint.joined import join
+from porting.checkpoint.names import expanded, parse_model_id, split_inner_path, split_sources
 from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
@@ -61,7 +62,8 @@ def open_checkpoint(
             ``"model"``.  A path that exists is never taken for a model on the hub.  An inner path behind a ``#``
             names a state dict inside of what ``torch.save`` wrote: ``"file.pt#model.encoder"``; ``"file.pt#"`` means
             all tensors of the file.  ``{r}`` in the place of a number means what the ranks of a model saved,
-            ``"part.{r}.pt"``, with ``rank0.``, ``rank1.``, ... in front of the names.
+            ``"part.{r}.pt"``, with ``rank0.``, ``rank1.``, ... in front of the names.  ``"./llama+lora=./adapter"`` are
+            two checkpoints, the second's names with ``lora.`` in front.
         revision: a branch, tag or commit of a model on the hub.
         token: the hub's access token; True for the stored one, False for none.
         cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.
@@ -81,8 +83,15 @@ def open_checkpoint(
     >>> checkpoint.read("cls.predictions.bias").shape
     torch.Size([4096])
     """
+    first, others = split_sources(os.fspath(source))
+
+    def opened(one: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+        return _open(one, revision, token, cache_dir, local_files_only, weights, follow_links)
+
     with spending():
-        return _open(source, revision, token, cache_dir, local_files_only, weights, follow_links)
+        if not others:
+            return opened(source, revision)
+        return join(os.fspath(source), opened(first, revision), {name: opened(one) for name, one in others.items()})
 
 
 def _open(

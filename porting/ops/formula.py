@@ -102,7 +102,7 @@ class Formula(Operation):
         """The operands and the fields of the config that it reads."""
         found: frozenset[str] = walk(
             self.body,
-            lambda leaf: frozenset((leaf.id,) if isinstance(leaf, ast.Name) else ()),
+            lambda leaf: frozenset((ast.unparse(leaf),) if isinstance(leaf, ast.Name | ast.Attribute) else ()),
             lambda _, left, right: left | right,
             lambda _, inner: inner,
         )
@@ -259,6 +259,8 @@ def _require_known(body: ast.expr, text: str) -> None:
     for node in ast.walk(body):
         match node:
             case ast.keyword(value=ast.Name() | ast.Constant(value=int())):
+                pass
+            case ast.Attribute(value=ast.Name() | ast.Attribute()):
                 pass
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)

@@ -140,6 +140,28 @@ def test_diffusers(tmp_path: Path) -> None:
         close(loaded.eval()(**inputs).sample, theirs(**inputs).sample)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers under an older name
+def test_peft(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    """An adapter is merged as peft merges it, by the table of the documentation."""
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    page = (Path(__file__).parents[2] / "docs/containers.md").read_text(encoding="utf-8")
+    (tmp_path / "merge.toml").write_text(
+        '[mapping]\nname = "merge_lora"' + page.split('name = "merge_lora"')[1].split("```")[0]
+    )
+    written(llama, tmp_path / "a")
+    model = peft.get_peft_model(llama, peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    written(model, tmp_path / "lora")
+    porting.convert(f"{tmp_path}/a+lora={tmp_path}/lora", tmp_path / "b", tmp_path / "merge.toml", derive=True)
+    loader: Any = transformers.AutoModelForCausalLM
+    with torch.no_grad():
+        merged = model.merge_and_unload()(ids).logits
+        close(loader.from_pretrained(tmp_path / "b")(ids).logits, merged)
+        assert not torch.allclose(merged, loader.from_pretrained(tmp_path / "a")(ids).logits, atol=1e-2)
+
+
 CLIP = """
 [mapping]
 name = "open_clip"
