@@ -316,7 +316,8 @@ def _other_config(
     if counts:
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []
-    if names := [name for name in unsaid(table, checkpoint.config) if name not in checkpoint.joined]:
+    fields_of_file = unsaid(table, checkpoint.config) if checkpoint.config_name else []  # a file of weights has others
+    if names := [name for name in fields_of_file if name not in checkpoint.joined]:
         said.append(f"config.json: no line of [config] names {', '.join(names)}, so what is written does not say it")
     if names := unknown(table, checkpoint.config):
         said.append(f"config.json: nothing says {', '.join(names)}, so what is written does not: add it by hand")

@@ -43,3 +43,12 @@ def test_what_is_missing_is_told_as_the_table_has_it(
         convert(source, tmp_path / "b", parse_table(table), derive=True)
     assert message in str(caught.value)
     assert "module lacks" not in str(caught.value)
+
+
+def test_without_a_module_no_fault_speaks_of_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "a", {"w": torch.ones(2)})
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"v" = "v"\n"w" = "w"\n')
+    for reverse in (False, True):
+        with pytest.raises(PlanError, match="'v = v' matches nothing in what is converted") as caught:
+            convert(source, tmp_path / "b", table, derive=not reverse, reverse=reverse)
+        assert "module" not in str(caught.value)
