@@ -219,6 +219,7 @@ class Container(ABC):
         stem: its main file has no usual name: in a directory it is the only one with the ending, and its path may be
             given without that, as the library that wrote it has it.
         settings: the model's config is a part of its file, in the place of a ``config.json``.
+        tokenizer_files: the files that :meth:`beside` reads.
         separator: stands between the keys that lead to a tensor; an inner path is the first of them.  Empty where
             tensors have no such keys.
         promises: what it does.
@@ -236,6 +237,7 @@ class Container(ABC):
     together: ClassVar[bool] = False
     stem: ClassVar[bool] = False
     settings: ClassVar[bool] = False
+    tokenizer_files: ClassVar[tuple[str, ...]] = ()
     separator: ClassVar[str] = ""
     promises: Promises
 
@@ -338,6 +340,19 @@ class Container(ABC):
         if dtype_name(dtype) in map(str, self.promises.dtypes):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
+
+    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+        """What a file says of its tokenizer, for a container that holds the config.
+
+        Args:
+            settings: the model's config.
+            files: what :attr:`tokenizer_files` names, as far as it is there.
+
+        Returns:
+            More settings, and a warning; empty if there is nothing to warn of.
+        """
+        del settings, files
+        return {}, ""
 
     def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
         """The dtype in which ``convert`` writes a tensor that has another, and loses nothing by it.

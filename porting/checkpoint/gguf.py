@@ -29,6 +29,7 @@ from porting.checkpoint.container import (
 )
 from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.gguf_vocabulary import FILES, vocabulary
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
 from porting.checkpoint.layout import Contents, Described, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
@@ -112,6 +113,7 @@ class Gguf(Container):
     endings = (".gguf",)
     main = "model.gguf"
     settings: ClassVar[bool] = True
+    tokenizer_files: ClassVar[tuple[str, ...]] = FILES
     promises = Promises(writes=True, dtypes=frozenset(NUMBERS))
 
     def sniff(self, source: ByteSource) -> FileKind | None:
@@ -123,6 +125,18 @@ class Gguf(Container):
         """Read the tensors' descriptions from the header."""
         with reading(source.where):
             return _read(source, name)
+
+    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+        """The vocabulary, and why llama.cpp does not load a file without one."""
+        flat = dict(_flat(settings))
+        architecture = flat.get("general.architecture")
+        if not architecture:
+            return {}, f"{self.main} does not say its general.architecture, without which llama.cpp does not load it"
+        size = flat.get(f"{architecture}.vocab_size")
+        found, reason = vocabulary(files, size if isinstance(size, int) else 0)
+        given = {name: value for name, value in found.items() if name not in flat}  # the table has the last word
+        lacking = f"{self.main} has no vocabulary, without which llama.cpp does not load it: {reason}" if reason else ""
+        return given, lacking
 
     def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
         """Vectors, such as norms and biases, are float32: ggml adds and multiplies no others."""

@@ -24,6 +24,7 @@ from porting.converting.record import Record, read_record, versions
 from porting.converting.reverse_table import as_places, places_of, sources_of
 from porting.errors import Code, Fault, Message, Option
 from porting.export_files import (
+    LARGEST,
     METADATA,
     chosen_writer,
     companions,
@@ -260,8 +261,11 @@ def _draft(
         raw = None
     elif not reverse and not checkpoint.config and has_own_config(table):
         said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
-    if writer.settings and not value_of(settings, ARCHITECTURE):
-        said = (*said, f"{writer.main} does not say its {ARCHITECTURE}, without which llama.cpp does not load it")
+    if writer.settings:
+        texts = _texts(checkpoint, raw, {name: kept[name] for name in writer.tokenizer_files if name in kept})
+        more, lacking = writer.beside(settings, texts)
+        settings |= more
+        said = (*said, lacking) if lacking else said
     recipes = replace(recipes, warnings=(*recipes.warnings, *said))
     if raw is not None:
         changed = any(
@@ -322,6 +326,14 @@ def _other_config(
     if names := unknown(table, checkpoint.config):
         said.append(f"config.json: nothing says {', '.join(names)}, so what is written does not: add it by hand")
     return fields, tuple(said)
+
+
+def _texts(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, bytes | Member]) -> dict[str, bytes]:
+    """The contents of the tokenizer's files, and the ``config.json`` of the source, which names special tokens too."""
+    found = {name: one if isinstance(one, bytes) else one.read(limit=LARGEST) for name, one in files.items()}
+    if raw is None and checkpoint.config_name == CONFIG_NAME:
+        raw = config_of(checkpoint)
+    return found if raw is None else {**found, CONFIG_NAME: raw}
 
 
 def _settings(fields: dict[str, object]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
@@ -209,7 +210,7 @@ def llama(tmp_path: Path) -> Path:
 
 def test_transformers_loads_a_written_file_and_computes_the_same(llama: Path, tmp_path: Path) -> None:
     done = convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
-    assert [one for one in done.warnings if "llama.cpp" in one] == []
+    assert "no vocabulary, without which llama.cpp does not load it" in done.warnings[-1]
     assert not (tmp_path / "out/config.json").exists()
     loader: Any = transformers.AutoModelForCausalLM
     loaded, info = loader.from_pretrained(tmp_path / "out", gguf_file="model.gguf", output_loading_info=True)
@@ -233,6 +234,97 @@ def test_a_written_file_alone_comes_back_with_its_config(llama: Path, tmp_path: 
     assert config.pop("rope_parameters") == {"rope_theta": 500}
     assert config["rms_norm_eps"] == 1e-3
     assert config == {name: before[name] for name in config}
+
+
+@pytest.fixture
+def spoken(llama: Path) -> Path:
+    """The same with a small tokenizer of byte-level BPE, whose first special token is one of its vocabulary."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["the table of the tensors of the model"] * 3, trainer)
+    made.add_special_tokens(["</s>"])
+    made.add_tokens(["<mine>"])
+    fast = tokenizer_of(tokenizer_object=made, **SPECIAL)
+    fast.chat_template = "{{ messages }}"
+    fast.save_pretrained(llama)
+    return llama
+
+
+tokenizer_of: Any = transformers.PreTrainedTokenizerFast
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+TEXT = "the tensors, h\u00e9llo <s> of </s> <mine> 123"
+
+
+def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_path: Path) -> None:
+    known = len(transformers.AutoTokenizer.from_pretrained(spoken))
+    rows = LLAMA.replace(
+        '"llama.pooling_type" = 0', f'"llama.vocab_size" = {known + 3}\n"tokenizer.ggml.pre" = "gpt-2"'
+    )
+    done = convert(spoken, tmp_path / "out", parse_table(rows.replace("vocab_size =", "#", 1)), derive=True, to="gguf")
+    assert not [one for one in done.warnings if "llama.cpp" in one]
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "out/model.gguf").rename(tmp_path / "alone/model.gguf")
+    loader: Any = transformers.AutoTokenizer
+    before, after = loader.from_pretrained(spoken), loader.from_pretrained(tmp_path / "alone", gguf_file="model.gguf")
+    assert after(TEXT)["input_ids"] == before(TEXT)["input_ids"]
+    assert after.decode(after(TEXT)["input_ids"]) == before.decode(before(TEXT)["input_ids"])
+    fields = GGUFReader(tmp_path / "alone/model.gguf").fields
+    found = {name: fields[f"tokenizer.{name}"].contents() for name in ("ggml.tokens", "ggml.token_type", "ggml.pre")}
+    kinds = dict(zip(found["ggml.tokens"], found["ggml.token_type"], strict=True))
+    assert len(kinds) == known + 3
+    assert {name: kinds[name] for name in ("<s>", "</s>", "<mine>", "the", f"[PAD{known}]")} == {
+        "<s>": 3, "</s>": 3, "<mine>": 4, "the": 1, f"[PAD{known}]": 5,
+    }  # fmt: skip
+    assert found["ggml.pre"] == "gpt-2"
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == before.eos_token_id
+    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+
+
+def test_the_pieces_of_sentencepiece_are_written_with_their_scores(llama: Path, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", exc_type=ImportError)
+    (tmp_path / "text").write_text("the tensors of the table of the model\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=tmp_path / "text", model_prefix=tmp_path / "small", vocab_size=300, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "small.model").rename(llama / "tokenizer.model")
+    convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    pieces = sentencepiece.SentencePieceProcessor(str(llama / "tokenizer.model"))
+    fields = GGUFReader(tmp_path / "out/model.gguf").fields
+    assert fields["tokenizer.ggml.model"].contents() == "llama"
+    known = range(len(pieces))
+    assert fields["tokenizer.ggml.tokens"].contents() == [pieces.id_to_piece(number) for number in known]
+    assert fields["tokenizer.ggml.scores"].contents() == pytest.approx([pieces.get_score(number) for number in known])
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (None, "there is no tokenizer.json, vocab.json or tokenizer.model"),
+        (b"{", "the package gguf does not read the tokenizer: 'Expecting property name"),
+        (b'{"model": {"type": "WordPiece"}}', "the package gguf does not read the tokenizer: 'Cannot find GPT-2 BPE"),
+        (b"[" * 200_000, "the package gguf does not read the tokenizer: '"),
+        (b"{}", "the package gguf does not read the tokenizer: \"'model'\""),
+    ],
+)
+def test_a_file_without_a_vocabulary_is_a_warning(llama: Path, tmp_path: Path, raw: bytes | None, reason: str) -> None:
+    if raw is not None:
+        (llama / "tokenizer.json").write_bytes(raw)
+    done = convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    start = "model.gguf has no vocabulary, without which llama.cpp does not load it: "
+    assert [one for one in done.warnings if one.startswith(start + reason)]
+    assert len(open_checkpoint(tmp_path / "out").tensors) == 21
+
+
+def test_without_the_gguf_package_tensors_are_written(
+    spoken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    done = convert(spoken, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    assert [one for one in done.warnings if one.endswith("is not installed (pip install 'porting[gguf]')")]
 
 
 def test_the_gguf_package_reads_the_settings_and_the_tensors(tmp_path: Path) -> None:
