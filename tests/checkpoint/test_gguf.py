@@ -263,6 +263,7 @@ def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_pa
     rows = LLAMA.replace(
         '"llama.pooling_type" = 0', f'"llama.vocab_size" = {known + 3}\n"tokenizer.ggml.pre" = "gpt-2"'
     )
+    rows = rows.replace('"general.name" =', '"tokenizer.ggml.bos_token_id" = 9\n"general.name" =')
     done = convert(spoken, tmp_path / "out", parse_table(rows.replace("vocab_size =", "#", 1)), derive=True, to="gguf")
     assert not [one for one in done.warnings if "llama.cpp" in one]
     (tmp_path / "alone").mkdir()
@@ -280,6 +281,7 @@ def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_pa
     }  # fmt: skip
     assert found["ggml.pre"] == "gpt-2"
     assert fields["tokenizer.ggml.eos_token_id"].contents() == before.eos_token_id
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == 9, "the table has the last word"
     assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
 
 

@@ -98,6 +98,13 @@ def test_three_of_any_container_with_inner_paths(base: Path, tmp_path: Path) -> 
     assert diff(f"{tmp_path}/tower.pt#model+x={base}", f"{tmp_path}/tower.pt#model+x={base}").equal
 
 
+def test_what_is_wrong_with_the_second_is_a_warning(base: Path, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "_extra_state": None}, tmp_path / "other.pt")
+    warnings = open_checkpoint(f"{base}+other={tmp_path}/other.pt").warnings
+    assert len(warnings) == 1
+    assert "_extra_state" in warnings[0].message
+
+
 def test_what_exists_under_the_whole_name_is_meant(tmp_path: Path) -> None:
     folder = saved(tmp_path / "a+b=c", {"w": torch.ones(2)}, {})
     assert [*open_checkpoint(folder).tensors] == ["w"]
