@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from porting.checkpoint import open_checkpoint
 from porting.converting import convert
 from porting.notation.table import parse_table
 from porting.plan.plan import PlanError
@@ -52,3 +53,13 @@ def test_without_a_module_no_fault_speaks_of_one(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="'v = v' matches nothing in what is converted") as caught:
             convert(source, tmp_path / "b", table, derive=not reverse, reverse=reverse)
         assert "module" not in str(caught.value)
+
+
+def test_numbers_with_gaps_are_listed(tmp_path: Path) -> None:
+    tensors = {f"l.{number}.a": torch.randn(2, 3) for number in (0, 4, 8)}
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"l.{i:0,4,8}.a [x y]" = "m.{i:0,4,8}.a [y x]"\n')
+    convert(write(tmp_path / "a", tensors), tmp_path / "b", table, derive=True)
+    found = open_checkpoint(tmp_path / "b")
+    assert {name: found.read(name).tolist() for name in found.tensors} == {
+        f"m.{number}.a": tensors[f"l.{number}.a"].T.tolist() for number in (0, 4, 8)
+    }
