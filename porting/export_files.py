@@ -16,7 +16,7 @@ from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.index import INDEX
-from porting.checkpoint.names import COMPANIONS, split_inner_path
+from porting.checkpoint.names import COMPANIONS, split_inner_path, split_sources
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, container_of, writer_of
 from porting.checkpoint.strict_json import encoded
 from porting.checkpoint.write import Content
@@ -73,9 +73,10 @@ def protected(checkpoint: Checkpoint) -> list[Path]:
     """The paths that must not be overwritten: the checkpoint's directory, or its files if they were named."""
     if checkpoint.path is None:
         return []
+    others = [path for path in checkpoint.joined.values() if path is not None]
     if is_single_file(checkpoint):
-        return [checkpoint.path / file.name for file in checkpoint.files]
-    return [checkpoint.path]
+        return [*checkpoint.paths, *others]
+    return [checkpoint.path, *others]
 
 
 def weight_files(
@@ -190,21 +191,24 @@ def is_single_file(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint was named by a file, an index or ranks, and not by its directory."""
     names = {file.name for file in checkpoint.files}
     names |= {checkpoint.index_file.name} if checkpoint.index_file is not None else set()
-    named = Path(split_inner_path(checkpoint.location)[0]).name
+    named = Path(split_inner_path(split_sources(checkpoint.location)[0])[0]).name
     return checkpoint.commit is None and (checkpoint.ranks > 0 or named in names)
 
 
 def config_of(checkpoint: Checkpoint) -> bytes | None:
-    """The bytes of the followed checkpoint's ``config.json``; None when it has none.
+    """The bytes of the followed checkpoint's ``config.json``; None when its config is elsewhere, or it has none.
 
     Raises:
         CheckpointError: the checkpoint is gone, or another file is in its place now.
     """
     folder = _directory(checkpoint)
+    if checkpoint.config and checkpoint.config_name != CONFIG_NAME:
+        return None
     path = folder.path / CONFIG_NAME
     raw = folder.read(CONFIG_NAME, limit=LARGEST) if folder.kind(CONFIG_NAME) else None
     found = parse_config(raw, where=str(path)) if raw is not None else {}
-    if found != checkpoint.config and repr(found) != repr(checkpoint.config):  # NaN is not equal to itself
+    expected = {field: value for field, value in checkpoint.config.items() if field not in checkpoint.joined}
+    if found != expected and repr(found) != repr(expected):  # NaN is not equal to itself
         message = "it is not what it was when the checkpoint was opened"
         load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
         hint = Message(load)

@@ -172,7 +172,7 @@ def _read_inside(
     contents = read_tensors(tensors, loaded.records, source, name=name)
     require_stored(loaded.machine.tensors, loaded.records, source)
     classes = tree.notes() if tree.is_module else ()
-    return replace(contents, notes=(*contents.notes, *notes, *classes))
+    return replace(contents, notes=(*contents.notes, *notes, *classes), config=tree.settings())
 
 
 def locate_tensor(source: ByteSource, *, element: ElementType, shape: tuple[int, ...]) -> Extent:
@@ -402,6 +402,7 @@ class Bin(Container):
     endings = (".bin", ".pt", ".pth", ".ckpt")
     main = "pytorch_model.bin"
     also = ("diffusion_pytorch_model.bin",)
+    spare = ("adapter_model.bin", "open_clip_pytorch_model.bin")
     promises = Promises(writes=True, checksums=True, transformers=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:

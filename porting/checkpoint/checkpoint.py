@@ -55,12 +55,15 @@ class Checkpoint:
             directory it lies in; None when only headers were fetched.
         commit: the commit of a model on the hub; None for local files.
         tensors: every tensor by its on-disk name, in the files' order, the files in the index's order.
-        config: the content of ``config.json``; ``{}`` when there is none.
+        config: what describes the model: the content of ``config.json``, else what the file of weights says of it
+            itself; ``{}`` when there is neither.
+        config_name: the file that the config was read from; empty when that is the file of weights, or there is none.
         files: the files of weights.
         index: the index's content when the checkpoint is sharded, else None.
         index_file: the same with its name and its bytes.
         part: the inner path of the state dict that was asked for; None when none was given.
         ranks: of how many ranks it was put together; 0 when it was not.
+        joined: the directories of the checkpoints that were joined to it, by the names that their tensors begin with.
         contents: what the headers of its files say.
         sources: the files.
         folder: what they lie in; None when only headers were fetched.
@@ -75,6 +78,7 @@ class Checkpoint:
 
     part: str | None = None
     ranks: int = 0
+    config_name: str = ""
 
     def __init__(
         self,
@@ -90,6 +94,8 @@ class Checkpoint:
         folder: InPlace | None = None,
         part: str | None = None,
         ranks: int = 0,
+        config_name: str = "",
+        joined: Mapping[str, Path | None] | None = None,
     ) -> None:
         contents = tuple(contents)
         self.location = location
@@ -100,7 +106,9 @@ class Checkpoint:
         self.contents = contents
         self.sources = sources
         self.folder = folder
-        self.config = config
+        self.config_name = config_name
+        self.joined = dict(joined or {})
+        self.config: Mapping[str, object] = config or next((one.config for one in contents if one.config), {})
         self.files: tuple[WeightFile, ...] = tuple(part.file for part in contents)
         self.index_file = index
         self.index = index.content if index is not None else None
@@ -205,7 +213,13 @@ class Checkpoint:
     def paths(self) -> list[Path]:
         """The files of weights and their index; none if only headers were fetched."""
         names = [*(file.name for file in self.files), *([self.index_file.name] if self.index_file is not None else [])]
-        return [self.path / name for name in names] if self.path is not None else []
+        folders = {**self.joined, "": self.path}
+        found: list[Path] = []
+        for name in names:
+            joined = next((one for one in self.joined if name.startswith(f"{one}/")), "")
+            folder = folders[joined]
+            found += [folder / (name.removeprefix(f"{joined}/") if joined else name)] if folder is not None else []
+        return found
 
     @property
     def in_chunks(self) -> bool:

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
+from porting.checkpoint.names import CONFIG_NAMES
 from porting.checkpoint.strict_json import JsonError, parse
 from porting.errors import Code
 from porting.opening import Folder
 
-CONFIG_NAME = "config.json"
+CONFIG_NAME = CONFIG_NAMES[0]
 MAX_CONFIG = 16 << 20
 """Bytes; the largest configurations (label names of image classifiers) are far smaller."""
 
 
-def read_config(folder: Folder) -> dict[str, object]:
-    """Read ``config.json`` in a directory; ``{}`` when there is none.
+def read_config(folder: Folder) -> tuple[str, dict[str, object]]:
+    """Read the first of :data:`CONFIG_NAMES` that a directory has.
+
+    Returns:
+        Its name and its content; an empty name and ``{}`` when there is none.
 
     Raises:
         CheckpointError: it cannot be read, or is no JSON object.
     """
-    if not folder.kind(CONFIG_NAME):
-        return {}
-    return parse_config(folder.read(CONFIG_NAME, limit=MAX_CONFIG), where=str(folder.path / CONFIG_NAME))
+    name = next((name for name in CONFIG_NAMES if folder.kind(name)), "")
+    if not name:
+        return "", {}
+    return name, parse_config(folder.read(name, limit=MAX_CONFIG), where=str(folder.path / name))
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:

@@ -190,6 +190,7 @@ class WriteOptions:
         shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
         part: the state dict that the tensors are nested in; empty for none.
         tied: other names of some of the tensors, each with the name that it equals.
+        settings: the model's config, for a container that holds it.
     """
 
     where: str
@@ -197,6 +198,7 @@ class WriteOptions:
     shard_size: int | None = None
     part: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 class Container(ABC):
@@ -208,12 +210,16 @@ class Container(ABC):
         endings: those of the names of its files, the usual one first.
         main: the file that stands for the weights in a directory; it alone is named to open them.
         also: other names of that file, which other libraries than transformers use.
+        spare: names of a main file that is looked for where there is none of the others: of adapters, and of libraries
+            that put theirs beside that of transformers.
         single: the name of the one file that an index may lead to; empty for what is no index.
         surroundings: what messages call the bytes that are no tensor's.
         parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
         together: its files can only be read all together.
         stem: its main file has no usual name: in a directory it is the only one with the ending, and its path may be
             given without that, as the library that wrote it has it.
+        settings: the model's config is a part of its file, in the place of a ``config.json``.
+        tokenizer_files: the files that :meth:`beside` reads.
         separator: stands between the keys that lead to a tensor; an inner path is the first of them.  Empty where
             tensors have no such keys.
         promises: what it does.
@@ -224,11 +230,14 @@ class Container(ABC):
     endings: tuple[str, ...]
     main: str
     also: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
     single: str = ""
     surroundings: ClassVar[str] = "its header"
     parts: ClassVar[bool] = False
     together: ClassVar[bool] = False
     stem: ClassVar[bool] = False
+    settings: ClassVar[bool] = False
+    tokenizer_files: ClassVar[tuple[str, ...]] = ()
     separator: ClassVar[str] = ""
     promises: Promises
 
@@ -331,6 +340,29 @@ class Container(ABC):
         if dtype_name(dtype) in map(str, self.promises.dtypes):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
+
+    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+        """What a file says of its tokenizer, for a container that holds the config.
+
+        Args:
+            settings: the model's config.
+            files: what :attr:`tokenizer_files` names, as far as it is there.
+
+        Returns:
+            More settings, and a warning; empty if there is nothing to warn of.
+        """
+        del settings, files
+        return {}, ""
+
+    def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which ``convert`` writes a tensor that has another, and loses nothing by it.
+
+        Args:
+            shape: its sizes.
+            dtype: what it has.
+        """
+        del shape
+        return dtype
 
     def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
         """Require that every tensor can be written and read back.

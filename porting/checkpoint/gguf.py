@@ -1,25 +1,43 @@
 """GGUF, the container of llama.cpp: settings, then the descriptions of the tensors, then their elements.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  Settings (the vocabulary among them) are walked over and
-not kept.  Sizes stand with the fastest axis first, the other way round than here.  Elements of the floating-point and
-integer types lie in the file as torch has them.  Quantised types are blocks of several numbers each, which the package
-gguf (``pip install porting[gguf]``) unpacks to float32 as they are read, a few rows at a time.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  Settings are the model's config; lists of texts (the
+vocabulary among them) are walked over and not kept.  Sizes stand with the fastest axis first, the other way round than
+here.  Elements of the floating-point and integer types lie in the file as torch has them.  Quantised types are blocks
+of several numbers each, which the package gguf (``pip install porting[gguf]``) unpacks to float32 as they are read, a
+few rows at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
-from porting.checkpoint.errors import checkpoint_error, quote
+from porting.checkpoint.container import (
+    Container,
+    FileKind,
+    Outline,
+    Promises,
+    Shard,
+    UnrecognisedError,
+    WriteOptions,
+    nbytes,
+)
+from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.gguf_vocabulary import FILES, vocabulary
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
-from porting.checkpoint.layout import Contents, ElementType
-from porting.checkpoint.names import LONGEST_TENSOR_NAME
-from porting.errors import Code, Fault
+from porting.checkpoint.layout import Contents, Described, ElementType
+from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
+from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge, reading
+
+if TYPE_CHECKING:
+    import torch
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -30,6 +48,8 @@ DTYPES: Mapping[int, ElementType] = {
     26: ElementType.INT32, 27: ElementType.INT64, 28: ElementType.FLOAT64, 30: ElementType.BFLOAT16,
 }  # fmt: skip
 """The types that torch has, by number."""
+
+NUMBERS = {element: number for number, element in DTYPES.items()}
 
 BLOCKS: Mapping[int, tuple[str, int, int]] = {
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
@@ -46,10 +66,23 @@ NEVER_STORED: Mapping[int, str] = {9: "Q8_1", 15: "Q8_K"}
 
 INSTALL = "pip install 'porting[gguf]'"
 
-SIZES: Mapping[int, int] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a setting, by the number of its type."""
+LAYOUTS: Mapping[int, str] = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+"""How a setting is stored, by the number of its type, in the words of :mod:`struct`."""
 
-UINT32, STRING, ARRAY = 4, 8, 9
+SIZES: Mapping[int, int] = {number: struct.calcsize(layout) for number, layout in LAYOUTS.items()}
+
+UINT32, INT32, FLOAT32_SETTING, BOOL, STRING, ARRAY, INT64 = 4, 5, 6, 7, 8, 9, 11
+
+LONGEST_TEXT, LONGEST_LIST = 4096, 4096
+"""Bytes of a text, and numbers of a list, that are kept: beyond are vocabularies and templates of chats."""
+
+FRACTIONS = re.compile(
+    r"_epsilon$|_?scale$|softcapping$|scaling\.\w*factor$|freq_base(_swa)?$|clamp_kqv$|alibi_bias$|beta_(fast|slow)$"
+    r"|log_multiplier$|\.alpha$|\.sampling\.(min_p|top_p|temp|xtc_\w+|penalty_repeat|mirostat_(eta|tau))$"
+)
+"""Names of settings that llama.cpp reads as fractions, so that a whole number is written as one."""
 
 LEAST_SETTING, LEAST_TENSOR = 13, 25
 """The smallest number of bytes of a setting, and of a tensor's description."""
@@ -58,7 +91,13 @@ FLOAT32 = 4
 """Bytes of a number that was unpacked."""
 
 MOST_AXES = 8
-"""Dimensions; ggml has four."""
+"""Dimensions that are read; ggml has four."""
+
+GGML_AXES, GGML_NAME = 4, 63
+"""Dimensions of a tensor, and bytes of its name, that ggml has room for."""
+
+ALIGNED = 32
+"""The multiple at which tensors begin where no setting says another."""
 
 STEP = 1 << 12
 """Strings of a list that are charged at once."""
@@ -73,7 +112,9 @@ class Gguf(Container):
     title = "a GGUF file"
     endings = (".gguf",)
     main = "model.gguf"
-    promises = Promises(writes=False)
+    settings: ClassVar[bool] = True
+    tokenizer_files: ClassVar[tuple[str, ...]] = FILES
+    promises = Promises(writes=True, dtypes=frozenset(NUMBERS))
 
     def sniff(self, source: ByteSource) -> FileKind | None:
         """Whether the file begins with the format's magic."""
@@ -84,6 +125,129 @@ class Gguf(Container):
         """Read the tensors' descriptions from the header."""
         with reading(source.where):
             return _read(source, name)
+
+    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+        """The vocabulary, and why llama.cpp does not load a file without one."""
+        flat = dict(_flat(settings))
+        architecture = flat.get("general.architecture")
+        if not architecture:
+            return {}, f"{self.main} does not say its general.architecture, without which llama.cpp does not load it"
+        size = flat.get(f"{architecture}.vocab_size")
+        found, reason = vocabulary(files, size if isinstance(size, int) else 0)
+        given = {name: value for name, value in found.items() if name not in flat}  # the table has the last word
+        lacking = f"{self.main} has no vocabulary, without which llama.cpp does not load it: {reason}" if reason else ""
+        return given, lacking
+
+    def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
+        """Vectors, such as norms and biases, are float32: ggml adds and multiplies no others."""
+        small = len(shape) < 2 and ElementType.of(dtype) in (ElementType.FLOAT16, ElementType.BFLOAT16)
+        return ElementType.FLOAT32.dtype if small else dtype
+
+    def require_writable(self, tensors: Mapping[str, Described], *, where: str) -> None:
+        """Require dtypes, numbers of dimensions and lengths of names that ggml has."""
+        faults = FaultList(where)
+        for name, tensor in tensors.items():
+            length, axes = len(name.encode("utf-8", "surrogatepass")), len(tensor.shape)
+            if length > GGML_NAME:
+                reason = f"its name has {length} bytes, and ggml has room for {GGML_NAME}"
+                faults.add(Code.TENSOR_UNWRITABLE, reason, tensor=name, hint="give it a shorter one in the table")
+            if axes > GGML_AXES:
+                reason = f"it has {axes} dimensions, and ggml has {GGML_AXES}"
+                faults.add(Code.TENSOR_UNWRITABLE, reason, tensor=name, hint="join some in the table: [o (c t) h w]")
+            if ElementType.of(tensor.dtype) not in NUMBERS:
+                cast = Wording(python="dtype=torch.float32", command="--dtype float32")
+                hint = Message("pass ", cast) if tensor.dtype.is_floating_point else ""
+                reason = f"GGUF has no type for its dtype {tensor.dtype}"
+                faults.add(Code.TENSOR_UNWRITABLE, reason, tensor=name, hint=hint)
+        check_names(tensors, faults)
+        faults.raise_if_any()
+
+    def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
+        """Lay out one file of version 3: settings, descriptions, elements."""
+        where = f"{options.where}/{self.main}"
+        self.require_writable(tensors, where=where)
+        settings = sorted(_flat(options.settings), key=lambda entry: not entry[0].startswith("general."))
+        written = b"".join(_text(name) + _setting(name, value, where) for name, value in settings)
+        described, offsets, at = b"", dict[str, int](), 0
+        for name, tensor in tensors.items():
+            sizes = tuple(tensor.shape)[::-1]
+            described += _text(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+            described += struct.pack("<IQ", NUMBERS[ElementType.of(tensor.dtype)], at)
+            offsets[name] = at
+            at += _aligned(nbytes(tensor))
+        front = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(settings)) + written + described
+        begin = _aligned(len(front))
+        frame = [(0, front + bytes(begin - len(front)))]
+        for name, tensor in tensors.items():  # what fills the space up to the next, and behind the last
+            end = begin + offsets[name] + nbytes(tensor)
+            frame += [(end, bytes(_aligned(end) - end))] if _aligned(end) > end else []
+        shard = Shard(
+            name=self.main,
+            size=begin + at,
+            frame=tuple(frame),
+            offsets={name: begin + offset for name, offset in offsets.items()},
+            tensors=tuple(tensors),
+        )
+        return Outline(shards=(shard,))
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNED) * ALIGNED
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _flat(fields: Mapping[str, object], front: str = "") -> Iterator[tuple[str, object]]:
+    """The fields of a config as settings: names joined by dots; what is null is none."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{front}{name}.")
+        elif value is not None:
+            yield front + name, value
+
+
+def _setting(name: str, value: object, where: str) -> bytes:
+    """The type and the bytes of a setting.
+
+    Raises:
+        CheckpointError: it is nothing that a setting holds.
+    """
+    fraction = FRACTIONS.search(name) is not None
+    if isinstance(value, list | tuple) and value:
+        kinds = {_kind(one, fraction, INT32) for one in value}
+        kind = kinds.pop() if len(kinds) == 1 else FLOAT32_SETTING if kinds == {INT32, FLOAT32_SETTING} else None
+        if kind is not None:
+            items = b"".join(_stored(one, kind) for one in value)
+            return struct.pack("<IIQ", ARRAY, kind, len(value)) + items
+    elif (kind := _kind(value, fraction, UINT32)) is not None:
+        return struct.pack("<I", kind) + _stored(value, kind)
+    message = f"the setting {quote(name)} is {quote(value)}, and GGUF has numbers, texts and lists of one kind of them"
+    raise checkpoint_error(Code.GGUF_FILE, where, message, "give it another value in the table")
+
+
+def _kind(value: object, fraction: bool, whole: int) -> int | None:
+    """The number of the type that holds a value; None where there is none."""
+    if isinstance(value, bool | str):
+        return BOOL if isinstance(value, bool) else STRING
+    if isinstance(value, float) or (isinstance(value, int) and fraction):
+        return FLOAT32_SETTING
+    if not isinstance(value, int):
+        return None
+    if 0 <= value < 1 << (32 if whole == UINT32 else 31):
+        return whole
+    return INT32 if -(1 << 31) <= value < 0 else INT64 if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _stored(value: object, kind: int) -> bytes:
+    if isinstance(value, str):
+        return _text(value)
+    try:
+        return struct.pack(LAYOUTS[kind], value)
+    except OverflowError:  # beyond what a float32 holds
+        return struct.pack(LAYOUTS[kind], math.copysign(math.inf, float(str(value))))
 
 
 def _read(source: ByteSource, name: str) -> Contents:
@@ -98,13 +262,15 @@ def _read(source: ByteSource, name: str) -> Contents:
     if count * LEAST_TENSOR + settings * LEAST_SETTING > source.size:
         raise header.error(f"{count} tensors and {settings} settings do not fit into {source.size} bytes")
     charge("objects", 16 * count + 4 * settings, where=source.where)
-    alignments: dict[str, int] = {}
+    kept: dict[str, object] = {}
     for _ in range(settings):
-        key, found = header.setting()
-        if key in alignments:  # of two, readers take one or the other, or refuse the file
+        key, value = header.setting()
+        if key in kept:  # of two, readers take one or the other, or refuse the file
             raise header.error(f"{quote(key)} is there twice")
-        alignments[key] = found
-    alignment = alignments.get(ALIGNMENT, 32)
+        kept[key] = value
+    alignment = kept.get(ALIGNMENT, ALIGNED)
+    if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment.bit_count() != 1:
+        raise header.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
     described = [header.tensor() for _ in range(count)]
     begin = -(-header.position // alignment) * alignment
     tensors = TensorList(source, Code.GGUF_FILE, name=name, format=Gguf.name)
@@ -124,7 +290,38 @@ def _read(source: ByteSource, name: str) -> Contents:
     message = f"quantised tensors ({', '.join(sorted(quantised))}) are read as float32"
     hint = "they are not packed again on the way back"
     notes = (Fault(code=Code.GGUF_FILE, where=source.where, message=message, hint=hint),) if quantised else ()
-    return tensors.contents(notes=notes)
+    return replace(tensors.contents(notes=notes), config=_nested(kept))
+
+
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings as a config: what stands behind a dot is a field inside another.
+
+    >>> _nested({"general.architecture": "llama", "llama.rope.freq_base": 1e4})
+    {'general': {'architecture': 'llama'}, 'llama': {'rope': {'freq_base': 10000.0}}}
+    """
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        *outer, last = name.split(".")
+        inner = found
+        for one in outer:
+            below = inner.setdefault(one, {})
+            if not isinstance(below, dict):  # a value and a group of one name: the value came first
+                break
+            inner = below
+        else:
+            inner.setdefault(last, value)
+    return found
+
+
+def _shortest(value: float) -> float:
+    """The fraction with the fewest digits that is this number in float32: 1e-6 and not 9.999999974752427e-07."""
+    if not math.isfinite(value):
+        return value
+    layout = LAYOUTS[FLOAT32_SETTING]
+    found = (float(f"{value:.{digits}g}") for digits in range(6, 9))
+    return next((one for one in found if struct.pack(layout, one) == struct.pack(layout, value)), value)
 
 
 def _add_blocks(tensors: TensorList, name: str, shape: tuple[int, ...], kind: int, start: int) -> None:
@@ -185,18 +382,37 @@ class _Header(HeaderReader):
         """The next string of at most so many bytes."""
         return self.text(self.number("<Q"), limit=limit)
 
-    def setting(self) -> tuple[str, int]:
-        """Skip a setting; returns its name, and the alignment if it is that setting, else 0."""
+    def setting(self) -> tuple[str, object]:
+        """The next setting: its name, and its value; None for one that is not kept."""
         key, kind = self.string(1 << 16), self.number("<I")
-        if key == ALIGNMENT:
-            alignment = self.number("<I") if kind == UINT32 else 0
-            if not 8 <= alignment <= 1 << 16 or alignment.bit_count() != 1:
-                raise self.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
-        else:
-            alignment = 0
-            of_array = kind == ARRAY
-            self._go_over(self.number("<I") if of_array else kind, self.number("<Q") if of_array else 1)
-        return key, alignment
+        if key == ALIGNMENT and kind != UINT32:
+            raise self.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
+        if kind == ARRAY:
+            kind, count = self.number("<I"), self.number("<Q")
+            if kind in LAYOUTS and count <= LONGEST_LIST:
+                charge("objects", count // 8 + 1, where=self.source.where)
+                raw = self.take(count * SIZES[kind])
+                return key, list(struct.unpack(f"<{count}{LAYOUTS[kind][1]}", raw))
+            self._go_over(kind, count)
+            return key, None
+        if kind in LAYOUTS:
+            value = struct.unpack(LAYOUTS[kind], self.take(SIZES[kind]))[0]
+            return key, _shortest(value) if kind == FLOAT32_SETTING else value
+        if kind == STRING:
+            return key, self._short_text()
+        raise self.error(f"a setting of the type {kind}, before byte {self.position}")
+
+    def _short_text(self) -> str | None:
+        """The next text; None if it is long, or no UTF-8."""
+        count = self.number("<Q")
+        if count > LONGEST_TEXT:
+            self.skip(count)
+            return None
+        raw = self.take(count)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
     def _go_over(self, kind: int, count: int) -> None:
         if kind in SIZES:

@@ -26,7 +26,7 @@ from porting.checkpoint.files import ByteSource, LocalFile
 from porting.checkpoint.hub_errors import explained, is_unreachable
 from porting.checkpoint.hub_guard import Guard, guarded
 from porting.checkpoint.index import MAX_INDEX
-from porting.checkpoint.names import COMPANIONS, ModelId
+from porting.checkpoint.names import COMPANIONS, CONFIG_NAMES, ModelId
 from porting.checkpoint.registry import MAINS, choose, container_of
 from porting.checkpoint.remote_file import RemoteFile
 from porting.errors import Code, Fault
@@ -59,6 +59,7 @@ class RemoteModel:
     token: str | bool | None
     main: str = ""
     config: Mapping[str, object] = field(default_factory=dict)
+    config_name: str = ""
 
     def open(self, name: str) -> ByteSource:
         """Open one of the files, to be read by range requests."""
@@ -126,10 +127,11 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
     model_files, names = _resolve(model, token)
     main = choose(names, model_files)
     config: dict[str, object] = {}
-    if CONFIG_NAME in names:
-        raw, where = model_files.read(CONFIG_NAME, limit=MAX_CONFIG)
+    config_name = next((name for name in CONFIG_NAMES if name in names), "")
+    if config_name:
+        raw, where = model_files.read(config_name, limit=MAX_CONFIG)
         config = parse_config(raw, where=where)
-    return replace(model_files, main=main, config=config)
+    return replace(model_files, main=main, config=config, config_name=config_name)
 
 
 def _resolve(model: ModelId, token: str | bool | None) -> tuple[RemoteModel, set[str]]:

@@ -35,6 +35,9 @@ MOST = 10**9
 TOGETHER = 1 << 10
 """Names that are charged at once."""
 
+DEEPEST_SETTING, MOST_SETTINGS, LONGEST_SETTING = 8, 10_000, 4096
+"""Levels above a setting, how many are looked at, and the characters of one."""
+
 LETTERS = 1 << 16
 """Bytes of names that are charged at once."""
 
@@ -164,6 +167,38 @@ class Tree:
             raise self._missing(path)
         self._require_untouched(plain)
         return tensors, not_read(others, self._where)
+
+    def settings(self) -> dict[str, object]:
+        """The numbers and texts in the file, as a config: of dictionaries by keys, of objects by attributes.
+
+        What holds tensors is left out, and so is what begins with an underscore, lies deeper than
+        :data:`DEEPEST_SETTING` or behind the first :data:`MOST_SETTINGS` values.
+        """
+        charge("objects", 2 * MOST_SETTINGS, where=self._where)
+        found = self._settings_of(self.root, DEEPEST_SETTING, [MOST_SETTINGS])
+        return found if isinstance(found, dict) else {}
+
+    def _settings_of(self, node: object, deep: int, left: list[int]) -> object:
+        """A number, a text, a list of them, or the settings below; None for anything else."""
+        left[0] -= 1
+        if left[0] < 0 or isinstance(node, int | float | bool):
+            return node if left[0] >= 0 else None
+        if isinstance(node, str):
+            return node if len(node) <= LONGEST_SETTING else None
+        if isinstance(node, list | tuple):
+            plain = len(node) <= left[0] and all(isinstance(one, int | float | str) for one in node)
+            left[0] -= len(node) if plain else 0
+            return [*node] if plain else None
+        if not deep or not isinstance(node, dict | Stub):
+            return None
+        entries = node.items() if isinstance(node, dict) else chain(node.items.items(), node.attributes.items())
+        found: dict[str, object] = {}
+        for name, child in entries:
+            if isinstance(name, str) and not name.startswith("_") and len(name) <= LONGEST_SETTING:
+                holds = _is_tensor(child) or (_is_container(child) and self._count(child)[0])
+                value = None if holds else self._settings_of(child, deep - 1, left)
+                found |= {} if value is None else {name: value}
+        return found or None
 
     def notes(self) -> tuple[Fault, ...]:
         """A note with the classes and functions that the file names."""

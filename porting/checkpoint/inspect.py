@@ -59,7 +59,7 @@ class Inspection:
     Attributes:
         commit: the commit of a model on the hub, else None.
         architectures: as ``config.json`` names them.
-        model_type: as ``config.json`` names it; None when it does not.
+        model_type: as ``config.json`` names it, or the settings of a GGUF file; None when they do not.
         groups: the tensors, in the order of the files.
         shared: groups of names that stand for one storage.
         count: how many tensors.
@@ -143,7 +143,8 @@ def inspect_checkpoint(
 
 def _inspection(checkpoint: Checkpoint) -> Inspection:
     tensors = checkpoint.tensors.values()
-    model_type = checkpoint.config.get("model_type")
+    general = checkpoint.config.get("general")
+    model_type = checkpoint.config.get("model_type", general.get("architecture") if isinstance(general, dict) else None)
     architectures = checkpoint.config.get("architectures")
     return Inspection(
         location=checkpoint.location,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -273,6 +273,7 @@ class Contents:
         locate: finds where the elements of a chunk lie, once its file is open.
         require_unchanged: compares files that no source stands for, when a command has read all of it.
         notes: what should be known and changes no value.
+        config: what the file says of the model, in the place of a ``config.json``.
     """
 
     file: WeightFile
@@ -283,3 +284,28 @@ class Contents:
     locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] = field(default=_nowhere, repr=False)
     require_unchanged: Callable[[], None] = field(default=lambda: None, repr=False)
     notes: tuple[Fault, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    def renamed(self, front: str, label: str) -> Contents:
+        """The same with a text in front of the names of all tensors, and one in front of those of files.
+
+        Args:
+            front: of tensors.
+            label: of files.
+        """
+
+        def info(tensor: TensorInfo) -> TensorInfo:
+            return replace(tensor, name=front + tensor.name, file=label + tensor.file)
+
+        def chunk(part: Chunk) -> Chunk:
+            return replace(part, file=label + part.file)
+
+        names = tuple(front + name for name in self.file.names)
+        return replace(
+            self,
+            file=replace(self.file, name=label + self.file.name, names=names, header=None),
+            tensors={front + name: info(tensor) for name, tensor in self.tensors.items()},
+            extents={front + name: extent for name, extent in self.extents.items()},
+            shared=tuple(frozenset(front + name for name in group) for group in self.shared),
+            chunks={front + name: tuple(map(chunk, parts)) for name, parts in self.chunks.items()},
+        )

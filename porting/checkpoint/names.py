@@ -44,6 +44,27 @@ def split_inner_path(text: str) -> tuple[str, str | None]:
     return text[:at], text[at + 1 :]
 
 
+def split_sources(text: str) -> tuple[str, dict[str, str]]:
+    """Split what names several checkpoints: the first, and the others by the names that they get.
+
+    What exists under the whole text is meant by it, whatever it is called.
+
+    Raises:
+        CheckpointError: two get one name.
+
+    >>> split_sources("./llama+lora=./adapter#model+delta=org/name")
+    ('./llama', {'lora': './adapter#model', 'delta': 'org/name'})
+    """
+    first, *others = re.split(r"\+([A-Za-z_][A-Za-z0-9_]*)=", text)
+    if not others or exists(text):
+        return text, {}
+    names, paths = others[::2], others[1::2]
+    if len({*names}) < len(names):
+        message = "two of the checkpoints get one name"
+        raise checkpoint_error(Code.CHECKPOINT_AMBIGUOUS, text, message, "write +NAME=PATH with a NAME for each")
+    return first, dict(zip(names, paths, strict=True))
+
+
 def exists(text: str) -> bool:
     """Whether a path exists, as a file, a directory or anything else."""
     return os.path.lexists(expanded(text))
@@ -86,8 +107,11 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
 
 DCP_METADATA = ".metadata"
 
+CONFIG_NAMES = ("config.json", "adapter_config.json", "params.json", "hparams.json")
+"""The files that a config is looked for in: of transformers, of peft, of Meta and Mistral, and of OpenAI."""
+
 COMPANIONS = (
-    "config.json",
+    *CONFIG_NAMES,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

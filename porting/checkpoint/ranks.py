@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from porting.checkpoint.checkpoint import Checkpoint, InPlace
 from porting.checkpoint.errors import FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Chunk, Contents, TensorInfo
+from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import expanded
 from porting.errors import Code, Fault
 from porting.limits import charge
@@ -105,14 +105,19 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
 
 
 def joined(
-    location: str, home: Path, ranks: Iterable[Rank], opened: Iterable[Checkpoint], config: Mapping[str, object]
+    location: str,
+    home: Path,
+    ranks: Iterable[Rank],
+    opened: Iterable[Checkpoint],
+    config_name: str,
+    config: Mapping[str, object],
 ) -> Checkpoint:
     """Join the ranks' checkpoints to one.
 
     Args:
         location: what the user passed.
         home: the directory that is taken for the checkpoint's.
-        config: what describes the model.
+        config_name, config: the file that describes the model, and its content.
     """
     contents: list[Contents] = []
     sources: dict[str, ByteSource] = {}
@@ -121,7 +126,7 @@ def joined(
     part = None
     for rank, checkpoint in zip(ranks, opened, strict=True):
         charge("objects", 4 * len(checkpoint.tensors), where=location)
-        contents += [_renamed(each, rank) for each in checkpoint.contents]
+        contents += [each.renamed(f"rank{rank.number}.", rank.label) for each in checkpoint.contents]
         sources |= {rank.label + name: source for name, source in checkpoint.sources.items()}
         folders += [checkpoint.folder] if checkpoint.folder is not None else []
         notes += checkpoint.warnings
@@ -130,6 +135,7 @@ def joined(
         location=location,
         path=home,
         config=config,
+        config_name=config_name,
         contents=contents,
         sources=sources,
         index=None,
@@ -151,24 +157,3 @@ class Folders:
         del names
         for folder in self._folders:
             folder.require_in_place()
-
-
-def _renamed(contents: Contents, rank: Rank) -> Contents:
-    """The content of a rank's file, with the rank in front of every name."""
-    front, label = f"rank{rank.number}.", rank.label
-    names = {name: front + name for name in contents.file.names}
-
-    def info(tensor: TensorInfo) -> TensorInfo:
-        return replace(tensor, name=front + tensor.name, file=label + tensor.file)
-
-    def chunk(part: Chunk) -> Chunk:
-        return replace(part, file=label + part.file)
-
-    return replace(
-        contents,
-        file=replace(contents.file, name=label + contents.file.name, names=tuple(names.values()), header=None),
-        tensors={front + name: info(tensor) for name, tensor in contents.tensors.items()},
-        extents={front + name: extent for name, extent in contents.extents.items()},
-        shared=tuple(frozenset(front + name for name in group) for group in contents.shared),
-        chunks={front + name: tuple(map(chunk, parts)) for name, parts in contents.chunks.items()},
-    )

@@ -114,7 +114,7 @@ ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endin
 MARKS = tuple(container.endings[0] for container in CONTAINERS)
 """File endings that show that a directory holds a checkpoint."""
 
-MAINS = tuple(name for container in CONTAINERS for name in container.mains)
+MAINS = tuple(name for container in CONTAINERS for name in (*container.mains, *container.spare))
 """The main files of the weights of a directory."""
 
 ALONE = tuple(
@@ -205,6 +205,9 @@ def choose(names: Collection[str], place: Place) -> str:
         fault = container.incomplete(names, where=where)
         if fault is not None:
             raise CheckpointError(fault)
+    spare = [name for container in CONTAINERS for name in container.spare if name in names]
+    if spare:
+        return spare[0]
     candidates = sorted(name for name in names if name.endswith(ENDINGS))
     if candidates:
         hint = f"if {candidates[0]} is meant, pass its path"

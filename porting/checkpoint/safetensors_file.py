@@ -373,6 +373,12 @@ class Safetensors(Container):
     endings = (".safetensors",)
     main = "model.safetensors"
     also = ("diffusion_pytorch_model.safetensors",)
+    spare = (
+        "adapter_model.safetensors",
+        "pytorch_lora_weights.safetensors",
+        "consolidated.safetensors",
+        "open_clip_model.safetensors",
+    )
     promises = Promises(writes=True, metadata=True, shards=True, transformers=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:

@@ -15,7 +15,8 @@ from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
-from porting.checkpoint.names import expanded, parse_model_id, split_inner_path
+from porting.checkpoint.joined import join
+from porting.checkpoint.names import expanded, parse_model_id, split_inner_path, split_sources
 from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
@@ -61,7 +62,8 @@ def open_checkpoint(
             ``"model"``.  A path that exists is never taken for a model on the hub.  An inner path behind a ``#``
             names a state dict inside of what ``torch.save`` wrote: ``"file.pt#model.encoder"``; ``"file.pt#"`` means
             all tensors of the file.  ``{r}`` in the place of a number means what the ranks of a model saved,
-            ``"part.{r}.pt"``, with ``rank0.``, ``rank1.``, ... in front of the names.
+            ``"part.{r}.pt"``, with ``rank0.``, ``rank1.``, ... in front of the names.  ``"./llama+lora=./adapter"`` are
+            two checkpoints, the second's names with ``lora.`` in front.
         revision: a branch, tag or commit of a model on the hub.
         token: the hub's access token; True for the stored one, False for none.
         cache_dir: where files from the hub are kept; huggingface_hub's own cache when left out.
@@ -81,8 +83,15 @@ def open_checkpoint(
     >>> checkpoint.read("cls.predictions.bias").shape
     torch.Size([4096])
     """
+    first, others = split_sources(os.fspath(source))
+
+    def opened(one: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+        return _open(one, revision, token, cache_dir, local_files_only, weights, follow_links)
+
     with spending():
-        return _open(source, revision, token, cache_dir, local_files_only, weights, follow_links)
+        if not others:
+            return opened(source, revision)
+        return join(os.fspath(source), opened(first, revision), {name: opened(one) for name, one in others.items()})
 
 
 def _open(
@@ -223,7 +232,7 @@ def _open_ranks(pattern: str, *, location: str, part: str | None, follow_links: 
         home = Folder(home_of(pattern), follow_links=follow_links)
         ranks = find_ranks(pattern, home)
         opened = [_open_rank(home, rank.parts, location=location, part=part) for rank in ranks]
-        checkpoint = joined(location, home.path, ranks, opened, read_config(home))
+        checkpoint = joined(location, home.path, ranks, opened, *read_config(home))
         checkpoint.require_in_place()
         return checkpoint
 
@@ -267,10 +276,12 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
     """
     with reading(place.location):
         found = _found(place, main, part=part)
+        config_name, config = read_config(place.folder)
         checkpoint = Checkpoint(
             location=place.location,
             path=place.folder.path,
-            config=read_config(place.folder),
+            config=config,
+            config_name=config_name,
             contents=found.contents,
             sources=found.sources,
             index=found.index,
@@ -291,6 +302,7 @@ def _open_remote(model: RemoteModel, *, part: str | None) -> Checkpoint:
             location=model.location,
             path=None,
             config=model.config,
+            config_name=model.config_name,
             contents=found.contents,
             sources={},
             index=found.index,

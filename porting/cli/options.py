@@ -48,7 +48,8 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A directory, a weight file, or a model on the hub: org/name or org/name@revision. "
-        "file.pt#model is the state dict inside of a file, 'part.{r}.pt' the files of all ranks.",
+        "file.pt#model is the state dict inside of a file, 'part.{r}.pt' the files of all ranks, "
+        "./model+lora=./adapter two checkpoints, the second's names with lora. in front.",
         show_default="the embedded checkpoint",
     ),
 ]

@@ -24,6 +24,7 @@ from porting.converting.record import Record, read_record, versions
 from porting.converting.reverse_table import as_places, places_of, sources_of
 from porting.errors import Code, Fault, Message, Option
 from porting.export_files import (
+    LARGEST,
     METADATA,
     chosen_writer,
     companions,
@@ -34,12 +35,22 @@ from porting.export_files import (
 )
 from porting.limits import reading
 from porting.loading import Into, maker
+from porting.notation.field import value_of, with_field
 from porting.notation.name import Name
 from porting.notation.table import Table
 from porting.opening import Folder, Member
 from porting.origin import PlannedCheckpoint, require_named, respelled
 from porting.plan.check import check
-from porting.plan.config import arguments, has_own_config, is_target_config, source_config, unknown, unsaid
+from porting.plan.config import (
+    ARCHITECTURE,
+    MODEL_TYPE,
+    arguments,
+    has_own_config,
+    is_target_config,
+    source_config,
+    unknown,
+    unsaid,
+)
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe
 from porting.printable import dtype_name
@@ -236,13 +247,26 @@ def _draft(
     files, left = companions(checkpoint)
     files.pop(RECORD, None)
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
-    raw = config_of(checkpoint)
-    if like is not None and (raw is None or is_target_config(table, checkpoint.config)):
+    writer, part = chosen_writer(to)
+    raw, said, settings = config_of(checkpoint), tuple[str, ...](), dict[str, object]()
+    if like is not None and (not checkpoint.config or is_target_config(table, checkpoint.config)):
         raw = config_of(like)
-    elif raw is not None and (is_target_config(table, checkpoint.config) if reverse else has_own_config(table)):
-        kept[CONFIG_NAME], lost = _other_config(checkpoint, table, recipes, reverse=reverse)
-        recipes = replace(recipes, warnings=(*recipes.warnings, *lost))
+    elif checkpoint.config and (is_target_config(table, checkpoint.config) if reverse else has_own_config(table)):
+        fields, said = _other_config(checkpoint, table, recipes, reverse=reverse)
+        kept.pop(checkpoint.config_name, None)
+        if writer.settings:
+            settings = _settings(fields)
+        else:
+            kept[CONFIG_NAME] = new_config(fields)
         raw = None
+    elif not reverse and not checkpoint.config and has_own_config(table):
+        said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
+    if writer.settings:
+        texts = _texts(checkpoint, raw, {name: kept[name] for name in writer.tokenizer_files if name in kept})
+        more, lacking = writer.beside(settings, texts)
+        settings |= more
+        said = (*said, lacking) if lacking else said
+    recipes = replace(recipes, warnings=(*recipes.warnings, *said))
     if raw is not None:
         changed = any(
             one.dtype != checkpoint.tensors[one.copies[0].source].dtype for one in recipes.tensors if one.copies
@@ -253,11 +277,12 @@ def _draft(
     metadata = dict(METADATA)
     for file in checkpoint.files:
         metadata |= file.metadata
-    writer, part = chosen_writer(to)
+    made = tuple(replace(one, dtype=writer.stored(one.shape, one.dtype)) for one in recipes.tensors)
+    recipes = replace(recipes, tensors=made)
     size = shard_size if shard_size is not None or not writer.promises.shards else _same_division(checkpoint)
     written = writer.outline(
         {one.name: one for one in recipes.tensors},
-        WriteOptions(where=where, metadata=metadata, shard_size=size, part=part, tied=recipes.tied),
+        WriteOptions(where=where, metadata=metadata, shard_size=size, part=part, tied=recipes.tied, settings=settings),
     )
     kept |= written.files
     return Draft(
@@ -280,8 +305,8 @@ def _draft(
 
 def _other_config(
     checkpoint: Checkpoint, table: Table, recipes: Recipes, *, reverse: bool
-) -> tuple[bytes, tuple[str, ...]]:
-    """The ``config.json`` of the other side, from [config], and what it cannot say.
+) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The config of the other side, from [config], and what it cannot say.
 
     Args:
         recipes: the output's tensors.
@@ -295,11 +320,27 @@ def _other_config(
     if counts:
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []
-    if names := unsaid(table, checkpoint.config):
+    fields_of_file = unsaid(table, checkpoint.config) if checkpoint.config_name else []  # a file of weights has others
+    if names := [name for name in fields_of_file if name not in checkpoint.joined]:
         said.append(f"config.json: no line of [config] names {', '.join(names)}, so what is written does not say it")
     if names := unknown(table, checkpoint.config):
         said.append(f"config.json: nothing says {', '.join(names)}, so what is written does not: add it by hand")
-    return new_config(fields), tuple(said)
+    return fields, tuple(said)
+
+
+def _texts(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, bytes | Member]) -> dict[str, bytes]:
+    """The contents of the tokenizer's files, and the ``config.json`` of the source, which names special tokens too."""
+    found = {name: one if isinstance(one, bytes) else one.read(limit=LARGEST) for name, one in files.items()}
+    if raw is None and checkpoint.config_name == CONFIG_NAME:
+        raw = config_of(checkpoint)
+    return found if raw is None else {**found, CONFIG_NAME: raw}
+
+
+def _settings(fields: dict[str, object]) -> dict[str, object]:
+    """A config as a container holds it that has the dtypes and the kind of a model elsewhere."""
+    kind = fields.get(MODEL_TYPE)
+    found = {name: value for name, value in fields.items() if name not in (MODEL_TYPE, "architectures", "dtype")}
+    return found if kind is None or value_of(found, ARCHITECTURE) else with_field(found, ARCHITECTURE, kind)
 
 
 def _same_division(checkpoint: Checkpoint) -> int | None:

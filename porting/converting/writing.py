@@ -15,6 +15,7 @@ from porting.atomic import write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
+from porting.checkpoint.names import split_sources
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
@@ -231,8 +232,9 @@ def _remove_unknown_files(draft: Draft, place: Workplace) -> None:
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:
     """The text of the record; ``small`` has the digests of all files but those of weights."""
     checkpoint = draft.checkpoint
+    location, _ = split_sources(checkpoint.location)
     source: dict[str, object] = {
-        "name": Path(checkpoint.location).name if checkpoint.commit is None else checkpoint.location,
+        "name": Path(location).name if checkpoint.commit is None else location,
         "commit": checkpoint.commit,
         "files": {file.name: _source_digest(draft, task, file.name) for file in checkpoint.files},
         "tensors": packed(

@@ -2,8 +2,9 @@
 
 A formula computes the elements of a target from operands, each a term of the rule with its indices.  Operands are
 broadcast by index, not by place: ``w`` over ``o i`` times ``g`` over ``o`` multiplies row by row.  ``sum(x, i)`` takes
-an index away, ``fp4(x, n)``, ``unpack_low(x, 4, n=8)`` and ``bicubic(x, h=H)`` give one.  What indices come out is
-known before any tensor is read, so that a formula is checked like any other rule.
+an index away, ``fp4(x, n)``, ``unpack_low(x, 4, n=8)`` and ``bicubic(x, h=H)`` give one, ``take(s, g=j)`` looks up what
+stands in ``s`` at the numbers ``j``.  What indices come out is known before any tensor is read, so that a formula is
+checked like any other rule.
 
 The text is parsed by Python's parser and evaluated here; only what is listed is accepted.  Values are float64.
 """
@@ -11,6 +12,7 @@ The text is parsed by Python's parser and evaluated here; only what is listed is
 from __future__ import annotations
 
 import ast
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +59,10 @@ UNPACKED = ("unpack_low", "unpack_high")
 WIDEST = 32
 """Bits of a number that is taken apart: float64 holds it exactly."""
 
-KNOWN = (*ELEMENTWISE, "sum", "repeat", "nf4", "fp4", *UNPACKED, "blocks", *RESIZED)
+KNOWN = (*ELEMENTWISE, "sum", "repeat", "nf4", "fp4", *UNPACKED, "blocks", "take", "json", *RESIZED)
+
+LONGEST_JSON = 4096
+"""Bytes of a text of JSON in a tensor."""
 
 
 class FormulaError(ArithmeticSyntaxError):
@@ -102,9 +107,9 @@ class Formula(Operation):
         """The operands and the fields of the config that it reads."""
         found: frozenset[str] = walk(
             self.body,
-            lambda leaf: frozenset((leaf.id,) if isinstance(leaf, ast.Name) else ()),
+            lambda leaf: frozenset((ast.unparse(leaf),) if isinstance(leaf, ast.Name | ast.Attribute) else ()),
             lambda _, left, right: left | right,
-            lambda _, inner: inner,
+            lambda call, inner: inner | {*_looked_up(call)},
         )
         return found
 
@@ -117,7 +122,8 @@ class Formula(Operation):
         Raises:
             FormulaError: an index is summed or resized that is not there, or given that is there already.
         """
-        return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, _call_indices)
+        call = partial(_call_indices, operands)
+        return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, call)
 
     def most_held(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
         """The most values of float64 that are held at once while it is evaluated, beside its operands.
@@ -138,10 +144,11 @@ class Formula(Operation):
             return _Held(most, count(indices), indices)
 
         def call(node: ast.Call, inner: _Held) -> _Held:
-            indices = _call_indices(node, inner.indices)
+            indices = _call_indices(operands, node, inner.indices)
             # unpacking holds bits and what they are looked up as; resizing brings what it is given into another order
             name = ast.unparse(node.func)
             beside = {"fp4": 5, "nf4": 1}.get(name, int(name in RESIZED)) * count(inner.indices)
+            beside += count(indices) if name == "take" else 0
             beside += count(inner.indices) + 2 * count(indices) if name in UNPACKED else 0
             return _Held(max(inner.most, inner.kept + beside + 2 * count(indices)), count(indices), indices)
 
@@ -171,23 +178,17 @@ class Formula(Operation):
         for node in ast.walk(self.body):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "blocks":
                 length = _number(node)
-                for old, new in map(_resized, node.keywords):
-                    if sizes[old] * length < sizes[new]:
-                        reach = f"{sizes[old]} blocks of {length} end before the {sizes[new]} elements of {new!r}"
+                for old, news in map(_replaced, node.keywords):
+                    count = math.prod(sizes[new] for new in news)
+                    if sizes[old] * length < count:
+                        named = ", ".join(map(repr, news))
+                        reach = f"{sizes[old]} blocks of {length} end before the {count} elements of {named}"
                         return f"{ast.unparse(node)}: {reach}"
         return ""
 
     def kept(self, index: str) -> bool:
         """Whether each element along an index is computed of elements at the same place alone."""
-        return not any(
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func) != "blocks"
-            and (
-                index in [ast.unparse(one) for one in node.args[1:]]
-                or any(index in _resized(one) for one in node.keywords)
-            )
-            for node in ast.walk(self.body)
-        )
+        return not any(index in _mixed(node) for node in ast.walk(self.body) if isinstance(node, ast.Call))
 
     def evaluate(
         self,
@@ -232,7 +233,7 @@ class Formula(Operation):
             name = ast.unparse(node)
             return operands[name] if name in operands else numbers[name]
 
-        value: _Value = walk(self.body, leaf, _combined, partial(_called, sizes, offsets))
+        value: _Value = walk(self.body, leaf, _combined, partial(_called, operands, sizes, offsets))
         if isinstance(value, float):
             return torch.full([sizes[index] for index in result], value, dtype=torch.float64)
         tensor, indices = value
@@ -260,6 +261,10 @@ def _require_known(body: ast.expr, text: str) -> None:
         match node:
             case ast.keyword(value=ast.Name() | ast.Constant(value=int())):
                 pass
+            case ast.Attribute(value=ast.Name() | ast.Attribute()):
+                pass
+            case ast.keyword(value=ast.Tuple()) | ast.Tuple():
+                pass  # only blocks() takes it, which is seen there
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)
             case ast.Call(func=ast.Name(id=name)):
@@ -272,7 +277,7 @@ def _require_arguments(node: ast.Call, name: str) -> None:
     """Raise FormulaError when a function is not called as it has to be."""
     indices = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     plain = len(node.args) >= 1 and len(indices) == len(node.args) - 1
-    if name not in UNPACKED and not all(isinstance(one.value, ast.Name) for one in node.keywords):
+    if name not in (*UNPACKED, "blocks") and not all(isinstance(one.value, ast.Name) for one in node.keywords):
         plain = False
     if name in (*ELEMENTWISE, "nf4"):
         good, usage = plain and not indices and not node.keywords, f"{name}(x)"
@@ -287,8 +292,13 @@ def _require_arguments(node: ast.Call, name: str) -> None:
         good = bits > 0 and bool(sizes) and min(sizes) > 0 and bits * math.prod(sizes) <= WIDEST
         usage = f"{name}(x, 4, n=8), with the bits of each number and how many there are, of at most {WIDEST} bits"
     elif name == "blocks":
-        named = all(isinstance(one.value, ast.Name) for one in node.keywords)
+        named = all(_replaced(one)[1] for one in node.keywords)
         good, usage = _number(node) > 0 and bool(node.keywords) and named, "blocks(s, 128, a=o, b=i)"
+    elif name == "take":
+        good, usage = plain and not indices and len(node.keywords) == 1, "take(s, g=j), j being the source of numbers"
+    elif name == "json":
+        good = plain and len(indices) == 1 and not node.keywords and isinstance(node.args[0], ast.Name)
+        usage = "json(x, offset), x being a source and offset a field of the JSON in it"
     else:
         count = RESIZED[name][2]
         pairs = ", ".join(f"{index}={index.upper()}" for index in "hw"[-count:])
@@ -321,17 +331,48 @@ def _resized(keyword: ast.keyword) -> tuple[str, str]:
     return str(keyword.arg), keyword.value.id if isinstance(keyword.value, ast.Name) else ""
 
 
+def _replaced(keyword: ast.keyword) -> tuple[str, tuple[str, ...]]:
+    """The index of blocks and those that count their elements, of ``a=o`` or ``a=(o, q)``; none if it is neither."""
+    named = keyword.value.elts if isinstance(keyword.value, ast.Tuple) else [keyword.value]
+    found = [one.id for one in named if isinstance(one, ast.Name)]
+    return str(keyword.arg), tuple(found) if len(found) == len(named) else ()
+
+
+def _looked_up(node: ast.Call) -> list[str]:
+    """The operands that a call reads beside what it is given."""
+    return [_resized(one)[1] for one in node.keywords] if ast.unparse(node.func) == "take" else []
+
+
+def _mixed(node: ast.Call) -> list[str]:
+    """The indices along which a call mixes elements of different places, so that all of them are needed at once."""
+    function = ast.unparse(node.func)
+    if function == "blocks":  # of several indices that count together, the first may be taken apart
+        return [new for one in node.keywords for new in _replaced(one)[1][1:]]
+    if function == "take":
+        return [_resized(one)[0] for one in node.keywords]
+    return [*(ast.unparse(one) for one in node.args[1:]), *(name for one in node.keywords for name in _resized(one))]
+
+
 def _leaf_indices(operands: Mapping[str, Sequence[str]], node: ast.expr) -> frozenset[str]:
     return frozenset(operands.get(node.id, ()) if isinstance(node, ast.Name) else ())
 
 
-def _call_indices(node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
+def _call_indices(operands: Mapping[str, Sequence[str]], node: ast.Call, inner: frozenset[str]) -> frozenset[str]:
     """The indices of a call's value, of those of what it is given."""
     function, first = ast.unparse(node.func), ast.unparse(node.args[0])
     named = [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
     pairs = [_resized(one) for one in node.keywords]
     taken = named if function == "sum" else [] if function in UNPACKED else [old for old, _ in pairs]
     given = named if function in {"fp4", "repeat"} else [new or old for old, new in pairs]
+    if function == "json":
+        return frozenset()
+    if function == "blocks":
+        given = [new for one in node.keywords for new in _replaced(one)[1]]
+    if function == "take":
+        foreign = next((name for name in _looked_up(node) if name not in operands), None)
+        if foreign is not None:
+            raise FormulaError(f"{ast.unparse(node)}: {foreign!r} is no source of the rule", node)
+        given = [index for name in _looked_up(node) for index in operands[name]]
     for place, index in enumerate(taken):
         if index not in inner or index in taken[:place]:
             trouble = f"has no index {index!r}" if index not in inner else f"has the index {index!r} once only"
@@ -389,7 +430,64 @@ def _with_more(
     return numbers.to(torch.float64).reshape(shape), (*indices, *(index for index, _ in parts))
 
 
-def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call, inner: _Value) -> _Value:
+def _selected(
+    tensor: Tensor, indices: tuple[str, ...], old: str, numbers: Tensor, news: tuple[str, ...]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """What stands along an index at some numbers, which have indices of their own in its place."""
+    at = indices.index(old)
+    found = tensor.index_select(at, numbers.reshape(-1))
+    shape = (*tensor.shape[:at], *numbers.shape, *tensor.shape[at + 1 :])
+    return found.reshape(shape), (*indices[:at], *news, *indices[at + 1 :])
+
+
+def _field_of_json(tensor: Tensor, name: str) -> Tensor:
+    """A number that a text of JSON has in a field, the text being the bytes of a tensor."""
+    import torch  # noqa: PLC0415  # tables are read without it
+
+    if tensor.numel() > LONGEST_JSON:
+        raise ValueError(f"{tensor.numel()} bytes of JSON, at most {LONGEST_JSON} are read")
+    fields = json.loads(bytes(int(one) for one in tensor.reshape(-1).tolist()))
+    value = fields.get(name) if isinstance(fields, dict) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return torch.tensor(float(value), dtype=torch.float64)
+    raise ValueError(f"the JSON has no number {name!r}")
+
+
+def _looked_at(
+    operands: Mapping[str, tuple[Tensor, tuple[str, ...]]],
+    sizes: Mapping[str, int],
+    offsets: Mapping[str, int],
+    node: ast.Call,
+    tensor: Tensor,
+    indices: tuple[str, ...],
+) -> tuple[Tensor, tuple[str, ...]]:
+    """What the functions make of a tensor that pick some of its numbers."""
+    import torch  # noqa: PLC0415  # tables are read without it
+
+    function = ast.unparse(node.func)
+    if function == "json":
+        return _field_of_json(tensor, ast.unparse(node.args[1])), ()
+    if function == "take":
+        ((old, source),) = [_resized(one) for one in node.keywords]
+        numbers, names = operands[source]
+        return _selected(tensor, indices, old, numbers.to(torch.int64), names)
+    length = _number(node)
+    for old, news in map(_replaced, node.keywords):
+        numbers = torch.zeros((), dtype=torch.int64)
+        for new in news:
+            first = offsets.get(new, 0)
+            numbers = numbers.unsqueeze(-1) * sizes[new] + torch.arange(first, first + sizes[new])
+        tensor, indices = _selected(tensor, indices, old, numbers // length, news)
+    return tensor, indices
+
+
+def _called(
+    operands: Mapping[str, tuple[Tensor, tuple[str, ...]]],
+    sizes: Mapping[str, int],
+    offsets: Mapping[str, int],
+    node: ast.Call,
+    inner: _Value,
+) -> _Value:
     import torch  # noqa: PLC0415  # tables are read without it
 
     function, named = ast.unparse(node.func), [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
@@ -402,14 +500,8 @@ def _called(sizes: Mapping[str, int], offsets: Mapping[str, int], node: ast.Call
         return tensor.sum([indices.index(index) for index in named]), tuple(one for one in indices if one not in named)
     if function in {"repeat", "nf4", "fp4", *UNPACKED}:
         return _with_more(function, node, tensor, indices, sizes)
-    if function == "blocks":
-        length = _number(node)
-        for old, new in map(_resized, node.keywords):
-            first = offsets.get(new, 0)
-            numbers = torch.arange(first, first + sizes[new]) // length
-            tensor = tensor.index_select(indices.index(old), numbers)
-            indices = tuple(new if index == old else index for index in indices)
-        return tensor, indices
+    if function in {"blocks", "take", "json"}:
+        return _looked_at(operands, sizes, offsets, node, tensor, indices)
     mode, antialias, _ = RESIZED[function]
     pairs = [_resized(one) for one in node.keywords]
     olds, news = [old for old, _ in pairs], [new for _, new in pairs]

@@ -95,7 +95,8 @@ def _checked(
         if not alignment.steps and _is_of_another(table, source.tensors):
             raise PlanError([*faults, _of_another(table, source.tensors)])
         near = Nearest()
-        idle = _idle(table, alignment, near)  # told first: what they meant to fill is missing because of them
+        searched = "the checkpoint and nothing in the module" if isinstance(target, nn.Module) else "what is converted"
+        idle = _idle(table, alignment, near, searched)  # told first: what they meant to fill is missing because of them
         unsaved = dict(unsaved_tensors(target)) if alignment.unplaced and isinstance(target, nn.Module) else {}
         left_out, lost = leave_out(table, alignment, source.tensors, source.config, near, unsaved)
         tied, unshared = resolve_ties(table, alignment, places)
@@ -183,7 +184,8 @@ def _approximate(table: Table) -> Iterator[Fault]:
         yield Fault(code=Code.APPROXIMATE, where=table.where, message=message, hint=hint)
 
 
-def _idle(table: Table, alignment: Alignment, near: Nearest) -> list[Fault]:
+def _idle(table: Table, alignment: Alignment, near: Nearest, searched: str) -> list[Fault]:
+    """A fault for each rule that matches nothing in what was searched."""
     free = [*alignment.unread, *(name for lone in alignment.unplaced for name in lone.names)]
     modules: dict[str, list[str]] = {}
     for name in free:
@@ -193,7 +195,7 @@ def _idle(table: Table, alignment: Alignment, near: Nearest) -> list[Fault]:
     faults = []
     for rule in alignment.idle:
         if not rule.optional:
-            message = f"'{rule}' matches nothing in the checkpoint and nothing in the module"
+            message = f"'{rule}' matches nothing in {searched}"
             hint = _leaves(rule, modules) if near.left else ""
             hint = hint or near(str(rule.sources[0].key), free)
             if not hint and len(rule.sources) == 1 and not rule.where.startswith(f"{table.where}:"):  # an inherited one

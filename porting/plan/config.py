@@ -148,26 +148,38 @@ def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in given.items():  # a name with dots is a field inside another
         found = with_field(found, name, value)
-    return {**found, **table.constants}
+    for name, value in table.constants.items():
+        found = with_field(found, name, value) if "." in name else {**found, name: value}
+    return found
 
 
-MODEL_TYPE = "model_type"
+MODEL_TYPE, ARCHITECTURE = "model_type", "general.architecture"
+"""The field that says what kind of model a config describes: of transformers, and of a GGUF file."""
 
-USUAL = frozenset(
-    {MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}
-)  # fmt: skip
-"""Fields of a config.json that say nothing of the model's shape."""
+USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}) | {
+    "general",
+    "tokenizer",
+}
+"""Fields of a config that say nothing of the model's shape."""
+
+
+def _target_kind(table: Table) -> tuple[str, object]:
+    """The field by which the target's own config is known, and its value; None where the table says none."""
+    if isinstance(table.constants.get(ARCHITECTURE), str):
+        return ARCHITECTURE, table.constants[ARCHITECTURE]
+    kind = table.constants.get(MODEL_TYPE)
+    return MODEL_TYPE, kind if isinstance(kind, str) and kind not in table.model_types else None
 
 
 def has_own_config(table: Table) -> bool:
-    """Whether the target has a ``config.json`` of its own: the table's [constants] say its ``model_type``."""
-    target = table.constants.get(MODEL_TYPE)
-    return isinstance(target, str) and target not in table.model_types
+    """Whether the target has a config of its own: the table's [constants] say its kind."""
+    return _target_kind(table)[1] is not None
 
 
 def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
     """Whether a config is the target's own, and not the checkpoint's."""
-    return has_own_config(table) and config.get(MODEL_TYPE) == table.constants[MODEL_TYPE]
+    field, kind = _target_kind(table)
+    return kind is not None and value_of(config, field) == kind
 
 
 def source_config(table: Table, config: Mapping[str, object]) -> dict[str, object]:

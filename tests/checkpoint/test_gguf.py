@@ -1,23 +1,33 @@
-"""GGUF files as a source: what the program that they come from wrote, and files that lie."""
+"""GGUF files: what the program that they come from wrote, files that lie, and files that other libraries load."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import inspect
+import json
 import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+import transformers
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
+from safetensors.torch import save_file
 
-from porting.checkpoint import open_checkpoint
-from porting.checkpoint.gguf import ALIGNMENT, BLOCKS, DTYPES
+from porting.checkpoint import inspect_checkpoint, open_checkpoint, write_directory
+from porting.checkpoint.container import WriteOptions
+from porting.checkpoint.gguf import ALIGNMENT, BLOCKS, DTYPES, Gguf, _setting
+from porting.checkpoint.write import TensorFile
+from porting.comparing import diff
 from porting.converting import convert
 from porting.errors import PortingError
 from porting.notation.table import parse_table
@@ -141,6 +151,259 @@ def test_without_gguf_names_are_read_and_the_error_says_what_to_install(
     refused(tmp_path, "needs the package gguf, which is not installed (pip install 'porting[gguf]')")
 
 
+LLAMA = """\
+[mapping]
+name = "llama_gguf"
+model_types = ["llama"]
+
+[config]
+vocab_size = "llama.vocab_size"
+max_position_embeddings = "llama.context_length"
+hidden_size = "llama.embedding_length"
+num_hidden_layers = "llama.block_count"
+intermediate_size = "llama.feed_forward_length"
+num_attention_heads = "llama.attention.head_count"
+num_key_value_heads = "llama.attention.head_count_kv"
+head_dim = "llama.rope.dimension_count"
+rms_norm_eps = "llama.attention.layer_norm_rms_epsilon"
+"rope_parameters.rope_theta" = "llama.rope.freq_base"
+
+[constants]
+"general.architecture" = "llama"
+"general.name" = "a small one"
+"llama.pooling_type" = 0
+
+[sizes]
+h = "num_attention_heads"
+g = "num_key_value_heads"
+s = 2
+
+[tensors]
+"model.embed_tokens.weight" = "token_embd.weight"
+"model.layers.{i}.self_attn.q_proj.weight [(h s d) e]" = "blk.{i}.attn_q.weight [(h d s) e]"
+"model.layers.{i}.self_attn.k_proj.weight [(g s d) e]" = "blk.{i}.attn_k.weight [(g d s) e]"
+"model.layers.{i}.self_attn.{p:v_proj,o_proj}.weight" = "blk.{i}.attn_{p:v,output}.weight"
+"model.layers.{i}.mlp.{p:gate,up,down}_proj.weight" = "blk.{i}.ffn_{p:gate,up,down}.weight"
+"model.layers.{i}.{n:input,post_attention}_layernorm.weight" = "blk.{i}.{n:attn,ffn}_norm.weight"
+"model.norm.weight" = "output_norm.weight"
+"lm_head.weight" = "output.weight"
+"""
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A small random Llama of transformers, with a whole number where llama.cpp reads a fraction."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40,
+        vocab_size=31, rms_norm_eps=1e-3, max_position_embeddings=64, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / "llama")
+    text = (tmp_path / "llama/config.json").read_text()
+    (tmp_path / "llama/config.json").write_text(text.replace('"rope_theta": 500.0', '"rope_theta": 500'))
+    return tmp_path / "llama"
+
+
+def test_transformers_loads_a_written_file_and_computes_the_same(llama: Path, tmp_path: Path) -> None:
+    done = convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    assert "no vocabulary, without which llama.cpp does not load it" in done.warnings[-1]
+    assert not (tmp_path / "out/config.json").exists()
+    loader: Any = transformers.AutoModelForCausalLM
+    loaded, info = loader.from_pretrained(tmp_path / "out", gguf_file="model.gguf", output_loading_info=True)
+    assert not any(info.values())
+    words = torch.randint(0, 31, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, found = loader.from_pretrained(llama)(words).logits, loaded(words).logits
+    assert torch.equal(found, expected)
+    assert loaded.config.rope_parameters["rope_theta"] == 500
+
+
+def test_a_written_file_alone_comes_back_with_its_config(llama: Path, tmp_path: Path) -> None:
+    """The settings are the config: nothing beside the file is needed, on the way back or with a table from the left."""
+    convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "out/model.gguf").rename(tmp_path / "alone/model.gguf")
+    assert inspect_checkpoint(tmp_path / "alone").model_type == "llama"
+    convert(tmp_path / "alone", tmp_path / "back", parse_table(LLAMA), reverse=True)
+    assert diff(tmp_path / "back", llama).equal
+    config, before = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("back", "llama"))
+    assert config.pop("rope_parameters") == {"rope_theta": 500}
+    assert config["rms_norm_eps"] == 1e-3
+    assert config == {name: before[name] for name in config}
+
+
+@pytest.fixture
+def spoken(llama: Path) -> Path:
+    """The same with a small tokenizer of byte-level BPE, whose first special token is one of its vocabulary."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["the table of the tensors of the model"] * 3, trainer)
+    made.add_special_tokens(["</s>"])
+    made.add_tokens(["<mine>"])
+    fast = tokenizer_of(tokenizer_object=made, **SPECIAL)
+    fast.chat_template = "{{ messages }}"
+    fast.save_pretrained(llama)
+    return llama
+
+
+tokenizer_of: Any = transformers.PreTrainedTokenizerFast
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+TEXT = "the tensors, h\u00e9llo <s> of </s> <mine> 123"
+
+
+def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_path: Path) -> None:
+    known = len(transformers.AutoTokenizer.from_pretrained(spoken))
+    rows = LLAMA.replace(
+        '"llama.pooling_type" = 0', f'"llama.vocab_size" = {known + 3}\n"tokenizer.ggml.pre" = "gpt-2"'
+    )
+    rows = rows.replace('"general.name" =', '"tokenizer.ggml.bos_token_id" = 9\n"general.name" =')
+    done = convert(spoken, tmp_path / "out", parse_table(rows.replace("vocab_size =", "#", 1)), derive=True, to="gguf")
+    assert not [one for one in done.warnings if "llama.cpp" in one]
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "out/model.gguf").rename(tmp_path / "alone/model.gguf")
+    loader: Any = transformers.AutoTokenizer
+    before, after = loader.from_pretrained(spoken), loader.from_pretrained(tmp_path / "alone", gguf_file="model.gguf")
+    assert after(TEXT)["input_ids"] == before(TEXT)["input_ids"]
+    assert after.decode(after(TEXT)["input_ids"]) == before.decode(before(TEXT)["input_ids"])
+    fields = GGUFReader(tmp_path / "alone/model.gguf").fields
+    found = {name: fields[f"tokenizer.{name}"].contents() for name in ("ggml.tokens", "ggml.token_type", "ggml.pre")}
+    kinds = dict(zip(found["ggml.tokens"], found["ggml.token_type"], strict=True))
+    assert len(kinds) == known + 3
+    assert {name: kinds[name] for name in ("<s>", "</s>", "<mine>", "the", f"[PAD{known}]")} == {
+        "<s>": 3, "</s>": 3, "<mine>": 4, "the": 1, f"[PAD{known}]": 5,
+    }  # fmt: skip
+    assert found["ggml.pre"] == "gpt-2"
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == before.eos_token_id
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == 9, "the table has the last word"
+    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+
+
+def test_the_pieces_of_sentencepiece_are_written_with_their_scores(llama: Path, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", exc_type=ImportError)
+    (tmp_path / "text").write_text("the tensors of the table of the model\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=tmp_path / "text", model_prefix=tmp_path / "small", vocab_size=300, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "small.model").rename(llama / "tokenizer.model")
+    convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    pieces = sentencepiece.SentencePieceProcessor(str(llama / "tokenizer.model"))
+    fields = GGUFReader(tmp_path / "out/model.gguf").fields
+    assert fields["tokenizer.ggml.model"].contents() == "llama"
+    known = range(len(pieces))
+    assert fields["tokenizer.ggml.tokens"].contents() == [pieces.id_to_piece(number) for number in known]
+    assert fields["tokenizer.ggml.scores"].contents() == pytest.approx([pieces.get_score(number) for number in known])
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (None, "there is no tokenizer.json, vocab.json or tokenizer.model"),
+        (b"{", "the package gguf does not read the tokenizer: 'Expecting property name"),
+        (b'{"model": {"type": "WordPiece"}}', "the package gguf does not read the tokenizer: 'Cannot find GPT-2 BPE"),
+        (b"[" * 200_000, "the package gguf does not read the tokenizer: '"),
+        (b"{}", "the package gguf does not read the tokenizer: \"'model'\""),
+    ],
+)
+def test_a_file_without_a_vocabulary_is_a_warning(llama: Path, tmp_path: Path, raw: bytes | None, reason: str) -> None:
+    if raw is not None:
+        (llama / "tokenizer.json").write_bytes(raw)
+    done = convert(llama, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    start = "model.gguf has no vocabulary, without which llama.cpp does not load it: "
+    assert [one for one in done.warnings if one.startswith(start + reason)]
+    assert len(open_checkpoint(tmp_path / "out").tensors) == 21
+
+
+def test_without_the_gguf_package_tensors_are_written(
+    spoken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    done = convert(spoken, tmp_path / "out", parse_table(LLAMA), derive=True, to="gguf")
+    assert [one for one in done.warnings if one.endswith("is not installed (pip install 'porting[gguf]')")]
+
+
+def test_the_gguf_package_reads_the_settings_and_the_tensors(tmp_path: Path) -> None:
+    tensors = {str(dtype): values((3, 2, 5), dtype, 1) for dtype in TYPES if dtype != torch.bfloat16}
+    settings = {
+        "general": {"architecture": "x"}, "x": {
+            "rope": {"freq_base": 10000}, "names": ["a", "b\u00e9"], "per_layer": [3, 4], "mixed": [1, 2.5],
+            "large": 1 << 40, "below": -3, "yes": True, "nothing": None, "huge_scale": 1e300,
+        },
+    }  # fmt: skip
+    outline = Gguf().outline(tensors, WriteOptions(where="x", settings=settings))
+    (shard,) = outline.shards
+    write_directory(tmp_path / "out", {shard.name: TensorFile(tensors=tensors, shard=shard)})
+    reader = GGUFReader(tmp_path / "out/model.gguf")
+    found = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert found == {
+        "general.architecture": "x", "x.rope.freq_base": 10000.0, "x.names": ["a", "b\u00e9"], "x.per_layer": [3, 4],
+        "x.mixed": [1.0, 2.5], "x.large": 1 << 40, "x.below": -3, "x.yes": True, "x.huge_scale": float("inf"),
+    }  # fmt: skip
+    assert next(iter(found)) == "general.architecture"
+    assert reader.fields["x.rope.freq_base"].types == [GGUFValueType.FLOAT32]
+    assert {one.name for one in reader.tensors} == {*tensors}
+    for one in reader.tensors:
+        assert one.data.reshape(3, 2, 5).tobytes() == elements(tensors[one.name])
+        assert one.data_offset % 32 == 0
+    config: Any = open_checkpoint(tmp_path / "out").config
+    assert config["x"]["per_layer"] == [3, 4]
+
+
+def test_settings_have_the_types_that_the_gguf_package_gives_them() -> None:
+    """llama.cpp refuses a whole number where it reads a fraction; each method of GGUFWriter says which it is."""
+    seen = set[GGUFValueType]()
+    for name, method in vars(GGUFWriter).items():
+        if not name.startswith("add_") or len(inspect.signature(method).parameters) != 2:
+            continue
+        writer = GGUFWriter(None, "llama")
+        with contextlib.suppress(Exception):  # of methods that take no number
+            method(writer, 1)
+        for key, value in writer.kv_data[0].items():
+            if value.type in {GGUFValueType.UINT32, GGUFValueType.FLOAT32} and key != name:
+                assert _setting(key, 1, "x")[:4] == struct.pack("<I", value.type), (name, key)
+                seen.add(value.type)
+    assert len(seen) == 2
+
+
+def test_vectors_are_float32_in_a_file_of_other_dtypes(tmp_path: Path) -> None:
+    tensors = {"w": torch.rand(4, 8).bfloat16(), "norm": torch.rand(8).bfloat16(), "count": torch.tensor([3])}
+    save_file(tensors, tmp_path / "model.safetensors")
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"{*n}" = "{*n}"\n')
+    done = convert(tmp_path / "model.safetensors", tmp_path / "out", table, derive=True, to="gguf")
+    found = open_checkpoint(tmp_path / "out")
+    dtypes = {name: one.dtype for name, one in found.tensors.items()}
+    assert dtypes == {"w": torch.bfloat16, "norm": torch.float32, "count": torch.int64}
+    assert torch.equal(found.read("norm"), tensors["norm"].float())
+    assert any("without which llama.cpp does not load it" in one for one in done.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("w", torch.zeros(2, 2, 2, 2, 2), "it has 5 dimensions, and ggml has 4"),
+        ("w" * 64, torch.zeros(2), "its name has 64 bytes, and ggml has room for 63"),
+        ("w", torch.zeros(2, dtype=torch.bool), "GGUF has no type for its dtype torch.bool"),
+        ("w", torch.zeros(2, dtype=torch.float8_e5m2), r"torch.float8_e5m2 \(pass dtype=torch.float32\)"),
+    ],
+)
+def test_what_ggml_has_no_room_for_is_refused(name: str, tensor: torch.Tensor, message: str) -> None:
+    with pytest.raises(PortingError, match=message):
+        Gguf().outline({name: tensor}, WriteOptions(where="x"))
+
+
+@pytest.mark.parametrize("value", [[1, "a"], {1}, [[1]], 1 << 70, [True, 1]])
+def test_a_setting_that_gguf_cannot_hold_is_named(value: object) -> None:
+    with pytest.raises(PortingError, match=r"the setting 'a\.b' is"):
+        Gguf().outline({"w": torch.zeros(2)}, WriteOptions(where="x", settings={"a": {"b": value}}))
+
+
 ONE = described("a", (4,), 0, 0)
 BEHIND = described("b", (4,), 0, 32)
 ALIGNED = text(ALIGNMENT) + struct.pack("<II", 4, 32)
@@ -170,6 +433,9 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("a type that is never stored", lambda: gguf(described("a", (32,), 9, 0), 1, bytes(99)), "the type Q8_1, which"),
     ("an unknown type", lambda: gguf(described("a", (32,), 999, 0), 1, bytes(99)), "the unknown type 999, which"),
     ("no alignment", lambda: gguf(ONE, 1, b"", settings=text(ALIGNMENT) + bytes([4, 0, 0, 0, 0, 0, 0, 0]), number=1),
+     "general.alignment is no power of two"),
+    ("an alignment of 64 bits",
+     lambda: gguf(ONE, 1, b"", settings=text(ALIGNMENT) + struct.pack("<IQ", 10, 64), number=1),
      "general.alignment is no power of two"),
     ("an alignment of 24",
      lambda: gguf(ONE, 1, b"", settings=text(ALIGNMENT) + bytes([4, 0, 0, 0, 24, 0, 0, 0]), number=1),

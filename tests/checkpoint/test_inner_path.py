@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED
 
 import pytest
@@ -302,6 +303,37 @@ def test_buffers_that_are_left_out_and_in_no_set_are_refused(
 def test_a_dictionary_of_a_class_of_its_own_is_one(tmp_path: Path) -> None:
     torch.save({"model": Config(WEIGHTS), "n": 1}, tmp_path / "m.pt")
     assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(WEIGHTS)
+
+
+def test_numbers_and_texts_beside_a_state_dict_are_its_config(tmp_path: Path) -> None:
+    run = argparse.Namespace(layers=2, name="x", rates=[0.1, 2], nested={"width": 4, "none": None}, path=Path("/x"))
+    run.around = run
+    saved = {
+        "model": WEIGHTS, "args": run, "hyper_parameters": Config(heads=3), "epoch": 7, "long": "x" * 5000, 5: 6,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1}, "_hidden": 1, "mixed": [1, None],
+    }  # fmt: skip
+    torch.save(saved, tmp_path / "run.pt")
+    checkpoint = open_checkpoint(f"{tmp_path}/run.pt#model")
+    arguments: Any = checkpoint.config["args"]
+    depth = 0
+    while "around" in arguments and depth < 20:
+        inner, depth = arguments.pop("around"), depth + 1
+        assert arguments == {"layers": 2, "name": "x", "rates": [0.1, 2], "nested": {"width": 4}}
+        arguments = inner
+    assert 0 < depth < 20
+    assert {**checkpoint.config, "args": None} == {"args": None, "hyper_parameters": {"heads": 3}, "epoch": 7}
+    assert checkpoint.config_name == ""
+    (tmp_path / "config.json").write_text('{"width": 1}')
+    assert open_checkpoint(f"{tmp_path}/run.pt#model").config == {"width": 1}
+
+
+def test_a_config_that_is_shared_at_each_level_is_walked_within_bounds(tmp_path: Path) -> None:
+    node: object = {str(number): number for number in range(9)}
+    for _ in range(7):
+        node = dict.fromkeys("abcdefghij", node)
+    torch.save({"model": WEIGHTS, "args": node}, tmp_path / "run.pt")
+    found = open_checkpoint(f"{tmp_path}/run.pt#model").config
+    assert len(repr(found)) < 1_000_000
 
 
 def test_a_path_that_has_the_sign_in_it_is_found(tmp_path: Path) -> None:

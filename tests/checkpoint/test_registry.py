@@ -31,7 +31,6 @@ from porting.target import TargetError
 from scripts.containers_page import PAGE, written
 from tests.checkpoint.test_bin_file import saved
 from tests.checkpoint.test_flax_msgpack import written as flax_file
-from tests.checkpoint.test_gguf import written as gguf_file
 from tests.checkpoint.test_hdf5_file import write as write_hdf5
 from tests.checkpoint.test_npz import read_by
 from tests.checkpoint.test_onnx_file import written as onnx_file
@@ -56,7 +55,6 @@ def hdf5_file(tensors: dict[str, torch.Tensor]) -> bytes:
 
 SAVERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes | dict[str, bytes]]] = {
     "bin": saved,
-    "gguf": gguf_file,
     "flax": flax_file,
     "onnx": onnx_file,
     "tensorflow": tensorflow_files,
@@ -121,9 +119,9 @@ def test_names_endings_and_main_files_are_each_of_one_container() -> None:
 def test_what_is_written_is_named_by_its_name() -> None:
     assert {writer_of(option(container))[0] for container in WRITTEN} == {*WRITTEN}
     assert writer_of("dcp/model") == (named("dcp"), "model")
-    for wrong in ("gguf", "npz/model", "index", "safetensors", "npz/"):
+    for wrong in ("onnx", "npz/model", "index", "safetensors", "npz/"):
         with pytest.raises(
-            CheckpointError, match="expected bin, or dcp, or dcp/model for what is saved under 'model', or npz"
+            CheckpointError, match="expected bin, or dcp, or dcp/model for what is saved under 'model', or npz, or gguf"
         ):
             writer_of(wrong)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from porting.checkpoint import open_checkpoint
 from porting.converting import convert
 from porting.notation.table import parse_table
 from porting.plan.plan import PlanError
@@ -43,3 +44,22 @@ def test_what_is_missing_is_told_as_the_table_has_it(
         convert(source, tmp_path / "b", parse_table(table), derive=True)
     assert message in str(caught.value)
     assert "module lacks" not in str(caught.value)
+
+
+def test_without_a_module_no_fault_speaks_of_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "a", {"w": torch.ones(2)})
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"v" = "v"\n"w" = "w"\n')
+    for reverse in (False, True):
+        with pytest.raises(PlanError, match="'v = v' matches nothing in what is converted") as caught:
+            convert(source, tmp_path / "b", table, derive=not reverse, reverse=reverse)
+        assert "module" not in str(caught.value)
+
+
+def test_numbers_with_gaps_are_listed(tmp_path: Path) -> None:
+    tensors = {f"l.{number}.a": torch.randn(2, 3) for number in (0, 4, 8)}
+    table = parse_table('[mapping]\nname = "t"\n[tensors]\n"l.{i:0,4,8}.a [x y]" = "m.{i:0,4,8}.a [y x]"\n')
+    convert(write(tmp_path / "a", tensors), tmp_path / "b", table, derive=True)
+    found = open_checkpoint(tmp_path / "b")
+    assert {name: found.read(name).tolist() for name in found.tensors} == {
+        f"m.{number}.a": tensors[f"l.{number}.a"].T.tolist() for number in (0, 4, 8)
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,39 @@ def test_a_table_that_names_no_other_model_keeps_the_config(source: Path, tmp_pa
         source, tmp_path / "there", porting.parse_table(TABLE.replace('"llama"', '"own_llama"')), derive=True
     )
     assert config_of(tmp_path / "there") == CONFIG
+
+
+def test_the_config_lies_in_a_training_checkpoint(
+    source: Path, tmp_path: Path, model: transformers.LlamaForCausalLM
+) -> None:
+    """As fairseq, DeepSpeed's users and Lightning save it: the arguments of the run beside the state dict."""
+    fields = {name: value for name, value in CONFIG.items() if name != "model_type"}
+    saved = {"args": argparse.Namespace(**fields), "model": load_file(source / "model.safetensors"), "epoch": 3}
+    torch.save(saved, tmp_path / "model.pt")
+    table = TABLE
+    for name in fields:
+        table = re.sub(rf'^"?({name}[.\w]*)"? = "', r'"args.\1" = "', table, count=1, flags=re.MULTILINE)
+    table = table.replace('h = "n_heads"', 'h = "args.n_heads"').replace('g = "n_kv', 'g = "args.n_kv')
+    done = porting.convert(f"{tmp_path}/model.pt#model", tmp_path / "there", porting.parse_table(table), derive=True)
+    assert not [one for one in done.warnings if "config.json" in one]
+    loader: Any = transformers.AutoModelForCausalLM
+    loaded = loader.from_pretrained(tmp_path / "there")
+    words = torch.randint(0, 31, (2, 17))
+    torch.testing.assert_close(loaded(words).logits, model(words).logits, rtol=0, atol=0)
+
+
+def test_a_source_without_a_config_is_a_warning(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").unlink()
+    table = TABLE.replace('h = "n_heads"', "h = 6").replace('g = "n_kv_heads"', "g = 2")
+    done = porting.convert(source, tmp_path / "there", porting.parse_table(table), derive=True)
+    assert done.warnings == ("no config.json is written: the source has none that [config] could be read from",)
+
+
+@pytest.mark.parametrize("name", ["params.json", "hparams.json"])
+def test_a_config_of_another_name_is_read_and_replaced(source: Path, tmp_path: Path, name: str) -> None:
+    (source / "config.json").rename(source / name)
+    porting.convert(source, tmp_path / "there", porting.parse_table(TABLE), derive=True)
+    assert config_of(tmp_path / "there")["hidden_size"] == CONFIG["dim"]
+    assert not (tmp_path / "there" / name).exists()
+    (source / "config.json").write_text("{}")
+    assert porting.open_checkpoint(source).config == {}

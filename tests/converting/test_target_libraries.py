@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 import porting
 from scripts.conversions.trial import TABLES
+from tests.checkpoint.test_gguf import LLAMA as GGUF
+from tests.checkpoint.test_gguf import SPECIAL, tokenizer_of
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +141,52 @@ def test_diffusers(tmp_path: Path) -> None:
     }  # fmt: skip
     with torch.no_grad():
         close(loaded.eval()(**inputs).sample, theirs(**inputs).sample)
+
+
+def test_llama_cpp(tmp_path: Path) -> None:
+    """A written GGUF file continues a text in llama.cpp, which gpt4all has inside, as it does in transformers."""
+    gpt4all = pytest.importorskip("gpt4all", exc_type=ImportError)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=280, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["the table of the tensors of the model"] * 3, trainer)
+    tokenizer = tokenizer_of(tokenizer_object=made, **SPECIAL)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": len(tokenizer)}
+    config = transformers.LlamaConfig(**{**LLAMA, **sizes}, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1)
+    model = drawn(transformers.LlamaForCausalLM(config))
+    model.lm_head.weight.data[[0, 1]] = 0  # a special token has no text
+    tokenizer.save_pretrained(written(model, tmp_path / "a"))
+    porting.convert(tmp_path / "a", tmp_path / "b", porting.parse_table(GGUF), derive=True, to="gguf")
+    theirs = gpt4all.GPT4All("model.gguf", model_path=tmp_path / "b", allow_download=False, device="cpu", n_ctx=64)
+    text = "the tensors of the"
+    found = theirs.generate(text, max_tokens=16, temp=0.0, top_k=1, repeat_penalty=1.0)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    expected = model.generate(ids, max_new_tokens=16, do_sample=False, pad_token_id=1)
+    assert found == tokenizer.decode(expected[0, ids.shape[1] :])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers under an older name
+def test_peft(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    """An adapter is merged as peft merges it, by the table of the documentation."""
+    peft = pytest.importorskip("peft", exc_type=ImportError)
+    page = (Path(__file__).parents[2] / "docs/containers.md").read_text(encoding="utf-8")
+    (tmp_path / "merge.toml").write_text(
+        '[mapping]\nname = "merge_lora"' + page.split('name = "merge_lora"')[1].split("```")[0]
+    )
+    written(llama, tmp_path / "a")
+    model = peft.get_peft_model(llama, peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    written(model, tmp_path / "lora")
+    porting.convert(f"{tmp_path}/a+lora={tmp_path}/lora", tmp_path / "b", tmp_path / "merge.toml", derive=True)
+    loader: Any = transformers.AutoModelForCausalLM
+    with torch.no_grad():
+        merged = model.merge_and_unload()(ids).logits
+        close(loader.from_pretrained(tmp_path / "b")(ids).logits, merged)
+        assert not torch.allclose(merged, loader.from_pretrained(tmp_path / "a")(ids).logits, atol=1e-2)
 
 
 CLIP = """

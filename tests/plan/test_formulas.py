@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 from torch.nn.utils.parametrizations import weight_norm
 
+from porting.checkpoint import open_checkpoint
+from porting.converting import convert
 from porting.errors import Code
 from porting.notation.faults import TableError
 from porting.notation.table import parse_table
+from porting.ops import Formula
 from porting.plan.config import uncomputable
 from porting.plan.copies import Copy
+from porting.plan.formulas import FormulaFailedError
 from porting.plan.move import Window, compute, pullback
 from porting.plan.plan import irreversible
 from porting.plan.recipe import forward_recipes
@@ -225,6 +232,98 @@ def test_gptq_is_unpacked() -> None:
     same(made.forward(sources), {"w": expected.T.half()})
 
 
+ACT_ORDER = """
+[[rule]]
+source = { q = "qweight [r (p m)]", z = "qzeros [g p]", s = "scales [g (p m)]", j = "g_idx [(r n)]" }
+target = "w [(p m) (r n)]"
+formula = "take(s, g=j) * (unpack_low(q, 4, n=8) - take(unpack_low(z, 4, m=8), g=j) - 1)"
+dtype = "float16"
+"""
+
+
+def test_gptq_with_groups_in_another_order_is_unpacked() -> None:
+    """With `desc_act`: w[i, o] = scales[g_idx[i], o] * (q[i, o] - zeros[g_idx[i], o] - 1)."""
+    groups, inputs, outputs = 5, 48, 24
+    order = torch.randint(0, groups, (inputs,), dtype=torch.int32)
+    numbers, zeros = torch.randint(0, 16, (inputs, outputs)), torch.randint(0, 16, (groups, outputs))
+    scales = torch.rand(groups, outputs).half()
+    qweight, qzeros = packed(numbers.view(-1, 8, outputs).transpose(1, 2)), packed(zeros.view(groups, -1, 8))
+    sources = {"qweight": qweight, "qzeros": qzeros, "scales": scales, "g_idx": order}
+    made = made_of(ACT_ORDER, {name: tuple(one.shape) for name, one in sources.items()}, {"w": (outputs, inputs)})
+    expected = (numbers - zeros[order] - 1) * scales.double()[order]
+    same(made.forward(sources), {"w": expected.T.half()})
+    for wrong in (groups, -1):
+        with pytest.raises(FormulaFailedError, match="index out of range"):
+            made.forward({**sources, "g_idx": torch.full_like(order, wrong)})
+
+
+NESTED = """
+[sizes]
+o = 48
+q = 2
+[[rule]]
+target = "w [o (q k n)]"
+source.x = "w.weight [(o q k) 1]"
+source.a = "w.weight.absmax [(o q)]"
+source.m = "w.weight.nested_quant_map [c]"
+source.s = "w.weight.nested_absmax [b]"
+source.t = "w.weight.quant_state.bitsandbytes__nf4 [z]"
+formula = "nf4(unpack_high(x, 4, n=2)) * (take(m, c=a) * blocks(s, 256, b=(o, q)) + json(t, nested_offset))"
+dtype = "float16"
+"""
+
+
+@pytest.mark.parametrize("columns", [128, 1024])
+def test_scales_that_are_quantised_themselves_are_unpacked_as_bitsandbytes_does(columns: int, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", exc_type=ImportError)
+    weight = torch.randn(48, columns) * torch.rand(48, 1).exp()
+    packed_, state = functional.quantize_4bit(weight.half(), quant_type="nf4", compress_statistics=True, blocksize=64)
+    expected = functional.dequantize_4bit(packed_, state)
+    stored = {"w.weight": packed_} | {f"w.weight.{name}": one for name, one in state.as_dict(packed=True).items()}
+    del stored["w.weight.quant_map"]
+    table = NESTED.replace("q = 2", f"q = {columns // 64}")
+    made = made_of(table, {name: tuple(one.shape) for name, one in stored.items()}, {"w": (48, columns)})
+    found = made.forward(stored)["w"]
+    assert found.dtype == expected.dtype
+    assert (found.double() - expected.double()).abs().max() <= 2**-10 * expected.abs().max()
+    assert (found == expected).double().mean() > 0.99
+    save_file(stored, tmp_path / "model.safetensors")
+    parts = parse_table(f'[mapping]\nname = "t"\n{table}')
+    convert(tmp_path / "model.safetensors", tmp_path / "out", parts, derive=True, memory=1 << 20, threads=1)
+    assert torch.equal(open_checkpoint(tmp_path / "out").read("w"), found)
+
+
+def test_indices_whose_elements_need_others_are_not_taken_apart() -> None:
+    """Of indices that count together the first may be: the steps of the others have to be whole."""
+    nested = Formula.parse("x * blocks(s, 256, b=(o, q))")
+    assert [nested.kept(index) for index in "oqk"] == [True, False, True]
+    looked_up = Formula.parse("w * take(m, o=j)")
+    assert [looked_up.kept(index) for index in "oi"] == [False, True]
+
+
+def test_json_in_a_tensor_is_read_or_refused() -> None:
+    table = """
+    [[rule]]
+    source = { w = "w [o]", t = "t [z]" }
+    target = "y [o]"
+    formula = "w * json(t, scale)"
+    """
+    for text, message in (
+        ('{"scale": 2.5}', ""),
+        ('{"other": 1}', "the JSON has no number 'scale'"),
+        ('{"scale": true}', "the JSON has no number 'scale'"),
+        ("[1", "Expecting ',' delimiter"),
+        ("7" * 5000, "5000 bytes of JSON, at most 4096 are read"),
+    ):
+        tensors = {"w": torch.ones(3), "t": torch.tensor([*text.encode()], dtype=torch.uint8)}
+        made = made_of(table, {"w": (3,), "t": (len(text),)}, {"y": (3,)})
+        if message:
+            with pytest.raises(FormulaFailedError, match=re.escape(message)):
+                made.forward(tensors)
+        else:
+            same(made.forward(tensors), {"y": torch.full((3,), 2.5)})
+
+
 def test_heads_are_repeated() -> None:
     """What is stored once for a group of heads becomes that of each; no way back is guessed."""
     table = """
@@ -404,7 +503,8 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
         ('formula = "w * s"', "formula = 'w * s' does not use 't'"),
         ('formula = "w * t * s["', "'w * t * s[' is not a formula"),
         ('formula = "w * tanh(t)"', "tanh is no function of formulas; known: abs, exp, log, sqrt, sum"),
-        ('formula = "w * t.real"', "Attribute is not allowed in a formula"),
+        ('formula = "w * (t + w).real"', "Attribute is not allowed in a formula"),
+        ('formula = "w * t.real"', "formula = 'w * t.real' does not use 't'"),
         ('formula = "w * sum(t, i)"', "sum(t, i): t has no index 'i'"),
         ('formula = "sum(w * t, i)"', "lacks the index 'i', and 'y [o i]' has it"),
         ('formula = "fp4(w * t, n)"', "has the index 'n', and 'y [o i]' has not"),
@@ -417,6 +517,13 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
         ('formula = "unpack_low(w * t, 4, n=8)"', "has the index 'n', and 'y [o i]' has not"),
         ('formula = "unpack_low(w * t, 4, i=8)"', "w * t has the index 'i' already"),
         ('formula = "w * blocks(t, 4, o=3)"', "blocks is written blocks(s, 128, a=o, b=i)"),
+        ('formula = "w * take(t, o=x)"', "'x' is no source of the rule"),
+        ('formula = "take(w, i=t)"', "take(w, i=t): w has the index 'o' already"),
+        ('formula = "take(w, k=t)"', "take(w, k=t): w has no index 'k'"),
+        ('formula = "take(w, t)"', "take is written take(s, g=j)"),
+        ('formula = "w * json(t + w, s)"', "json is written json(x, offset)"),
+        ('formula = "w * blocks(t, 4, o=(i, 3))"', "blocks is written blocks(s, 128, a=o, b=i)"),
+        ('formula = "w * bicubic(t, o=(i, o), i=o)"', "bicubic is written bicubic(x, h=H, w=W)"),
         ('formula = "bicubic(w * t, o=i)"', "bicubic is written bicubic(x, h=H, w=W)"),
         ('formula = "w * t"\nscale = 2', "a rule with a formula has no 'scale': write it in the formula"),
         ('formula = "w * t"\nback = { w = "y" }', "'back' does not say 't': it gives every source or none"),

@@ -1,0 +1,62 @@
+"""Several checkpoints, read as one: a model and its adapter, a tower and a language model, a model and a difference.
+
+``./llama+lora=./adapter`` is the checkpoint ``./llama`` with the tensors of ``./adapter`` beside its own, whose names
+begin with ``lora.``.  The config of the second is the field ``lora`` of the first one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from porting.checkpoint.checkpoint import Checkpoint
+from porting.checkpoint.errors import FaultList, quote
+from porting.checkpoint.ranks import Folders
+from porting.errors import Code
+from porting.limits import charge
+
+
+def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) -> Checkpoint:
+    """Join checkpoints to one.
+
+    Args:
+        location: what the user passed.
+        first: its tensors keep their names; its directory, config and tokenizer are those of the whole.
+        further: the others, by the names that their tensors and configs get.
+
+    Raises:
+        CheckpointError: a name is that of tensors, or of a field of the config, of the first.
+    """
+    faults = FaultList(location)
+    for name in further:
+        front = f"{name}."
+        taken = next((tensor for tensor in first.tensors if tensor.startswith(front)), None)
+        if taken is not None or name in first.config:
+            what = f"the tensor {quote(taken)}" if taken is not None else f"the field {quote(name)} in its config"
+            message = f"{first.location} has {what}, so that {quote(name)} cannot stand for {further[name].location}"
+            faults.add(
+                Code.CHECKPOINT_AMBIGUOUS, message, hint=f"give it another name: +{name}2={further[name].location}"
+            )
+    faults.raise_if_any()
+    contents, sources = [*first.contents], dict(first.sources)
+    for name, checkpoint in further.items():
+        charge("objects", 4 * len(checkpoint.tensors), where=location)
+        contents += [each.renamed(f"{name}.", f"{name}/") for each in checkpoint.contents]
+        sources |= {f"{name}/{file}": source for file, source in checkpoint.sources.items()}
+    every = (first, *further.values())
+    whole = Checkpoint(
+        location=location,
+        path=first.path,
+        config={**first.config, **{name: dict(one.config) for name, one in further.items()}},
+        config_name=first.config_name,
+        contents=contents,
+        sources=sources,
+        index=None,
+        commit=first.commit,
+        notes=tuple(dict.fromkeys(note for one in every for note in one.warnings)),
+        folder=Folders(one.folder for one in every if one.folder is not None),
+        part=first.part,
+        ranks=first.ranks,
+        joined={name: one.path for name, one in further.items()},
+    )
+    whole.index_file, whole.index = first.index_file, first.index
+    return whole
