@@ -201,7 +201,7 @@ def departed(
 def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
     """Return the difference of a step from its counterpart as a repair."""
     name, place = operation_of(one.step), generic_path(one.counterpart.module)
-    text = departure_text(own, value)
+    text = departure_text(own.expand_as(value), value)
     theirs = operation_of(one.counterpart)
     other = f"{theirs} in {place} of the reference" if theirs != name else f"in {place} of the reference"
     detail = f"{name} gives other numbers than {other} on these inputs, and the same on others{text}"
@@ -220,15 +220,22 @@ def _replayed(port: Tape, replaced: Mapping[Ref, Tensor], around: Around) -> Val
 
 
 def _laid_out(own: Tensor, theirs: Tensor) -> Tensor | None:
-    """Return the counterpart's numbers in the layout of the port's that has most of them; None where none fits."""
-    if theirs.numel() != own.numel():
+    """Return the counterpart's numbers in the layout of the port's that has most of them; None where none fits.
+
+    One side may have a row for all where the other has one for each.
+    """
+    shape = list(own.shape)
+    more, rest = divmod(theirs.numel(), max(own.numel(), 1))
+    if more > 1 and not rest and 1 in shape:
+        shape[shape.index(1)] = more
+    elif theirs.numel() < own.numel() and theirs.ndim <= own.ndim:
         try:
-            return theirs.to(own.dtype).expand_as(own).clone() if theirs.ndim <= own.ndim else None
+            theirs = theirs.expand_as(own)
         except RuntimeError:
             return None
-    every = list(islice(layouts(theirs, tuple(own.shape)), MAX_LAYOUTS))
+    every = list(islice(layouts(theirs, tuple(shape)), MAX_LAYOUTS))
     best = max(every, key=lambda one: int((one == own).sum()), default=None)
-    return None if best is None else best.to(own.dtype)
+    return None if best is None else best.to(own.dtype).clone()
 
 
 def _by_key(tape: Tape) -> dict[Key, Call]:

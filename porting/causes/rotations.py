@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Rotation:
         pairs: neighbouring channels form a pair, and not one channel of each half.
         source: the whole head; ``input`` if all of it is rotated.
         whole: the call that returns the whole head; ``call`` if all of it is rotated.
+        places: the positions that the model was given, [b s] or [1 s]; None where it counts them.
     """
 
     call: Call
@@ -41,6 +42,13 @@ class Rotation:
     pairs: bool
     source: Ref
     whole: Call
+    places: Tensor | None = field(default=None, compare=False)
+
+    def angles(self, length: int, frequencies: Tensor) -> Tensor:
+        """Return the angles of each position for some frequencies, [s f], or [b 1 s f] where positions were given."""
+        if self.places is None or self.places.shape[-1] != length:
+            return torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies
+        return self.places.to(frequencies.dtype)[:, None, :, None] * frequencies
 
     def half(self, value: Tensor) -> Tensor:
         """Return the half of a cosine or sine that contains each angle once."""
@@ -53,7 +61,8 @@ class Rotation:
 
 def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
     """Yield the rotations of queries and keys."""
-    tape = model_parts.tape
+    tape, places = model_parts.tape, model_parts.inputs.get("position_ids")
+    places = places if places is not None and places.ndim == 2 else None
     for attention in model_parts.attentions:
         for ref in (attention.query, attention.key):
             for call in tape.before(ref, lambda call: call.name in SUM or call.name in ("linear", "addmm")):
@@ -66,7 +75,7 @@ def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
                         (value, cos), (_, sin) = (found for found in factors if found is not None)
                         pairs = _pairs_neighbours(tape, call, value, cos, sin)
                         source, whole = _whole_head(tape, call, value)
-                        yield Rotation(call, value, cos, sin, attention.where, pairs, source, whole)
+                        yield Rotation(call, value, cos, sin, attention.where, pairs, source, whole, places)
 
 
 def _factors(call: Call, tape: Tape) -> tuple[Ref, Ref] | None:
@@ -233,8 +242,8 @@ def declared(model_parts: ModelParts) -> Declared | None:
     """Return the scaling that the config of one of the modules declares; None where none declares it completely."""
     for part in model_parts.tape.parts:
         config = getattr(part.module, "config", None)
-        for field in ("rope_parameters", "rope_scaling"):
-            settings = getattr(config, field, None)
+        for name in ("rope_parameters", "rope_scaling"):
+            settings = getattr(config, name, None)
             if isinstance(settings, Mapping):
                 fields = {"rope_theta": getattr(config, "rope_theta", None), **settings}
                 numbers = [fields.get(name) for name in FIELDS]
@@ -297,7 +306,7 @@ def based(
         length, size = value.shape[-2:]
         count = values[rotation.input].shape[-1] if part is None else round(part * size)
         exponents = torch.arange(0, count, 2, dtype=dtype) / (size if whole else count)
-        angles = torch.arange(length, dtype=dtype)[:, None] * scaled(1.0 / theta**exponents)
+        angles = rotation.angles(length, scaled(1.0 / theta**exponents))
         cos, sin = ((amplitude * angles.cos()).to(value.dtype), (amplitude * angles.sin()).to(value.dtype))
         return torch.cat([rotated(value[..., :count], cos, sin, pairs=rotation.pairs), value[..., count:]], -1)
 

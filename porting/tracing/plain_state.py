@@ -2,10 +2,13 @@
 
 Some references change their own settings when they run: Swin's layers set their shift to 0 for a picture of one window,
 and keep it.  So a call may depend on the calls before it.  A port is compared with a reference that was just loaded.
+
+But a setting that goes with weights is left: RWKV divides some of its weights in its first call, and notes that it has.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 from torch import nn
@@ -31,6 +34,12 @@ class PlainState:
             for name, value in self._values.get(path, {}).items():
                 if name in now and (type(now[name]) is not type(value) or now[name] != value):
                     setattr(one, name, value)
+
+
+def versions(module: nn.Module) -> dict[str, int]:
+    """Return how many times each parameter and buffer was changed in place."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    return {name: one._version for name, one in tensors if not one.is_inference()}
 
 
 def _plain(module: nn.Module) -> dict[str, object]:

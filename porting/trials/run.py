@@ -108,13 +108,16 @@ def _once(
         return result(Status.SAME if same else Status.PORT_FAILED, said=failure_reason(error_))
     if not theirs:
         return result(Status.REFERENCE_FAILED, said=failed)
+    pairing, said = None, ""
     try:
         pairing = pair(table, _shapes(theirs), _shapes(ours), sizes)
+        said = pairing.other_shapes[0] if pairing.other_shapes and not is_empty(ours) else ""
     except VerifyError as error_:
-        empty = is_empty(ours)
-        return result(Status.SAME) if empty else result(Status.DIFFERS, torch.inf, said=failure_reason(error_))
-    if pairing.other_shapes and not is_empty(ours):
-        return result(Status.DIFFERS, torch.inf, said=pairing.other_shapes[0])
+        said = "" if is_empty(ours) else failure_reason(error_)
+    if said and _has_another_shape_alone(trial.case, theirs, reference, plainly=plainly):
+        return result(Status.REFERENCE_FAILED, said=OTHER_ALONE)
+    if pairing is None or said:
+        return result(Status.DIFFERS, torch.inf, said=said) if said else result(Status.SAME)
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
@@ -130,6 +133,23 @@ def _once(
         whole = all(finite(kept(one, given, point)) for point, one in theirs.items())
         status = Status.SAME if whole else Status.REFERENCE_FAILED
     return replace(result(status, off, said="" if status is not Status.REFERENCE_FAILED else NO_NUMBERS), what=what)
+
+
+def _has_another_shape_alone(case: Case, theirs: Mapping[Point, Tensor], reference: MakeSide, *, plainly: bool) -> bool:
+    """Whether the reference gives a row by itself another shape than in a batch, as RWKV does for rows of one token."""
+    rows, _ = _extent(case.inputs)
+    first = {name: one[:1] if one.ndim and len(one) == rows else one for name, one in case.inputs.items()}
+    if rows < 2:
+        return False
+    try:
+        alone = _outputs(reference(Case(f"{case.name}, the first row", first)), plainly=plainly)
+    except VerifyError:
+        return False
+    return any(one.ndim and alone[point].shape[1:] != one.shape[1:] for point, one in theirs.items() if point in alone)
+
+
+OTHER_ALONE = "it gives a row by itself another shape"
+"""Why a batch with other shapes is no difference."""
 
 
 def _any_number(value: Tensor) -> bool:

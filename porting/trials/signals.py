@@ -34,7 +34,7 @@ MOST_TOKENS = 256
 MANY_ROWS, SMALL = 18, 1 << 16
 """So many rows at a time are tried too, where a row is small: a buffer may hold sixteen."""
 
-ENLARGED = 4
+ENLARGED = 3
 """So many times as high and as wide pictures are tried too, where they are small then."""
 
 PLACES = {SAMPLES: 1, FEATURES: -1, SERIES: 1}

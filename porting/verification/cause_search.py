@@ -63,6 +63,9 @@ REPAIRING_EXPLAINED = 4.0
 NAMING = 4.0
 """So many seconds the catalogue is asked for the name of what is known to go wrong on some inputs."""
 
+TELLING = {Repaired.MASK, Repaired.ROWS, Repaired.LEFT_OUT, Repaired.NUMBER}
+"""What says more of a step than that it gives other numbers on some inputs."""
+
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
 """What is read off a step, and not concluded from its numbers."""
 
@@ -235,7 +238,9 @@ class _Guilty:
             trials.until = min(self._until, time.thread_time() + NAMING)
         found = trials.why(self._searched, self._guilty, listed=True)
         if departing is not None:
-            return found, departing
+            repaired = trials.repair(REPAIRING_EXPLAINED, complete=True)
+            told = repaired is not None and _is_one_step(repaired) and _kinds(repaired) <= TELLING
+            return found, repaired if told else departing
         named = [one for one in found if one.name]
         explained = all(is_explained(probe, named) for probe in self._guilty)
         repaired = None

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from porting.errors import VerifyError
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.matching import Matcher
 from porting.target import named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
-from porting.tracing.plain_state import PlainState
+from porting.tracing.plain_state import PlainState, versions
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, is_returned, points, split
 from porting.trials.inputs import Case, for_port
-from porting.trials.modalities import DECODER
+from porting.trials.modalities import DECODER, IDS
 from porting.verification.recorded_trace import Recording
 from porting.verification.subject import cast
 
@@ -32,6 +34,24 @@ class LiveReference:
 
     def __post_init__(self) -> None:
         self._before = PlainState(self.module)
+        if IDS in inspect.signature(self.module.forward).parameters:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Run the model once, before it is copied: its first call may change weights in place, as RWKV's does."""
+        before, training = versions(self.module), self.module.training
+        if any(one.is_meta for one in self.module.parameters()):
+            return
+        side = Side(
+            title="the reference", module=self.module.eval(), arguments=[{IDS: torch.ones(1, 2).long()}], wanted=()
+        )
+        with suppress(VerifyError):  # one that needs more than tokens
+            side.outputs(0)
+        self.module.train(training)
+        if versions(self.module) == before:
+            self.as_loaded(self.module)
+        else:
+            self._before = PlainState(self.module)
 
     def as_loaded(self, module: nn.Module) -> nn.Module:
         """A copy of the model, without what its calls left in its settings."""

@@ -69,6 +69,16 @@ def test_segments_are_taken_by_their_short_name() -> None:
     assert found == {"ids": IDS, "seg_ids": SEGMENTS, "mask": MASK}
 
 
+class MaskedWords(nn.Module):
+    def forward(self, x_masked: Tensor, pad_mask: Tensor | None = None, mask_ratio: float = 0) -> None: ...
+
+
+def test_masked_words_are_words_and_a_number_is_no_mask() -> None:
+    found, loose = roles(MaskedWords(), (IDS, MASK))
+    assert found == {"x_masked": IDS, "pad_mask": MASK}
+    assert not loose
+
+
 class Causal(nn.Module):
     """Attention that is causal, unless it is given another mask."""
 

@@ -695,3 +695,19 @@ def test_two_names_for_one_field_are_told_apart_by_the_checkpoint_s_shapes() -> 
     assert found == {"embed_dim": "projection_dim"}
     alone = {"vocab_size": "vocab_size", "embed_dim": "projection_dim", "width": "hidden_size"}
     assert told_apart(Projected, alone, config, shapes, small, Bounds(parameters=100, nbytes=1 << 20)) == {}
+
+
+class WithNorms(nn.Module):
+    """Takes the class of its norms, as modules for pictures do."""
+
+    def __init__(self, hidden_size: int, norm_layer: type[nn.Module] | None = None, eps: float | None = None) -> None:
+        super().__init__()
+        kind = norm_layer or nn.LayerNorm
+        self.norm, self.eps = kind(hidden_size), eps
+
+
+def test_a_parameter_that_may_be_none_has_a_number_if_its_name_says_which() -> None:
+    built = build_for(WithNorms, {"hidden_size": 6, "layer_norm_eps": 1e-3})
+    assert isinstance(built.module, WithNorms)
+    assert built.module.eps == 1e-3
+    assert built.asked == {"hidden_size": "hidden_size", "eps": "layer_norm_eps"}

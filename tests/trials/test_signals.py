@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from porting import verify
 from porting.notation.rule import Term, make_rule
-from porting.trials import Kind
+from porting.reporting.scope_text import _signals
+from porting.tracing.running import Clock
+from porting.trials import Kind, Scope, Status
 from porting.trials.battery import battery
-from porting.trials.inputs import for_port
+from porting.trials.inputs import Case, for_port
+from porting.trials.run import OTHER_ALONE
+from porting.trials.signals import sizes_of_pictures
 from porting.trials.trial import Model, Trial
+from porting.verification.references import LiveReference
 from tests.trials.small_model import Encoder
 
 pytestmark = pytest.mark.few(3)
@@ -222,6 +227,74 @@ def turned_off(module: nn.Module, args: Any, given: Any) -> tuple[Any, Any]:  # 
 def test_a_reference_that_keeps_a_setting_is_held_as_it_was_loaded() -> None:
     report = verify(reference=Keeping(), into=Pure(), dtypes=(), loaded=True, causes=False)
     assert report.faithful, str(report)
+
+
+class Divided(Encoder):
+    """Its first call divides weights in place and notes that it has, as RWKV's does; its output is multiplied again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.divided = False
+        self.register_forward_pre_hook(divide)
+        self.register_forward_hook(lambda module, args, output: {**output, "logits": 4 * output["logits"]})
+
+
+def divide(module: nn.Module, _: Any) -> None:  # as torch hands them to a hook
+    """Divide what makes the outputs, if that was not done yet."""
+    assert isinstance(module, Divided)
+    if not module.divided:
+        with torch.no_grad():
+            for one in module.head.parameters():
+                one.div_(4)
+    module.divided = True
+
+
+CASE = Case("two rows", {"input_ids": torch.tensor([[5, 7, 9], [6, 8, 4]])})
+
+
+def test_a_reference_that_changes_its_weights_in_its_first_call_has_them_changed_once() -> None:
+    reference = LiveReference.of(Divided())
+    sides = [reference.side(torch.float64, (), "", [case], Clock()) for case in (CASE, CASE)]
+    expected: Any = Encoder().double()(**CASE.inputs)["logits"]
+    for side in sides:
+        assert torch.allclose(side.returned(0)["logits"], expected, rtol=1e-12)
+
+
+class Broken(Encoder):
+    """For a batch of rows of one token it gives another shape than for each of them, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(spread, with_kwargs=True)
+
+
+def spread(module: nn.Module, args: Any, given: Any, output: Any) -> Any:  # as torch hands them to a hook
+    """The outputs of all rows in each row."""
+    if given["input_ids"].shape[1] > 1:
+        return output
+    rows = len(given["input_ids"])
+    return {**output, "logits": output["logits"].expand(-1, rows, -1)}
+
+
+def test_a_batch_in_which_the_reference_has_another_shape_than_for_each_row_says_nothing() -> None:
+    report = verify(reference=Broken(), into=Encoder(), dtypes=(), loaded=True, causes=False)
+    assert report.faithful, str(report)
+    failed = [one.said for one in report.scope.results if one.status is Status.REFERENCE_FAILED]
+    assert failed
+    assert set(failed) == {OTHER_ALONE}
+    other = verify(reference=Encoder(), into=Broken(), dtypes=(), loaded=True, causes=False)
+    assert not other.faithful
+
+
+def test_pictures_are_larger_and_smaller_and_the_scope_has_their_sizes() -> None:
+    made = trials({"pixel_values": torch.randn(2, 3, 8, 12)}, {"patch_size": 4})
+    sizes = {tuple(one.case.inputs["pixel_values"].shape[-2:]) for one in made.values()}
+    assert {(4, 4), (24, 36), (8, 24), (4, 12)} <= sizes
+    large = made["pictures of 3 times the height and width"].case.inputs["pixel_values"]
+    assert not torch.equal(large[..., :12], large[..., 12:24])
+    assert sizes_of_pictures(one.case.inputs for one in made.values()) == sizes
+    text = [*_signals(Scope(pictures=((4, 4), (8, 12), (24, 36)), places=(5, 20)))]
+    assert text == ["pictures of 4x4 to 24x36", "sounds or series of 5 to 20 places"]
 
 
 def test_an_argument_that_the_reference_knows_and_is_not_given_is_left_out() -> None:

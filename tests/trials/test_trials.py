@@ -99,6 +99,21 @@ def test_a_condition_on_tensors_with_one_outcome_is_part_of_the_scope(
     assert "; the branches at " in " ".join(report.details().split())
 
 
+def test_more_rows_than_a_number_in_the_code_and_long_rows_are_masked_in_every_way() -> None:
+    """A causal model hides what is behind anyway: there only padding in front and gaps show."""
+    base = {"input_ids": torch.arange(1, 19).view(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    model = Model(config={"vocab_size": 60}, base=base, longest=120, likely=(30,))
+    made = {trial.what: trial.case.inputs["attention_mask"] for trial in battery(model, seed=0, tokens=10**6)}
+    many = made["3 rows more than a number in your code, padded in front"]
+    assert len(many) == 33
+    assert (many[30:, 0] == 0).all()
+    assert (many[:, -1] == 1).all()
+    for length in (64, 120):
+        gaps = made[f"gaps in rows of {length}"]
+        both = gaps[(gaps[:, 0] == 1) & (gaps[:, -1] == 1)]
+        assert (both[:, -20:-1] == 0).any()
+
+
 def test_a_condition_with_both_outcomes_in_the_trials_is_no_limit_of_the_scope() -> None:
     """The token is in no row of the first batches: they hold eight tokens here."""
     seen = verified(
@@ -252,6 +267,7 @@ def test_pictures_of_other_shapes_with_as_many_patches_and_of_no_whole_number_of
         "pictures of twice the height and half the width": (16, 6),
         "pictures one row higher and three columns wider": (9, 15),
         "pictures four rows higher and twelve columns wider": (12, 24),
+        "pictures of 3 times the height and width": (24, 36),
     }
     flat = found["pictures of half the height and twice the width"]
     assert torch.equal(flat[..., 12:], base["pixel_values"][:, :, 4:])

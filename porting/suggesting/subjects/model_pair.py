@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, PortingError, VerifyError
+from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.notation.field import held, spellings, value_of
 from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
@@ -500,7 +500,7 @@ def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str,
     if {*names} <= {MASK, SEGMENTS, POSITIONS, DECODER_MASK}:
         title = f"transformers.{type(reference).__name__}"
         message = f"{title} takes {', '.join(list(taken)[:3])} ..., and no batches are made of these"
-        hint = "write the table, and verify it with inputs of your own: verify --inputs"
+        hint = Message("write the table, and verify it with ", Option("inputs"), " of your own")
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=title, message=message, hint=hint))
     return tuple(names)
 
