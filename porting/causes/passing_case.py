@@ -28,7 +28,10 @@ from porting.causes.step_differences import (
     Repair,
     departure_text,
     generic_path,
+    index_text,
     layouts,
+    lookup_of,
+    mask_text,
     operation_of,
     step_key,
 )
@@ -173,7 +176,7 @@ def departed(
         until: the deadline, by ``time.thread_time``.
         around: the context in which the port's calls are repeated.
     """
-    unchanged = Values(port, around=around)
+    unchanged, found = Values(port, around=around), None
     starts = list(dict.fromkeys(step_key(one.step) for one in case.departures(unchanged)))
     for number, start in enumerate(starts[:MAX_STARTS]):
         values, repairs, key = unchanged, list[Repair](), start
@@ -183,7 +186,8 @@ def departed(
                 own = values[one.step.result]
                 value = _laid_out(own, reference[one.counterpart.result])
                 if value is not None:
-                    repairs.append(_repair(one, own, value))
+                    rows = _other_rows(one, values, port, reference)
+                    repairs.append(rows or _repair(one, own, value))
                     replaced[one.step.result] = value
             if not replaced or time.thread_time() > until:
                 break
@@ -192,18 +196,41 @@ def departed(
             except UNFIT:  # the numbers of the counterpart do not fit what follows
                 break
             if distance(values) <= bound:
-                return repairs
+                if any(one.kind is Kind.MASK for one in repairs):  # what is hidden says more than how it is computed
+                    return repairs
+                found = found or repairs
+                break
             left = {step_key(one.step) for one in case.departures(values) if one.step.result not in replaced}
             key = next((one for one in starts[number + 1 :] if one in left), ("", ""))
-    return None
+    return found
+
+
+def _other_rows(one: Departure, values: Values, port: Tape, reference: Tape) -> Repair | None:
+    """Return the difference of two lookups as a repair; None for other steps."""
+    ours, theirs = lookup_of(port, one.step), lookup_of(reference, one.counterpart)
+    if ours is None or theirs is None:
+        return None
+    try:
+        text = index_text(values[ours.indices], reference[theirs.indices])
+    except RuntimeError:  # of shapes that cannot be compared
+        return None
+    place = generic_path(one.counterpart.module)
+    return (
+        Repair(Kind.ROWS, line_of(one.step), operation_of(one.step), f"{place} {text}", one.counterpart.module)
+        if text
+        else None
+    )
 
 
 def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
     """Return the difference of a step from its counterpart as a repair."""
     name, place = operation_of(one.step), generic_path(one.counterpart.module)
-    text = departure_text(own.expand_as(value), value)
+    own = own.expand_as(value)
+    if hidden := mask_text(own, value) if own.is_floating_point() else "":
+        return Repair(Kind.MASK, line_of(one.step), name, f"{name} in {place} {hidden}", one.counterpart.module)
     theirs = operation_of(one.counterpart)
     other = f"{theirs} in {place} of the reference" if theirs != name else f"in {place} of the reference"
+    text = departure_text(own, value)
     detail = f"{name} gives other numbers than {other} on these inputs, and the same on others{text}"
     return Repair(Kind.VALUES, line_of(one.step), name, detail, one.counterpart.module)
 

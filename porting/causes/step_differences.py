@@ -243,7 +243,7 @@ class StepComparison:
                 tables = (self._values[lookup.weight], self._reference[theirs.weight])
                 if tables[0].shape == tables[1].shape and _close(*tables):
                     try:
-                        text = _index_text(self._values[lookup.indices], self._reference[theirs.indices])
+                        text = index_text(self._values[lookup.indices], self._reference[theirs.indices])
                     except RuntimeError:  # of shapes that cannot be compared
                         continue
                     if text:
@@ -347,13 +347,13 @@ class StepComparison:
     def _mask_difference(self, step: Call, value: Tensor) -> str:
         """Return how a mask differs from the reference's; empty where anything but the mask differs."""
         own = self._own_result(step)
-        return _mask_text(own, value) if own.shape == value.shape and own.is_floating_point() else ""
+        return mask_text(own, value) if own.shape == value.shape and own.is_floating_point() else ""
 
     def constant(self, step: Call, call: Call, own: Tensor, needed: Tensor) -> Repair:
         """Describe a constant of the port, which a step reads, that has other numbers than the reference's."""
         place, name = generic_path(call.module), operation_of(step)
         own, needed = torch.broadcast_tensors(own.double(), needed.double())  # type: ignore[no-untyped-call]  # of torch
-        hidden = _mask_text(own, needed)
+        hidden = mask_text(own, needed)
         if hidden:
             return Repair(Kind.MASK, line_of(step), name, f"{name} in {place} {hidden}", call.module)
         ours, theirs = (part.masked_fill(~(part > MASKED), 0.0) for part in (own, needed))
@@ -442,7 +442,7 @@ def lookup_of(tape: Tape, call: Call) -> Lookup | None:
     return Lookup(call, weights[0], indices[0]) if named and weights and len(indices) == 1 else None
 
 
-def _index_text(ours: Tensor, theirs: Tensor) -> str:
+def index_text(ours: Tensor, theirs: Tensor) -> str:
     """Return how the indices of two lookups differ; empty where they are equal or cannot be compared."""
     shape: torch.Size = torch.broadcast_shapes(ours.shape, theirs.shape)  # type: ignore[no-untyped-call]  # as torch has it
     ours, theirs = ours.long().expand(shape), theirs.long().expand(shape)
@@ -503,7 +503,7 @@ def unmoved(tape: Tape, ref: Ref) -> Ref:
     return ref
 
 
-def _mask_text(own: Tensor, value: Tensor) -> str:
+def mask_text(own: Tensor, value: Tensor) -> str:
     """Return how two tensors of one shape differ in what is masked; empty where other numbers differ, or none."""
     ours, theirs = (~(part > MASKED) for part in (own, value))
     shown = ~(ours | theirs)
@@ -517,9 +517,6 @@ def _mask_text(own: Tensor, value: Tensor) -> str:
 
 def departure_text(own: Tensor, value: Tensor) -> str:
     """Return where two tensors of one shape differ, and the first numbers that do; empty where they cannot be told."""
-    masked = _mask_text(own, value) if own.is_floating_point() else ""
-    if masked:
-        return f": it {masked}"
     differs = ~torch.isclose(own.double(), value.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
     if not bool(differs.any()):
         return ""

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from porting.suggesting.search.activation_matching import normed
+from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.matrix_candidates import composed
 from porting.suggesting.search.search_state import remaining
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse, trace_operations
@@ -108,3 +110,19 @@ def test_a_weight_of_two_tensors_is_paired_tensor_by_tensor() -> None:
     theirs = Unit(WeightUse.LINEAR, ("original0", "original1"), 0, out, "", biases=("bias",))
     [way] = composed(ours, theirs, *sizes)
     assert [(one.reads[0], one.writes[0]) for one in way] == [("original1", "v"), ("original0", "g"), ("bias", "b")]
+
+
+def test_a_distance_is_that_of_the_numbers_of_now() -> None:
+    """What is kept of an activation is not kept when the activation changes in place."""
+    one, other = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])
+    assert distance(one, other) == 0.0
+    one.mul_(2)
+    assert distance(one, other) == 0.5
+    other[0] = torch.nan
+    assert distance(one, other) == torch.inf
+    assert distance(torch.zeros(0), torch.zeros(0)) == 0.0
+    unit = Unit(WeightUse.NORM, ("w",), 0, one, "", operand=one)
+    assert torch.equal(normed(unit), normed(unit))
+    before = normed(unit)
+    one[0] = 0.0
+    assert not torch.equal(normed(unit), before)

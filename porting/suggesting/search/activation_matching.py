@@ -6,12 +6,13 @@ A norm that divides by the unbiased deviation is recognised too: a table can tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, Shapes, distance, element_axes
@@ -23,10 +24,18 @@ from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, We
 
 def normed(unit: Unit) -> Tensor:
     """A norm's operand as its gain meets it: centred, if the norm does that, and of length one."""
-    value = unit.operand if unit.operand is not None else torch.empty(0)
-    if unit.centred:
-        value = value - value.mean(-1, keepdim=True)
-    return value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    if unit.operand is None:
+        return torch.empty(0)
+    known = _NORMED.setdefault(unit.operand, {})
+    key = unit.centred, 0 if unit.operand.is_inference() else unit.operand._version
+    if key not in known:
+        value = unit.operand - unit.operand.mean(-1, keepdim=True) if unit.centred else unit.operand
+        known[key] = value / value.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    return known[key]
+
+
+_NORMED: MutableMapping[Tensor, dict[tuple[bool, int], Tensor]] = WeakTensorKeyDictionary()
+"""By operand, as long as it is kept: each is compared with those of all layers many times."""
 
 
 def is_other_norm(unit: Unit, mate: Unit) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
@@ -230,10 +230,26 @@ def distance(one: Tensor, other: Tensor) -> float:
         return float("inf")
     if not one.numel():
         return 0.0
-    left, right = (tensor.detach().double().flatten().sort().values for tensor in (one, other))
-    scale = float(torch.maximum(left.abs().max(), right.abs().max()))
-    far = float((left - right).abs().max()) / (scale or 1.0)
+    (left, first), (right, second) = (_in_order(tensor) for tensor in (one, other))
+    far = float((left - right).abs_().max()) / (max(first, second) or 1.0)
     return far if far == far else float("inf")  # noqa: PLR0124  # a NaN is not equal to itself
+
+
+def _in_order(tensor: Tensor) -> tuple[Tensor, float]:
+    """A tensor's numbers in ascending order, and the largest size of one; kept as long as the tensor is.
+
+    One activation is compared with those of all layers, for each way in which weights may lie.
+    """
+    known = _IN_ORDER.get(tensor)
+    version = 0 if tensor.is_inference() else tensor._version
+    if known is None or known[0] != version:
+        values = tensor.detach().double().flatten().sort().values
+        scale = max(abs(float(values[0])), abs(float(values[-1])))  # NaN is last
+        known = _IN_ORDER[tensor] = version, values, scale
+    return known[1], known[2]
+
+
+_IN_ORDER: MutableMapping[Tensor, tuple[int, Tensor, float]] = WeakTensorKeyDictionary()
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

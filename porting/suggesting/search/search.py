@@ -46,6 +46,9 @@ BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
 
+HABITUAL = 4.0
+"""A way that was the nearest in an earlier layer may leave so many times as much in a later one."""
+
 EXCHANGES = 24
 """So many ways of telling tensors of one shape apart are tried where names decide."""
 
@@ -413,7 +416,7 @@ class WeightSearch(NormSearch):
             if far <= SAME or (far <= CLOSE and far < OFFSET * before):
                 chosen = [explained(one, "what it computes", proven=True) for one in (*moves, *turned)]
                 self._replace(chosen, values)
-                self._habits.insert(0, tuple(habit(move) for move in moves))
+                self._habits = {tuple(habit(move) for move in moves): math.inf, **self._habits}
                 tried = Choice(moves=chosen, far=far, behind=unit.names[0], tried=2, rivals=[(known, before)])
                 self.found.choices.append(tried)
                 return self.port.run(forced=self._forced)
@@ -457,7 +460,9 @@ class WeightSearch(NormSearch):
             tried.append((moves, far))
             if best is None or far < best[0] * 0.5:
                 best = (far, list(moves), values)
-            if far <= SAME or len(tried) >= matrix_candidates.MOST or time.monotonic() > self._until:
+            if far <= max(SAME, self._usual(moves)) or len(tried) >= matrix_candidates.MOST:
+                break
+            if time.monotonic() > self._until:
                 break
         self._put(before)
         if best is None:
@@ -471,8 +476,7 @@ class WeightSearch(NormSearch):
         self.found.choices.append(Choice(moves=chosen, far=far, behind=behind, tried=len(tried), rivals=rivals))
         chosen = [explained(one, one.why or why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
         custom = tuple(habit(move) for move in chosen)
-        if custom not in self._habits:
-            self._habits.append(custom)
+        self._habits.setdefault(custom, far)
         self._accept(chosen, values, group, mates)
         partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
         self._uneven_among(group, mates, chosen, partly)
@@ -571,6 +575,14 @@ class WeightSearch(NormSearch):
         made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
         learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
         return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
+
+    def _usual(self, moves: Sequence[CandidateRule]) -> float:
+        """How far is near enough for what was the nearest of all ways in an earlier layer: no other is tried then.
+
+        A module with another eps is off a little in every layer, whatever is tried.
+        """
+        far = self._habits.get(tuple(habit(move) for move in moves), math.inf)
+        return min(HABITUAL * far, CLOSE) if far <= CLOSE else 0.0
 
     def _by_habit(self, ways: Ways) -> Ways:
         """What was chosen in an earlier layer first."""

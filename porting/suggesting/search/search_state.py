@@ -158,7 +158,7 @@ class SearchState:
         self._used: set[str] = set()
         self._forced = ForcedActivations()
         self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
-        self._habits: list[tuple[str, ...]] = []
+        self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
 
     def _is_open(self, unit: Unit) -> bool:
         return bool(set(unit.names) & self.port.loadable - self._filled)
