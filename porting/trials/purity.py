@@ -61,7 +61,7 @@ def impurities(
     side, other = make(), make()
     last = min(len(side.arguments) - 1, 1)
     units = torch.finfo(dtype).eps
-    before = _digests(side.module)
+    before, kept_before = _digests(side.module), _state(side.module)
     found: list[Impurity] = []
     try:
         with generators() as drawn:
@@ -81,18 +81,46 @@ def impurities(
             found.append(Impurity(kind=ImpurityKind.HELD, size=far))
         far = _in_any_order(short, alone)
         if far > REPEATED * units:
-            found.append(Impurity(kind=ImpurityKind.STATE, size=far))
+            found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(short.module, kept_before)))
         for kind, values, most in (
             (ImpurityKind.STATE, _run(side, 0), REPEATED),
             (ImpurityKind.FRESH, _after_another(other, last), REPEATED),
         ):
             far = apart(kept, values)
             if far > most * units:
-                found.append(Impurity(kind=kind, size=far))
+                found.append(Impurity(kind=kind, size=far, detail=_kept(side.module, kept_before)))
     except VerifyError as failure:
         found.append(Impurity(kind=ImpurityKind.FAILS, detail=_said("after another call", failure)))
         return [*found, *_written(side, before)]
     return [*found, *_in_other_modes(side, judge, units), *_written(side, before)]
+
+
+def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
+    """Run a port that differs in its cases one after the other, and each in a fresh copy, and compare the two.
+
+    Args:
+        make: gives the port with its cases, each time in a fresh copy that was never called.
+
+    Returns:
+        That it keeps something between calls, where the two are not the same; nothing for a port that draws numbers.
+    """
+    used = make()
+    before, count = _state(used.module), min(len(used.arguments), MOST_CASES)
+    worst = 0.0
+    try:
+        with generators() as drawn:
+            alone = [{name: one.clone() for name, one in _run(make(), case).items()} for case in range(count)]
+            for case in (*range(count), *reversed(range(count))):
+                worst = max(worst, apart(alone[case], _run(used, case)))
+    except VerifyError:  # what fails so is told where it is compared
+        return []
+    if drawn or worst <= REPEATED * torch.finfo(torch.float32).eps:
+        return []
+    return [Impurity(kind=ImpurityKind.STATE, size=worst, detail=_kept(used.module, before))]
+
+
+MOST_CASES = 4
+"""So many cases are run after one another."""
 
 
 def _in_other_modes(side: Side, judge: Judge, units: float) -> Iterator[Impurity]:
@@ -190,6 +218,47 @@ def _written(side: Side, before: Mapping[str, int]) -> Iterator[Impurity]:
         yield Impurity(kind=ImpurityKind.WRITES_WEIGHTS, detail=", ".join(changed[:3]))
 
 
+def _kept(module: nn.Module, before: Mapping[str, object]) -> str:
+    """What calls have changed of a module besides its weights, ``"layers.0.cache"``: what numbers may be kept in."""
+    now = _state(module)
+    return ", ".join([name for name, one in now.items() if before.get(name) != one][:NAMED])
+
+
+NAMED = 3
+"""So many attributes are named that calls have changed."""
+
+
+def _state(module: nn.Module) -> dict[str, object]:
+    """What the attributes of a module's parts hold, and the variables of the files that their classes are in."""
+    found: dict[str, object] = {}
+    for path, part in module.named_modules():
+        for name, value in {**vars(part), **part._buffers}.items():
+            if name not in _OF_TORCH:
+                found[f"{path}.{name}" if path else name] = _content(value)
+        file = sys.modules.get(type(part).__module__)
+        if file is not None and file.__name__.partition(".")[0] not in ("torch", "builtins", "transformers"):
+            variables = {name: value for name, value in vars(file).items() if not name.startswith("__")}
+            found |= {f"{file.__name__}.{name}": _content(value) for name, value in variables.items()}
+    return found
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def _content(value: object) -> object:
+    """What tells whether something has changed: a tensor's numbers, how much a collection or a cache holds."""
+    if isinstance(value, Tensor):
+        plain = value.layout is torch.strided and not value.is_meta
+        return tuple(value.shape), _digest(value.detach()) if plain else 0
+    if isinstance(value, dict | list | tuple | set):
+        inside = value.values() if isinstance(value, dict) else value
+        return (type(value), len(value), *(_content(one) for one in inside if isinstance(one, Tensor)))
+    if isinstance(value, bool | int | float | str | type(None)):
+        return value
+    info = getattr(value, "cache_info", None)
+    return info().currsize if callable(info) else None
+
+
 def _digests(module: nn.Module) -> dict[str, int]:
     """A number for each parameter and persistent buffer that changes with any of its bits, as good as always."""
     return {name: _digest(one.detach()) for name, one in named_tensors(module) if not one.is_meta}
@@ -201,7 +270,7 @@ def _digest(value: Tensor) -> int:
         return 0
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(flat.element_size())
     whole = flat.view(bits) if bits is not None and not flat.is_complex() else flat.view(torch.uint8)
-    weights = torch.arange(1, 1 + 997, dtype=torch.int64)
+    weights = torch.arange(2, 2 + 997, dtype=torch.int64)  # from 1 on a single number would give 0
     total = int(whole.sum(dtype=torch.int64))
     head = whole[: 997 * (len(whole) // 997)].view(-1, 997).sum(0, dtype=torch.int64) if len(whole) >= 997 else whole
     return total ^ int((head.long() * weights[: len(head)]).sum())

@@ -30,6 +30,7 @@ from porting.trials.inputs import Case
 from porting.trials.modalities import DECODER_IDS, IDS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 from porting.trials.pairing import refuse_unknown
+from porting.trials.purity import after_other_calls
 from porting.trials.returned import with_returned
 from porting.trials.scope import Impurity, ImpurityKind, Kind, Result, Returned, Scope, Status
 from porting.verification.batches import (
@@ -299,7 +300,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=_scope(exact.scope, comparison, probes, returned, cases),
+        scope=_scope(exact.scope, comparison, probes, returned, cases, partial(port, torch.float64)),
         padded=comparison.padded,
         unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
@@ -543,7 +544,12 @@ def _with_returned(
 
 
 def _scope(
-    scope: Scope, comparison: Comparison, probes: Sequence[Probe], returned: Returned, cases: Sequence[Case]
+    scope: Scope,
+    comparison: Comparison,
+    probes: Sequence[Probe],
+    returned: Returned,
+    cases: Sequence[Case],
+    port: Callable[[], Side],
 ) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
@@ -568,14 +574,19 @@ def _scope(
         )
         for case, how in comparison.other_shapes.items()
     )
+    kept = after_other_calls(port) if not scope.results and any(probe.differs for probe in probes) else []
     known = {one.detail for one in scope.impurities}
+    impure = [*scope.impurities, *kept]
     wrote = [name for name in comparison.written.get("the port", ()) if name not in known]
     return replace(
         scope,
         results=results,
         dtypes=("float64", *comparison.working),
         returned=returned,
-        impurities=(*scope.impurities, *(Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote)),
+        impurities=(
+            *impure,
+            *(Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name) for name in wrote),
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from porting.tracing.running import Clock
 from porting.trials import Kind, Scope, Status
 from porting.trials.battery import battery
 from porting.trials.inputs import Case, for_port
+from porting.trials.purity import _kept, _state
 from porting.trials.run import OTHER_ALONE
 from porting.trials.signals import sizes_of_pictures
 from porting.trials.trial import Model, Trial
@@ -164,6 +165,48 @@ class KeptPictures(Towers):
 def test_rows_in_another_order_are_another_batch() -> None:
     report = verify(reference=Towers().eval(), into=KeptPictures().eval(), dtypes=(), loaded=True, causes=False)
     assert not report.faithful, str(report)
+
+
+def test_what_a_call_leaves_behind_is_named() -> None:
+    port = Keeping()
+    before = _state(port)
+    port(**CASE.inputs)
+    assert _kept(port, before) == ""
+    port(input_ids=CASE.inputs["input_ids"][:1])
+    table = {"a": torch.ones(1)}
+    vars(port.qkv)["table"] = table
+    assert _kept(port, before) == "kinds, qkv.table"
+    later = _state(port)
+    table["a"] = 2 * table["a"]
+    assert _kept(port, later) == "qkv.table"
+    port.register_buffer("last", torch.ones(2), persistent=False)
+    assert _kept(port, _state(port)) == ""
+    before = _state(port)
+    port.get_buffer("last").add_(1)
+    assert _kept(port, before) == "last"
+
+
+class Grown(Encoder):
+    """It keeps the positions of the longest row so far, and gives them to shorter ones from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+        self.register_forward_pre_hook(grow, with_kwargs=True)
+
+
+def grow(module: nn.Module, args: Any, given: Any) -> tuple[Any, Any]:  # as torch hands them to a hook
+    """Give positions that end where those of the longest row do."""
+    assert isinstance(module, Grown)
+    length = given["input_ids"].shape[1]
+    module.longest = max(module.longest, length)
+    return args, {**given, "position_ids": torch.arange(module.longest - length, module.longest)[None]}
+
+
+def test_a_port_that_is_wrong_in_its_first_batches_for_what_it_keeps_is_told_so() -> None:
+    report = verify(reference=Encoder(), into=Grown(), dtypes=(), loaded=True, causes=False)
+    assert not report.faithful
+    assert "your model gives other numbers after other calls: longest, off by" in str(report), str(report)
 
 
 def test_sounds_and_series_of_other_lengths_have_masks_of_these_lengths() -> None:
