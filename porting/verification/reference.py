@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
@@ -103,7 +103,36 @@ def load_reference(
             message = f"transformers cannot load it as {architecture}: {refusal(error, checkpoint.config)}"
             raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message)) from error
     checkpoint.require_in_place()
+    _restore_padding_rows(model, values)
     return model.eval()
+
+
+@torch.no_grad()
+def _restore_padding_rows(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give the padding's row of each embedding back what the checkpoint has there.
+
+    Some models of transformers set it to zero after the checkpoint was loaded, as Chinese-CLIP's initialisation does.
+
+    Args:
+        values: the checkpoint's tensors.
+    """
+    for path, part in model.named_modules():
+        row = part.padding_idx if isinstance(part, nn.Embedding) else None
+        if row is None or part.weight.is_meta or bool(part.weight[row].any()):
+            continue
+        name = next(
+            (one for one in values if one == f"{path}.weight" or path.endswith(one.removesuffix(".weight"))), ""
+        )
+        stored = values.get(name)
+        if stored is None or stored.shape != part.weight.shape or not bool(stored[row].any()):
+            continue
+        others = [number for number in range(min(len(stored), COMPARED)) if number != row]
+        if torch.equal(stored[others].to(part.weight.dtype), part.weight[others]):
+            part.weight[row] = stored[row].to(part.weight.dtype)
+
+
+COMPARED = 4
+"""So many rows of an embedding tell that it is the checkpoint's."""
 
 
 def refusal(error: Exception, fields: Mapping[str, object]) -> str:

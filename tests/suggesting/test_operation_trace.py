@@ -92,12 +92,19 @@ def test_what_never_runs_is_paired_by_a_word_where_it_is_alone() -> None:
         "embeddings.mask.token": torch.randn(1, 1, 5),
         "other": torch.randn(7),
     }
-    found = {
-        move.writes[0]: (move.reads[0], tuple(value.shape)) for move, value in remaining(ours, theirs, frozenset())
-    }
+    none = frozenset[str]()
+    found = {move.writes[0]: (move.reads[0], tuple(value.shape)) for move, value in remaining(ours, theirs, none, none)}
     assert found == {"mask_emb": ("masked_spec_embed", (6,)), "mask.token": ("embeddings.mask.token", (1, 5))}
     several = {**theirs, "unmasked": torch.randn(6)}
-    assert [move.writes for move, _ in remaining(ours, several, frozenset())] == [("mask.token",)]
+    assert [move.writes for move, _ in remaining(ours, several, none, none)] == [("mask.token",)]
+
+
+def test_a_scale_that_is_returned_by_itself_is_that_of_the_reference_s_logits() -> None:
+    ours, theirs = {"logit_scale": nn.Parameter(torch.zeros(()))}, {"logit_scale": torch.tensor(4.6)}
+    [(move, value)] = remaining(ours, theirs, frozenset(), frozenset({"logit_scale"}))
+    assert (*move.reads, *move.writes) == ("logit_scale", "logit_scale")
+    assert float(value) == pytest.approx(4.6)
+    assert not [*remaining(ours, theirs, frozenset({"logit_scale"}), frozenset({"logit_scale"}))]
 
 
 def test_a_weight_of_two_tensors_is_paired_tensor_by_tensor() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import porting
+from porting.checkpoint import open_checkpoint
 from porting.models.bert_heads import BertForPreTraining
 from porting.notation.table import parse_table
 from porting.plan import PlanError
 from porting.verification import Case, VerifyError, verify
+from porting.verification.reference import load_reference
 from porting.verification.references import LiveReference
 from tests.small_checkpoint import CONFIG
 from tests.verification.planted import Swapped, tanh_gelu
@@ -209,6 +213,26 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     with pytest.raises(PlanError, match=r"more\.weight"):
         verify(reference=Old(), into=Larger)
+
+
+def test_the_padding_s_row_is_the_checkpoint_s_where_transformers_sets_it_to_zero(tmp_path: Path) -> None:
+    small = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config: Any = transformers.ChineseCLIPConfig(
+        text_config={**small, "vocab_size": 20, "pad_token_id": 0},
+        vision_config={**small, "image_size": 8, "patch_size": 4},
+        projection_dim=6,
+    )
+    made: Any = transformers.ChineseCLIPModel(config)
+    name = "text_model.embeddings.word_embeddings.weight"
+    row = torch.linspace(1, 2, 8)
+    with torch.no_grad():
+        made.get_parameter(name)[0] = row
+    made.save_pretrained(tmp_path)
+    loaded: Any = transformers.ChineseCLIPModel.from_pretrained(tmp_path)
+    assert not loaded.get_parameter(name)[0].any(), "transformers no longer does it: this may go"
+    reference = load_reference(open_checkpoint(str(tmp_path)), "ChineseCLIPModel", torch.float64)
+    assert torch.equal(reference.get_parameter(name)[0], row.double())
+    assert torch.equal(reference.get_parameter(name)[1:], made.get_parameter(name)[1:].double())
 
 
 def test_a_constant_that_the_weights_dtype_cannot_hold_stays_as_it_is() -> None:

@@ -53,13 +53,13 @@ COMPUTED, UNRUN = "it is computed, and has these values", "it never runs: by its
 
 
 def remaining(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], running: frozenset[str]
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], running: frozenset[str], behind: frozenset[str]
 ) -> Iterator[tuple[CandidateRule, Tensor]]:
     """Moves for what no place has shown, each with what is written.
 
     Args:
         ours, theirs: the tensors of either side that nothing fills, and that nothing reads.
-        running: the names of all that meet an activation, on either side.
+        running, behind: the names of all that meet an activation, of ours and of theirs.
     """
     constants = [name for name, one in theirs.items() if is_frequencies(one)]
     for name, one in ours.items():
@@ -68,8 +68,9 @@ def remaining(
         if same and not isinstance(one, nn.Parameter):
             constants.remove(same)
             yield single_rule(same, name, why=COMPUTED), theirs[same]
-    still = [name for name in theirs if name not in running]
     idle = [name for name, one in ours.items() if name not in running and isinstance(one, nn.Parameter)]
+    # A scale of logits runs in a reference that returns them, and stands beside what a module returns without them.
+    still = [name for name in theirs if name not in behind or name in idle]
 
     def squeezed(one: Tensor) -> list[int]:
         return [size for size in one.shape if size != 1]
@@ -407,8 +408,9 @@ class SearchState:
         known = {*self.port.leaves} - self.port.loadable | self._filled
         ours = {name: one for name, one in self.port.leaves.items() if name not in known}
         theirs = {name: one for name, one in self.reference.leaves.items() if name not in self._used}
-        units = [*self.found.trace.units, *self.found.reference.units]
-        for move, value in remaining(ours, theirs, frozenset(name for one in units for name in one.names)):
+        traces = (self.found.trace, self.found.reference)
+        running, behind = (frozenset(name for one in trace.units for name in one.names) for trace in traces)
+        for move, value in remaining(ours, theirs, running, behind):
             self._accept([move], {move.writes[0]: value.detach().clone()}, [], [])
 
     def _untold(self, trace: OperationTrace) -> None:
