@@ -11,6 +11,7 @@ import linecache
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,11 +141,17 @@ class TensorIndex:
         vector = moments(value)
         if vector is None:
             return []
-        scale = np.ones(7)
-        scale[:5] = np.abs(vector[:5]).max()  # means and extremes are compared relative to the largest of them
-        with np.errstate(invalid="ignore"):  # statistics of the largest floats may be infinite
-            matches = (np.abs(self._moments - vector) <= self._close * scale).all(1)
-        return [self._refs[place] for place in np.flatnonzero(matches)]
+        return [self._refs[place] for place in np.flatnonzero(same_moments(self._moments, vector, self._close))]
+
+
+def same_moments(
+    some: np.ndarray[Any, np.dtype[np.float64]], vector: np.ndarray[Any, np.dtype[np.float64]], close: float
+) -> Any:  # an array of bool, or one of numpy's for the moments of a single tensor
+    """Return which moments of some tensors, [... 7], are those of another one, relative to their size."""
+    scale = np.ones(7)
+    scale[:5] = np.abs(vector[:5]).max()  # means and extremes are compared relative to the largest of them
+    with np.errstate(invalid="ignore"):  # statistics of the largest floats may be infinite
+        return np.all(np.abs(some - vector) <= close * scale, axis=-1)
 
 
 def moments(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:

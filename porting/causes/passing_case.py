@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import CLOSE, MOVING, TensorIndex, is_moved_weight, line_of, moments
+from porting.causes.diverging import CLOSE, MOVING, TensorIndex, is_moved_weight, line_of, moments, same_moments
 from porting.causes.replay import Around, Values
 from porting.causes.step_differences import (
     MAX_LAYOUTS,
@@ -282,10 +281,7 @@ def _alike(own: Tensor, theirs: Tensor, close: float) -> bool:
     if ours is None or expected is None:  # no two elements of it differ
         same = ours is expected and own.numel() > 0 < theirs.numel()
         return same and abs(float(own.flatten()[0]) - float(theirs.flatten()[0])) <= close
-    scale = np.ones(7)
-    scale[:5] = max(float(np.abs(expected[:5]).max()), 1e-300)
-    with np.errstate(invalid="ignore"):
-        return bool((np.abs(ours - expected) <= close * scale).all())
+    return bool(same_moments(ours, expected, close))
 
 
 def _is_inert(tape: Tape, call: Call) -> bool:

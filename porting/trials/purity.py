@@ -112,7 +112,7 @@ def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
             alone = [{name: one.clone() for name, one in _run(make(), case).items()} for case in range(count)]
             for case in (*range(count), *reversed(range(count))):
                 worst = max(worst, apart(alone[case], _run(used, case)))
-    except VerifyError:  # what fails so is told where it is compared
+    except VerifyError:  # the comparison of the same batches has reported it
         return []
     if drawn or worst <= REPEATED * torch.finfo(torch.float32).eps:
         return []

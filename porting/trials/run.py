@@ -138,9 +138,9 @@ def _once(
 def _has_another_shape_alone(case: Case, theirs: Mapping[Point, Tensor], reference: MakeSide, *, plainly: bool) -> bool:
     """Whether the reference gives a row by itself another shape than in a batch, as RWKV does for rows of one token."""
     rows, _ = _extent(case.inputs)
-    first = {name: one[:1] if one.ndim and len(one) == rows else one for name, one in case.inputs.items()}
     if rows < 2:
         return False
+    first = {name: one[:1] if one.ndim and len(one) == rows else one for name, one in case.inputs.items()}
     try:
         alone = _outputs(reference(Case(f"{case.name}, the first row", first)), plainly=plainly)
     except VerifyError:

@@ -237,6 +237,7 @@ class _Guilty:
         if departing is not None:  # an entry of the catalogue may say it better
             trials.until = min(self._until, time.thread_time() + NAMING)
         found = trials.why(self._searched, self._guilty, listed=True)
+        trials.until = self._until
         if departing is not None:
             repaired = trials.repair(REPAIRING_EXPLAINED, complete=True)
             told = repaired is not None and _is_one_step(repaired) and _kinds(repaired) <= TELLING
