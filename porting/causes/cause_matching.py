@@ -81,6 +81,7 @@ class Search:
     _solved_at_places: dict[Candidate, Sequence[FreeParameter]] = field(default_factory=dict)
     _residuals: dict[tuple[Candidate, str], float] = field(default_factory=dict)
     _fits: dict[tuple[str, int], list[Candidate]] = field(default_factory=dict)
+    _listed_at: dict[str, list[Candidate]] = field(default_factory=dict)
 
     @torch.no_grad()
     def __post_init__(self) -> None:
@@ -192,16 +193,30 @@ class Search:
             self._fits[key] = self._fitting(mark)
         return self._fits[key]
 
+    @torch.no_grad()
+    def unlisted(self, marks: Sequence[Mark]) -> list[Mark]:
+        """Return the marks that no entry reproduces as it is, with no number to be solved for and no second entry."""
+        return [mark for mark in marks if not any(not one.rough for one in self._listed(mark))]
+
+    def _listed(self, mark: Mark) -> list[Candidate]:
+        """Return the entries that reproduce the port at a mark: alone, else at all places; rough ones as a last way."""
+        if mark.name not in self._listed_at:
+            near = list(self._near(mark, self._candidates))
+            wide = [candidate for candidate in self._everywhere(near) if not candidate.rough]
+            several = self._layers_before(mark) > 1  # most mistakes are made in all of them, and all of them are many
+            exact = [candidate for candidate in wide if self._holds(mark, candidate)] if several else []
+            fitting = [] if exact else [candidate for candidate in near if self._holds(mark, candidate)]
+            exact = exact or [candidate for candidate in fitting if not candidate.rough]
+            exact = exact or [candidate for candidate in wide if self._holds(mark, candidate)]
+            self._listed_at[mark.name] = exact or fitting
+        return self._listed_at[mark.name]
+
     def _fitting(self, mark: Mark) -> list[Candidate]:
         """Return what reproduces the port at a mark: single candidates, else one kind at all places, else a pair."""
         near = list(self._near(mark, self._candidates))
-        wide = [candidate for candidate in self._everywhere(near) if not candidate.rough]
-        several = self._layers_before(mark) > 1  # most mistakes are made in all of them, and all of them are many
-        exact = [candidate for candidate in wide if self._holds(mark, candidate)] if several else []
-        fitting = [] if exact else [candidate for candidate in near if self._holds(mark, candidate)]
-        exact = exact or [candidate for candidate in fitting if not candidate.rough]
-        exact = exact or [candidate for candidate in wide if self._holds(mark, candidate)]
-        fitting = exact or list(self._fitted(mark, self._free_parameters)) or fitting
+        fitting = self._listed(mark)
+        if all(candidate.rough for candidate in fitting):
+            fitting = list(self._fitted(mark, self._free_parameters)) or fitting
         if not fitting:
             fitting = [
                 candidate for candidate in self._everywhere(near) if candidate.rough and self._holds(mark, candidate)

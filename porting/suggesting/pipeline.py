@@ -36,7 +36,6 @@ from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
-from porting.suggesting.subjects.forward_arguments import LENGTH, rows_of
 from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
@@ -47,6 +46,7 @@ from porting.suggesting.subjects.model_pair import (
 from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
+from porting.suggesting.subjects.sampler import LENGTH, rows_of
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks

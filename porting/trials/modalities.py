@@ -35,6 +35,8 @@ DECODER = "decoder_"
 
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
+BOXES = "bbox"
+"""Where tokens stand on a page: [b s 4]."""
 SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
 """What a model may take that is no token."""
 
@@ -98,11 +100,13 @@ def parameters_of(module: nn.Module) -> dict[str, bool]:
     return {one.name: one.default is one.empty for one in every if one.kind not in kinds}
 
 
-def takes_signals(module: nn.Module) -> bool:
+def takes_signals(module: nn.Module, config: Mapping[str, object]) -> bool:
     """Whether a forward takes anything that is no token."""
     taken = parameters_of(module)
+    if features_of(module, config):
+        return True
     main = getattr(module, "main_input_name", IDS)
-    others = any(name in taken for name in (*SIGNALS, "bbox")) or (main in taken and main != IDS)
+    others = any(name in taken for name in (*SIGNALS, BOXES)) or (main in taken and main != IDS)
     return others or (bool(_required(taken)) and (hasattr(module, "main_input_name") or IDS in taken))
 
 
@@ -335,6 +339,33 @@ def _states(config: Mapping[str, object], taken: Mapping[str, bool]) -> Iterator
         }
 
 
+def features_of(module: nn.Module, config: Mapping[str, object]) -> dict[str, tuple[int, int]]:
+    """Rows of vectors that a forward takes beside tokens, by a width that the config has under a like name.
+
+    ``visual_feats`` is as wide as ``visual_feat_dim`` says, ``visual_embeds`` as ``visual_embedding_dim``.
+
+    Returns:
+        Argument -> (vectors in a row, their width).
+    """
+    found = {}
+    for name in parameters_of(module):
+        words = [one.removesuffix("s") for one in name.split("_")]
+        if name in SIGNALS or name.startswith(DECODER) or words[0] in _NO_FEATURES:
+            continue
+        for other, width in config.items():
+            like = other.split("_")
+            if like[-1] not in ("dim", "size", "width") or len(like) != len(words) + 1 or not isinstance(width, int):
+                continue
+            if width > 0 and all(one.startswith(word) for one, word in zip(like, words, strict=False)):
+                found[name] = (VECTORS, width)
+    return found
+
+
+VECTORS = 11
+"""Vectors in a row of features: as many as no row has tokens."""
+
+_NO_FEATURES = ("input", "label", "output", "return", "use", "past", "head", "cache")
+
 _EMBEDDED = re.compile(r"embeds|embeddings$|hidden_states|^inputs$|^x$|features$")
 
 
@@ -353,10 +384,10 @@ def completed(
     ids = found.get(IDS)
     rows = len(next(iter(found.values())))
     generator = torch.Generator().manual_seed(rows)
-    if "bbox" in taken and ids is not None:
+    if BOXES in taken and ids is not None:
         most = _int(config, ("max_2d_position_embeddings",), TEXT, 1000) - 1
         corners, sizes = torch.randint(0, max(most // 2, 1), (2, *ids.shape, 2), generator=generator)
-        found["bbox"] = torch.cat([corners, corners + sizes], -1)  # as high as wide would hide which is which
+        found[BOXES] = torch.cat([corners, corners + sizes], -1)  # as high as wide would hide which is which
     if "inputs_embeds" in port and "inputs_embeds" in taken and IDS not in port and ids is not None:
         width = _int(config, ("hidden_size", "d_model", "n_embd", "dim"), TEXT, 1)
         found["inputs_embeds"] = torch.randn(*ids.shape, width, generator=generator)
@@ -387,6 +418,13 @@ def signals_of(module: nn.Module, config: Mapping[str, object]) -> Iterator[Sign
         yield from (Signal("sound", one) for one in _sounds(config, taken))
     if SERIES in taken:
         yield from (Signal("series", one) for one in _series(config, taken))
+    if told := features_of(module, config):
+        yield Signal(
+            "row of features",
+            lambda rows, generator: {
+                name: torch.randn(rows, *shape, generator=generator) for name, shape in told.items()
+            },
+        )
     if _required(taken):
         yield from (Signal("row of embeddings", one) for one in _states(config, taken))
 

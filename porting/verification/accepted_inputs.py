@@ -243,7 +243,7 @@ def cases_with(
             made = signal.arguments(len(lengths), generator)
             if far:
                 made = {name: _beyond(one) for name, one in made.items()}
-            name = f"{len(lengths)} {signal.kind}s{words}".replace("rows of embeddingss", "rows of embeddings")
+            name = f"{len(lengths)} {_several(signal.kind)}{words}"
             if tokens and maker is not None:
                 rows = [min(one, maker.longest) for one in lengths]
                 case = maker.case("", rows)
@@ -254,6 +254,11 @@ def cases_with(
                 yield Case(name, completed(inputs, module, config, port))
             else:
                 yield Case(name, completed(made, module, config, port))
+
+
+def _several(kind: str) -> str:
+    """The plural: ``pictures``, ``rows of features``."""
+    return kind.replace("row of", "rows of") if kind.startswith("row of") else f"{kind}s"
 
 
 def _beyond(value: Tensor) -> Tensor:

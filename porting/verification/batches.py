@@ -256,7 +256,7 @@ def make_batches(
     named = {str(rule.sources[0].key) for rule in table.inputs} or set(parameters_of(port) if port is not None else ())
     asked = Asked(alone=True)
     reads = fields.get(WORDS) is not None
-    if reference is not None and takes_signals(reference.module):
+    if reference is not None and takes_signals(reference.module, fields):
         asked = _asked(reference, fields, maker if reads else None)
         if asked.refused is not None and (not reads or _main(reference.module) in SIGNALS):
             raise asked.refused

@@ -379,7 +379,7 @@ class _Trials:
         """The causes of the differences, each from the first case that shows it.
 
         Args:
-            listed: entries of the catalogue alone: nothing that is solved for, and no alteration of the whole.
+            listed: entries of the catalogue alone: no function and no weights that are solved for.
         """
         found: list[Finding] = []
         for cause_case in cases:
@@ -406,16 +406,27 @@ class _Trials:
             cause_case, mark, lambda one, there: one.maps(there, module, matrix)
         )
         search.weights_compared = self._weights_compared
-        general = not listed and (
-            self.repaired is None or not _is_one_step(self.repaired) or _kinds(self.repaired) <= GENERAL
-        )
+        general = self.repaired is None or not _is_one_step(self.repaired) or _kinds(self.repaired) <= GENERAL
         # What is solved for at a probe fits whatever was done before it.
         search.solving = not listed and self.repaired is None
-        explained = search.find([marks[probe.port] for probe in shown if probe.port not in named])
-        explained = [self._untied(one) for one in explained]
-        whole = self._one_for_all(cause_case, explained) if general else None
-        if whole is not None:
-            return [*found, whole]
+        asked = [marks[probe.port] for probe in shown if probe.port not in named]
+        unlisted = search.unlisted(asked) if general else []
+        if unlisted:  # before numbers are solved for at one probe after the other, which takes longest
+            whole = self._one_for_all(cause_case, [], unlisted, asked)
+            if whole is not None:
+                return [*found, whole]
+        explained = [self._untied(one) for one in search.find(asked)]
+        open_ = [
+            one
+            for one in explained
+            if not one.finding.name or one.finding.name == ADDED or (not one.chosen and len(explained) > 1)
+        ]
+        known = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
+        points = {point for one in open_ for point in one.finding.probes}
+        if general and open_ and not listed:
+            whole = self._one_for_all(cause_case, known, [mark for mark in asked if mark.name in points], asked)
+            if whole is not None:
+                return [*found, whole]
         broken_there = cause_case.broken if any(not math.isfinite(one.difference) for one in marks.values()) else {}
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
@@ -499,24 +510,23 @@ class _Trials:
         return found
 
     @torch.no_grad()
-    def _one_for_all(self, cause_case: CauseCase, explained: Sequence[Explained]) -> Finding | None:
+    def _one_for_all(
+        self, cause_case: CauseCase, known: Sequence[Candidate], unexplained: Sequence[Mark], marks: Sequence[Mark]
+    ) -> Finding | None:
         """One alteration that makes the reference return what the port returns, though it does not fit each probe.
 
         A part that is done in another order, or reads something else, computes nothing at a probe that stands between.
+
+        Args:
+            known: alterations that explain some of the marks, which are tried first.
+            unexplained: the marks that have no explanation of their own.
+            marks: all that the alteration is to explain.
         """
-        open_ = [
-            one
-            for one in explained
-            if not one.finding.name or one.finding.name == ADDED or (not one.chosen and len(explained) > 1)
-        ]
-        if not open_:
-            return None
         begun, before = time.thread_time(), cause_case.apart({})
         if not END_TO_END < before.largest < math.inf:
             return None
-        scopes = {_scope(point) for one in open_ for point in one.finding.probes}
-        named = [Candidate(one.causes, one.alterations) for one in explained if one.chosen and not one.pinned]
-        for candidate in chain(named, cause_case.search(CATALOGUE).everything(scopes)):
+        scopes = {_scope(mark.name) for mark in unexplained}
+        for candidate in chain(known, cause_case.search(CATALOGUE).everything(scopes)):
             if time.thread_time() > min(self.until, begun + SECONDS):
                 break
             left = cause_case.apart(candidate.rewrites).largest
@@ -526,8 +536,8 @@ class _Trials:
                     name=candidate.key[0],
                     detail=candidate.key[1],
                     where=tuple(dict.fromkeys(one.where for one in candidate.alterations)),
-                    probes=tuple(point for one in explained for point in one.finding.probes),
-                    difference=max(before.largest, *(one.finding.difference for one in explained)),
+                    probes=tuple(mark.name for mark in marks),
+                    difference=max(before.largest, *(mark.difference for mark in marks)),
                     residual=left,
                     what=cause.what,
                     fix=cause.fix,

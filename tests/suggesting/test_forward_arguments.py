@@ -12,6 +12,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
 from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding, sees_later
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.sampler import Sampler
 from porting.trials.modalities import POSITIONS, SAMPLES, SEGMENTS
 from porting.trials.padding import MASK
 from tests.suggesting.oracle import source as reference_source
@@ -96,9 +97,9 @@ class Causal(nn.Module):
 
 
 def test_a_mask_that_replaces_the_causal_one_is_left_at_its_default() -> None:
-    found = find_argument_mapping(Causal(), (IDS, "attention_mask"), 97, 0, causal=True, ask=Asker())
+    found = find_argument_mapping(Causal(), Sampler(available=(IDS, "attention_mask")), causal=True, ask=Asker())
     assert found.named == (IDS,)
-    other = find_argument_mapping(Causal(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
+    other = find_argument_mapping(Causal(), Sampler(available=(IDS, "attention_mask")), causal=False, ask=Asker())
     assert other.named == (IDS, "attention_mask")
 
 
@@ -116,9 +117,9 @@ class Placed(Causal):
 
 def test_positions_are_given_where_the_module_fails_without() -> None:
     available = (IDS, "attention_mask", POSITIONS)
-    found = find_argument_mapping(Placed(), available, 97, 0, causal=True, ask=Asker())
+    found = find_argument_mapping(Placed(), Sampler(available=available), causal=True, ask=Asker())
     assert found.named == available
-    assert find_argument_mapping(Causal(), available, 97, 0, causal=True, ask=Asker()).named == (IDS,)
+    assert find_argument_mapping(Causal(), Sampler(available=available), causal=True, ask=Asker()).named == (IDS,)
 
 
 class Square(Causal):
@@ -140,7 +141,7 @@ class Windowed(Square):
 
 
 def test_a_mask_of_a_shape_of_its_own_is_left_at_its_default() -> None:
-    found = find_argument_mapping(Windowed(), (IDS, "attention_mask"), 97, 0, causal=False, ask=Asker())
+    found = find_argument_mapping(Windowed(), Sampler(available=(IDS, "attention_mask")), causal=False, ask=Asker())
     assert (found.named, found.loose, found.unmasked) == ((IDS,), ("mask",), Unmasked.ABSENT)
 
 
@@ -195,7 +196,7 @@ class Lengths(Causal):
     ],
 )
 def test_a_mask_that_is_made_from_the_reference_s(kind: type[Causal], line: tuple[str, str], *, causal: bool) -> None:
-    found = find_argument_mapping(kind(), (IDS, MASK), 97, 0, causal=causal, ask=Asker())
+    found = find_argument_mapping(kind(), Sampler(available=(IDS, MASK)), causal=causal, ask=Asker())
     assert found.rules[1] == line
     assert found.causal == (line[1].partition(" ")[0] if causal else "")
     ids = torch.arange(10).view(2, 5)
@@ -225,7 +226,7 @@ class Both(nn.Module):
 
 
 def test_a_decoder_s_mask_hides_later_tokens_where_nothing_else_does() -> None:
-    found = find_argument_mapping(Both(), BOTH, 97, 0, causal=False, ask=Asker())
+    found = find_argument_mapping(Both(), Sampler(available=BOTH), causal=False, ask=Asker())
     assert dict(found.rules)["decoder_causal_attention_mask [b q k]"] == "tgt_mask [b q k]"
     assert dict(found.rules)["attention_mask [b s]"] == "src_mask [b 1 s]"
 
@@ -244,7 +245,7 @@ class SeveralMasks(Both):
 
 
 def test_masks_of_one_text_are_told_apart() -> None:
-    found = find_argument_mapping(SeveralMasks(), BOTH, 97, 0, causal=False, ask=Asker())
+    found = find_argument_mapping(SeveralMasks(), Sampler(available=BOTH), causal=False, ask=Asker())
     masks = [ours for theirs, ours in found.rules if theirs == "attention_mask [b s]"]
     assert masks == ["src_pad_mask -> padding [b s]", "memory_mask -> padding [b s]"]
     assert found.constants == {"attn_mask": None}
@@ -260,7 +261,7 @@ class Padded(Causal):
 
 
 def test_a_mask_of_padding_beside_a_causal_one() -> None:
-    found = find_argument_mapping(Padded(), (IDS, MASK), 97, 0, causal=True, ask=Asker())
+    found = find_argument_mapping(Padded(), Sampler(available=(IDS, MASK)), causal=True, ask=Asker())
     assert ("causal_mask [q k]", "attn_mask -> padding [q k]") in found.rules
 
 
@@ -273,8 +274,8 @@ class Hiding(Causal):
 
 @pytest.mark.parametrize(("token", "hidden"), [(0, True), (4, False)])
 def test_a_causal_module_may_hide_padding_by_itself(token: int, *, hidden: bool) -> None:
-    way = find_argument_mapping(Hiding(), (IDS,), 97, token, causal=True, ask=Asker())
-    assert hides_padding(Hiding(), way, 97, token) is hidden
+    way = find_argument_mapping(Hiding(), Sampler(available=(IDS,), padding=token), causal=True, ask=Asker())
+    assert hides_padding(Hiding(), way, Sampler(available=(IDS,), padding=token)) is hidden
 
 
 def test_each_side_has_its_mask() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from porting.suggesting.subjects.argument_names import ArgumentMapping
 from porting.suggesting.subjects.forward_arguments import find_argument_mapping
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.sampler import Sampler
 from porting.target import GroupingForward, NamedTensors
 from porting.trials.modalities import SEGMENTS
 from porting.trials.padding import MASK
@@ -84,7 +85,7 @@ class Triple(Encoder):
 
 
 def way_of(module: nn.Module) -> ArgumentMapping:
-    return find_argument_mapping(module, AVAILABLE, 97, 0, causal=False, ask=Asker())
+    return find_argument_mapping(module, Sampler(available=AVAILABLE), causal=False, ask=Asker())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ class Sums(Encoder):
 
 
 def test_rows_that_depend_on_each_other_are_noted() -> None:
-    found = find_argument_mapping(Sums(), (IDS,), 97, 0, causal=False, ask=Asker())
+    found = find_argument_mapping(Sums(), Sampler(available=(IDS,)), causal=False, ask=Asker())
     assert found.mixes_rows
 
 

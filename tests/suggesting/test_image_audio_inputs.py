@@ -15,6 +15,7 @@ import porting
 from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.sampler import Sampler
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from tests.suggesting.oracle import BOUND, Drafted, drafted, source
 from tests.suggesting.pairs import CrossAttending
@@ -101,7 +102,9 @@ class Told(Ear):
 def test_a_mask_is_given_to_a_decoder_that_sees_later_tokens_without_one() -> None:
     torch.manual_seed(0)
     module = Told(SimpleNamespace(**FIELDS)).double().eval()
-    found = signal_argument_mapping(module, ("input_features", "decoder_input_ids"), FIELDS, 113, 1, Asker())
+    shapes = {"input_features": (10, 24)}
+    sampler = Sampler(available=("input_features", "decoder_input_ids"), vocabulary=113, padding=1, shapes=shapes)
+    found = signal_argument_mapping(module, sampler, Asker())
     assert ("decoder_causal_mask [q k]", "mask -> bool [q k]") in found.rules
 
 
@@ -176,7 +179,9 @@ class Watching(nn.Module):
 
 def test_videos_are_turned_where_the_channels_stand_in_front() -> None:
     module = Watching(24, 2, 4, 52, 4, 16).double().eval()
-    found = signal_argument_mapping(module, ("pixel_values",), VIDEOS, 97, 0, Asker())
+    found = signal_argument_mapping(
+        module, Sampler(available=("pixel_values",), shapes={"pixel_values": (4, 3, 16, 16)}), Asker()
+    )
     assert found.rules == (("pixel_values [b t c h w]", "video [b c t h w]"),)
 
 

@@ -18,8 +18,8 @@ from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, Shapes, distance, element_axes
 from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import SAME
-from porting.suggesting.subjects.forward_arguments import BATCH
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.sampler import BATCH
 
 
 def normed(unit: Unit) -> Tensor:

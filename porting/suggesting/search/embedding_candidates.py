@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
@@ -15,8 +16,10 @@ from porting.suggesting.search.layouts import (
     Shapes,
     Ways,
     element_axes,
+    factorings,
     single_rule,
     single_term,
+    written,
 )
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.subjects.operation_trace import Unit, WeightUse
@@ -124,6 +127,8 @@ def _single(ours: Unit, theirs: Unit, port_shapes: Shapes, reference_shapes: Sha
         yield single_rule(source, name, element_axes(their_shape), element_axes(shape))
     if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
         yield single_rule(source, name, ROW, element_axes(shape), fill=0.0)
+    if max(len(rows), len(squeezed)) > 2:
+        yield from (single_rule(source, name, *axes) for axes in _rearranged(their_shape, shape))
     if len(rows) != 2 or len(squeezed) != 2:
         return
     left = _axes(their_shape, "t", "e")
@@ -135,6 +140,30 @@ def _single(ours: Unit, theirs: Unit, port_shapes: Shapes, reference_shapes: Sha
         tabular = WeightUse.TABLE in {ours.kind, theirs.kind} or squeezed[0] > rows[0]
         for parts, others in _rows(squeezed[0] - rows[0], their_shape, shape, tabular=tabular):
             yield single_rule(source, name, parts, others, fill=0.0)
+
+
+MOST_AXES = 4
+"""Axes of a table that may be put together or in another order."""
+
+
+def _rearranged(theirs: Shape, ours: Shape) -> Iterator[tuple[str, str]]:
+    """The axes of two tables of which one has several of the other's in one, or in another order.
+
+    >>> list(_rearranged((49, 2), (2, 7, 7)))
+    [('(m n) l', 'l m n'), ('(n m) l', 'l m n')]
+    """
+    if math.prod(theirs) != math.prod(ours) or [one for one in theirs if one > 1] == [one for one in ours if one > 1]:
+        return
+    turned = sum(one > 1 for one in theirs) > sum(one > 1 for one in ours)
+    finer, coarser = (theirs, ours) if turned else (ours, theirs)
+    if sum(one > 1 for one in finer) > MOST_AXES:
+        return
+    names = iter("lmno")  # no index of a size that a config tells
+    apart = tuple((next(names),) if size > 1 else () for size in finer)
+    sizes = {axis[0]: size for axis, size in zip(apart, finer, strict=True) if axis}
+    for together in factorings(sizes, coarser):
+        axes = written(together), written(apart)
+        yield axes[::-1] if turned else axes
 
 
 def _rows(more: int, theirs: Shape, ours: Shape, *, tabular: bool) -> Iterator[tuple[str, str]]:

@@ -190,6 +190,12 @@ def roles(
             found[name] = answer
     if len(unknown) == 1 and DECODER_IDS in available and DECODER_IDS not in found.values():
         found[unknown.pop()] = DECODER_IDS  # it has to be given, and nothing else is left to give
+    others = [one for one in available if one not in {*found.values(), *_WORDS}]
+    if 0 < len(unknown) <= len(others):  # in the reference's order, those of like names first
+        for name in sorted(unknown, key=lambda one: not _alike(one, others)):
+            found[name] = next(iter(_alike(name, others)), others[0])
+            others.remove(found[name])
+        unknown = []
     if unknown:
         listed = ", ".join(map(repr, unknown))
         message = f"{title} takes {listed}, and nothing tells what to give it"
@@ -201,6 +207,12 @@ def roles(
         message = f"{title} takes no argument by name, so nothing tells what to give it"
         raise VerifyError(Fault(code=Code.NO_INPUTS, where=where, message=message, hint=_say(available)))
     return found, tuple(loose)
+
+
+def _alike(name: str, others: Sequence[str]) -> list[str]:
+    """The inputs of the reference that share a word with an argument."""
+    words = set(normal(name).split("_"))
+    return [one for one in others if words & set(one.split("_"))]
 
 
 def _understood(
@@ -217,7 +229,7 @@ def _understood(
         if isinstance(one.default, int | float | str):  # mask_ratio=0 is no mask
             continue
         word = normal(name)
-        role = role_of(word, available, found.values())
+        role = name if name in available else role_of(word, available, found.values())
         if not required and (_NEVER.fullmatch(word) or (role == POSITIONS and not positions)):
             continue
         if role is None or role in found.values() or source_of(role) not in available:
@@ -307,6 +319,8 @@ def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[
                 rules.append((role, name))
             elif role == LENGTHS:
                 rules.append((f"{LENGTHS} [b]", f"{name} [b]"))
+            elif role not in _WORDS:
+                rules.append((role, name))
             else:
                 axis = "t" if role == DECODER_IDS else "s"
                 rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))

@@ -9,9 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -40,6 +38,7 @@ from porting.suggesting.subjects.grouped_arguments import grouped_roles
 from porting.suggesting.subjects.guarded_run import STAY
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.sampler import BATCH, OTHERS, Sampler, row_length
 from porting.target import with_arguments
 from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
@@ -63,53 +62,25 @@ class OperationCounter(DispatchMode):
         return result
 
 
-BATCH, LENGTH, OTHERS = 3, 7, 5
-"""Rows of the batch, their usual length, and the length of a decoder's."""
-
-_row_length: ContextVar[int] = ContextVar("row_length", default=LENGTH)
-
-
-def row_length() -> int:
-    """The length of the batch's rows: the usual one, or the only one that a module takes."""
-    return _row_length.get()
-
-
-@contextmanager
-def rows_of(length: int) -> Iterator[None]:
-    """Within it the batch's rows have this length; :func:`use_rows_of` may change it until the end."""
-    before = _row_length.set(length)
-    try:
-        yield
-    finally:
-        _row_length.reset(before)
-
-
-def use_rows_of(length: int) -> None:
-    """Give the batch's rows another length, for the rest of a :func:`rows_of`."""
-    _row_length.set(length)
-
-
 UNSET = (None, 0, 1)
 """What an argument is given of which nothing tells what it is, until the forward runs."""
 
 
-def find_argument_mapping(
-    module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, *, causal: bool, ask: Asker
-) -> ArgumentMapping:
+def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, ask: Asker) -> ArgumentMapping:
     """How the module's forward is to be given the reference's inputs.
 
     Args:
         module: the model, in float64, with weights that show something.
-        vocabulary: how many words there are.
+        sampler: makes batches of the reference's inputs.
         causal: the reference's positions see none behind them, so that padding at the end need not be masked.
         ask: what nothing tells.
 
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.
     """
-    search = _Search(module=module, available=available, vocabulary=vocabulary, padding=padding, causal=causal, ask=ask)
+    search = _Search(module=module, sampler=sampler, causal=causal, ask=ask)
     try:
-        found, loose = roles(module, available, ask)
+        found, loose = roles(module, sampler.available, ask)
     except VerifyError as error:
         way = search.with_constants()
         if isinstance(way, VerifyError):
@@ -127,13 +98,11 @@ class _Search:
     """The ways in which a forward can be called, tried from the usual ones to the rare ones.
 
     Attributes:
-        module, available, vocabulary, padding, causal, ask: as of :func:`find_argument_mapping`.
+        module, sampler, causal, ask: as of :func:`find_argument_mapping`.
     """
 
     module: nn.Module
-    available: Sequence[str]
-    vocabulary: int
-    padding: int
+    sampler: Sampler
     causal: bool
     ask: Asker
 
@@ -148,14 +117,12 @@ class _Search:
         """
         failed: VerifyError | None = None
         for value in UNSET:
-            constants = dict.fromkeys(unexplained(self.module, self.available), value)
+            constants = dict.fromkeys(unexplained(self.module, self.sampler.available), value)
             if not constants:
                 return None
             try:
                 bound = with_arguments(self.module, constants)
-                way = find_argument_mapping(
-                    bound, self.available, self.vocabulary, self.padding, causal=self.causal, ask=self.ask
-                )
+                way = find_argument_mapping(bound, self.sampler, causal=self.causal, ask=self.ask)
             except VerifyError as error:
                 failed = failed or error
                 continue
@@ -203,9 +170,9 @@ class _Search:
         chosen = [*working, *alone][0]
         if not working or (self.causal and not masked):
             return chosen
-        if hides_padding(self.module, chosen, self.vocabulary, self.padding):
+        if hides_padding(self.module, chosen, self.sampler):
             return ArgumentMapping(rules=chosen.rules, internal=True, loose=chosen.loose)
-        chosen, why = _unmasked(working, self._again, self.vocabulary, self.padding)
+        chosen, why = _unmasked(working, self._again, self.sampler)
         return replace(chosen, unmasked=why)
 
     def _usual(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried:
@@ -217,11 +184,11 @@ class _Search:
         return self._tried(rules, loose)
 
     def _roles_with_positions(self) -> dict[str, str]:
-        return roles(self.module, self.available, self.ask, positions=True)[0]
+        return roles(self.module, self.sampler.available, self.ask, positions=True)[0]
 
     def _several_masks(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried | None:
         """The ways of a forward that takes several masks for the same tokens; None where it does not."""
-        masks = MaskArguments.of(self.module, self.available)
+        masks = MaskArguments.of(self.module, self.sampler.available)
         if masks is None:
             return None
         bound = replace(self, module=with_arguments(self.module, dict.fromkeys(masks.required)))
@@ -238,7 +205,7 @@ class _Search:
         self, tried: _Tried, found: Mapping[str, str], loose: tuple[str, ...]
     ) -> tuple[_Tried, Mapping[str, str]]:
         """The same if an argument holds several tensors, where that is better; with what they mean."""
-        batch = sample_batch([one for one in self.available if one != POSITIONS], self.vocabulary, self.padding)
+        batch = self.sampler.batch()
         for grouped in grouped_roles(self.module, found, batch):
             given = self._tried(argument_mappings(grouped), loose)
             if given.fewest() < tried.fewest():
@@ -249,7 +216,7 @@ class _Search:
 
     def _tried(self, rules: Iterable[tuple[tuple[str, str], ...]], loose: tuple[str, ...]) -> _Tried:
         ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
-        return _Tried.of(ways, self._again, self.vocabulary, self.padding, causal=self.causal)
+        return _Tried.of(ways, self._again, self.sampler, causal=self.causal)
 
 
 @dataclass
@@ -270,8 +237,7 @@ class _Tried:
         cls,
         ways: Sequence[ArgumentMapping],
         again: Callable[[], nn.Module],
-        vocabulary: int,
-        padding: int,
+        sampler: Sampler,
         *,
         causal: bool,
     ) -> _Tried:
@@ -282,14 +248,10 @@ class _Tried:
             one = again()  # what is kept of a call that was made on trial must not spoil the next
             try:
                 with count:
-                    steady = _steady(one, way, vocabulary, padding)
+                    steady = _steady(one, way, sampler)
                 # What is random is reported of the run; no way is better than another there.
                 with count:
-                    seen = (
-                        _seen(partial(lambda module: module, one), way, vocabulary, padding, causal=causal)
-                        if steady
-                        else set()
-                    )
+                    seen = _seen(partial(lambda module: module, one), way, sampler, causal=causal) if steady else set()
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 tried.errors.append((error, count.operations))
                 continue
@@ -323,16 +285,16 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
 
 
 def _unmasked(
-    working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], vocabulary: int, padding: int
+    working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], sampler: Sampler
 ) -> tuple[ArgumentMapping, Unmasked]:
     """Why masked tokens change the others, whichever way the mask is given, and the way in which it is."""
     first = working[0]
     if MASK not in first.named:
         return first, Unmasked.ABSENT
     for way in working:
-        if not _seen(again, way, vocabulary, padding):
+        if not _seen(again, way, sampler):
             return way, Unmasked.STALE
-    inputs = sample_batch(first.named, vocabulary, padding)
+    inputs = sampler.batch(first.named)
     for way in working:
         given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way))]
         if not all(map(torch.equal, *given)):
@@ -400,53 +362,12 @@ def refusal(
     return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of images and sounds, without the batch: :func:`shapes_of`."""
-
-
-def sample_batch(
-    available: Sequence[str],
-    vocabulary: int,
-    padding: int,
-    *,
-    seed: int = 0,
-    shapes: Shapes | None = None,
-    end: int | None = None,
-    rows: int = BATCH,
-) -> dict[str, Tensor]:
-    """A batch without padding: words that are not the padding's, two segments."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def words(length: int) -> Tensor:
-        drawn = torch.randint(3, vocabulary - 2, (rows, length), generator=generator)
-        drawn = torch.where(drawn == padding, drawn + 1, drawn)
-        if end is not None:
-            drawn[:, -1] = end
-        return drawn
-
-    segments = torch.zeros(rows, row_length(), dtype=torch.long)
-    segments[:, row_length() // 2 :] = 1
-    made = {
-        IDS: words(row_length()),
-        MASK: torch.ones(rows, row_length(), dtype=torch.long),
-        SEGMENTS: segments,
-        POSITIONS: torch.arange(row_length()).expand(rows, row_length()).clone(),
-        DECODER_IDS: words(OTHERS),
-        DECODER_MASK: torch.ones(rows, OTHERS, dtype=torch.long),
-    }
-    made |= {
-        name: torch.randn(rows, *shape, dtype=torch.float64, generator=generator)
-        for name, shape in (shapes or {PIXELS: (3, 12, 12)}).items()
-    }
-    return {name: value for name, value in made.items() if name in available}
-
-
 PADDED, ROWS, ALONE, IGNORES_TOKENS, NONE = "padded", "rows", "alone", "ignores tokens", "no numbers"
 AHEAD = "sees what stands behind"
 
 
-def _steady(module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int) -> bool:
-    inputs = sample_batch(way.named, vocabulary, padding)
+def _steady(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> bool:
+    inputs = sampler.batch(way.named)
     return same_numbers(outputs_of(module, way, inputs), outputs_of(module, way, inputs))
 
 
@@ -458,9 +379,7 @@ def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     )
 
 
-def _seen(
-    module: Callable[[], nn.Module], way: ArgumentMapping, vocabulary: int, padding: int, *, causal: bool = False
-) -> set[str]:
+def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sampler, *, causal: bool = False) -> set[str]:
     """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
 
     Where the reference is causal, it is wrong as well that a word changes what is computed in front of it: a mask that
@@ -468,19 +387,19 @@ def _seen(
 
     Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
-    inputs = sample_batch(way.named, vocabulary, padding)
+    inputs = sampler.batch(way.named)
     kept = torch.ones(BATCH, row_length(), dtype=torch.bool)
     kept[0, row_length() - 2 :] = kept[1, row_length() - 3 :] = False
     if MASK in inputs:
         inputs[MASK] = kept.long()
 
     def changed(where: Tensor) -> list[Tensor]:
-        other = torch.where(where, (inputs[IDS] + 5) % (vocabulary - 4) + 3, inputs[IDS])
+        other = torch.where(where, (inputs[IDS] + 5) % (sampler.vocabulary - 4) + 3, inputs[IDS])
         return outputs_of(module(), way, {**inputs, IDS: other})
 
     def decoded() -> list[Tensor]:
         ids = inputs[DECODER_IDS].clone()
-        ids[:, -1] = (ids[:, -1] + 5) % (vocabulary - 4) + 3
+        ids[:, -1] = (ids[:, -1] + 5) % (sampler.vocabulary - 4) + 3
         return outputs_of(module(), way, {**inputs, DECODER_IDS: ids})
 
     def differ(others: list[Tensor], where: Tensor) -> bool:
@@ -562,13 +481,11 @@ def _differ_any(values: list[Tensor], where: Tensor) -> bool:
     return any(not bool(torch.isfinite(one[where]).all()) for one in values if one.shape[:2] == where.shape)
 
 
-def hides_padding(
-    module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int, shapes: Shapes | None = None
-) -> bool:
+def hides_padding(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> bool:
     """Whether the module hides the padding token by itself, though it is given no mask."""
-    inputs = sample_batch(way.named, vocabulary, padding, shapes=shapes)
+    inputs = sampler.batch(way.named)
     return IDS in inputs and hides_token(
-        lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, padding
+        lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, sampler.padding
     )
 
 
@@ -626,13 +543,11 @@ def _far(one: Tensor | None, other: Tensor) -> bool:
     return one is None or not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def without_ignored_mask(
-    module: nn.Module, way: ArgumentMapping, vocabulary: int, padding: int, shapes: Shapes | None = None
-) -> ArgumentMapping:
+def without_ignored_mask(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> ArgumentMapping:
     """The way without a mask that need not be given and changes nothing: it is the loss's, say."""
     if MASK not in way.named:
         return way
-    inputs = sample_batch(way.named, vocabulary, padding, shapes=shapes)
+    inputs = sampler.batch(way.named)
     rules = tuple(rule for rule in way.rules if rule not in way.rules_of(MASK))
     without = replace(way, rules=rules)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from porting.build import bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
+from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.field import held, spellings, value_of
 from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
@@ -31,23 +30,19 @@ from porting.suggesting.subjects.building import (
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch
 from porting.suggesting.subjects.forward_arguments import (
-    LENGTH,
-    Shapes,
     find_argument_mapping,
     hides_padding,
     optional,
     outputs_of,
     refusal,
-    row_length,
-    sample_batch,
     sees_later,
-    use_rows_of,
     without_ignored_mask,
 )
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.signal_arguments import shapes_of, signal_argument_mapping
+from porting.suggesting.subjects.sampler import LENGTH, Sampler, row_length, use_rows_of
+from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import (
@@ -63,7 +58,7 @@ from porting.suggesting.subjects.twin import (
 )
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS, VIDEOS, text_fields
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.reference import model_class
 
@@ -108,11 +103,7 @@ class ModelPair:
 
     def readied(self, module: nn.Module) -> nn.Module:
         """Another one of the user's modules, its lazy parameters in shape, called as the first one is."""
-        vocabulary, padding = (
-            config_number(self.twin.config, Role.VOCABULARY, 97),
-            config_number(self.twin.config, Role.PADDING),
-        )
-        return self.way.adapted(materialized(module, self.available, vocabulary, padding, shapes_of(self.twin.config)))
+        return self.way.adapted(materialized(module, self.twin.sampler))
 
 
 def completed_config(config: Mapping[str, object], architecture: str) -> dict[str, object]:
@@ -235,26 +226,25 @@ def _prepared(
     """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
     config = completed_config(checkpoint.config, architecture)
     into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
-    available = _available(twin.reference, twin.config)
-    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
+    sampler = twin.sampler
+    available = sampler.available
     refuse_computed(built.module, twin.reference)
     lazy, zeros = is_lazy(built.module), zeros_of(built.module)
-    module = in_float64(materialized(built.module, available, vocabulary, padding, shapes_of(twin.config)))
+    module = in_float64(materialized(built.module, sampler))
     draw_parameters(module, seed + 1, buffers=False)
     tell("finding out what forward takes", 0, 0)
-    shapes = shapes_of(twin.config)
-    causal = _causal(twin.reference, available, vocabulary, padding, shapes)
+    causal = _causal(twin)
     if inputs:
         way = given_argument_mapping(module, available, inputs)
-    elif not {*SOUNDS}.isdisjoint(available) or (IDS not in available and len(shapes[PIXELS]) == VIDEO_AXES):
-        way = signal_argument_mapping(module, available, twin.config, vocabulary, padding, ask)
+    elif not {*SOUNDS}.isdisjoint(available) or (IDS not in available and len(sampler.shapes[PIXELS]) == VIDEO_AXES):
+        way = signal_argument_mapping(module, sampler, ask)
     else:
-        way = find_argument_mapping(module, available, vocabulary, padding, causal=causal, ask=ask)
-        way = without_ignored_mask(module, way, vocabulary, padding, shapes) if causal else way
+        way = find_argument_mapping(module, sampler, causal=causal, ask=ask)
+        way = without_ignored_mask(module, way, sampler) if causal else way
         if causal and MASK in available and MASK not in way.named and config_number(twin.config, Role.PADDING, -1) >= 0:
-            way = replace(way, internal=hides_padding(module, way, vocabulary, padding, shapes))
+            way = replace(way, internal=hides_padding(module, way, sampler))
         way = replace(way, more=optional(module, way, twin.reference))
-    _run_once(module, way, twin, available, vocabulary, padding)
+    _run_once(module, way, sampler)
     module = way.adapted(module)
     built = replace(built, module=way.adapted(built.module), constants={**built.constants, **way.constants})
     return ModelPair(
@@ -265,33 +255,29 @@ def _prepared(
         way=way,
         causal=causal,
         available=available,
-        longest=_longest(twin, module, way, available, vocabulary, padding),
+        longest=_longest(twin, module, way),
         lazy=lazy,
         zeros=zeros,
         full=positions > 0 or row_length() != LENGTH,
-        later=_later(module, way, twin, available, vocabulary, padding),
+        later=_later(module, way, twin),
     )
 
 
-def _run_once(
-    module: nn.Module, way: ArgumentMapping, twin: Twin, available: tuple[str, ...], vocabulary: int, padding: int
-) -> None:
+def _run_once(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> None:
     """Run the module on inputs of the twin's."""
-    named = [name for name in available if name in way.named]
+    named = [name for name in sampler.available if name in way.named]
     try:
-        outputs_of(module, way, sample_batch(named, vocabulary, padding, shapes=shapes_of(twin.config)))
+        outputs_of(module, way, sampler.batch(named))
     except PortingError:
         raise
     except Exception as error:  # the user's own forward may raise anything
         raise refusal(module, way.rules, (), error) from error
 
 
-def _later(
-    module: nn.Module, way: ArgumentMapping, twin: Twin, available: tuple[str, ...], vocabulary: int, padding: int
-) -> tuple[bool | None, bool | None]:
+def _later(module: nn.Module, way: ArgumentMapping, twin: Twin) -> tuple[bool | None, bool | None]:
     """Whether a token changes what is computed in front of it, in the module and in the reference."""
-    named = [name for name in available if name in way.named and name != POSITIONS]
-    batch = sample_batch(named, vocabulary, padding, shapes=shapes_of(twin.config))
+    named = [name for name in twin.sampler.available if name in way.named and name != POSITIONS]
+    batch = twin.sampler.batch(named)
     sides = (partial(outputs_of, module, way), partial(_outputs, twin.reference))
     found: list[bool | None] = []
     for run in sides:
@@ -387,28 +373,34 @@ def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], modul
 
 
 def runnable(twin: Twin) -> Twin:
-    """The twin, if transformers can run it.
+    """The twin, with inputs that transformers runs it on.
 
     Raises:
-        VerifyError: it cannot.
+        VerifyError: there are none.
     """
-    inputs = _sample(twin)
-    try:
-        _outputs(twin.reference, inputs)
-    except PortingError:
-        raise
-    except Exception as error:  # the reference may raise anything, and it is not the user's code
-        said, given = " ".join(str(error).split()), ", ".join(inputs) or "no input that is known here"
-        message = f"transformers' {twin.architecture} does not run on {given}: {type(error).__name__}: {said}"
-        raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
-    return twin
+    first: Exception | None = None
+    for sampler in (lambda: twin.sampler, twin.sampler.of_asked):
+        made = sampler()
+        if made is None:
+            continue
+        try:
+            _outputs(twin.reference, made.batch())
+        except PortingError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the reference may raise anything, and it is not the user's code
+            first = first or error
+            continue
+        return replace(twin, sampler=made)
+    said, given = " ".join(str(first).split()), ", ".join(twin.sampler.batch()) or "no input that is known here"
+    message = f"transformers' {twin.architecture} does not run on {given}: {type(first).__name__}: {said}"
+    raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from first
 
 
 def _takes_images(module: nn.Module, twin: Twin) -> bool:
     """Whether a module runs on images of the twin's size; so does one that takes none."""
-    given = _sample(twin)
+    given = twin.sampler.batch()
     images = next((given[one] for one in VISUAL if one in given), None)
-    if images is None or len(_available(twin.reference, twin.config)) > 1:
+    if images is None or len(given) > 1:
         return True
     for laid in (images, images.transpose(1, 2)) if images.ndim > VIDEO_AXES else (images,):
         with suppress(Exception), torch.no_grad():  # the user's own forward may raise anything, at a size or at all
@@ -419,15 +411,6 @@ def _takes_images(module: nn.Module, twin: Twin) -> bool:
 
 VIDEO_AXES = 4
 """Axes of one video: frames, channels, height and width."""
-
-
-def _sample(twin: Twin) -> dict[str, Tensor]:
-    """A batch for the reference."""
-    available = _available(twin.reference, twin.config)
-    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
-    return sample_batch(
-        [one for one in available if one != POSITIONS], vocabulary, padding, shapes=shapes_of(twin.config)
-    )
 
 
 def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -483,57 +466,21 @@ def _could(module: nn.Module, twin: Twin) -> bool:
     return lazy or not width or width in sizes
 
 
-def _available(reference: nn.Module, config: Mapping[str, object]) -> tuple[str, ...]:
-    """The inputs that the reference takes, as far as batches are made of them."""
-    taken = inspect.signature(reference.forward).parameters
-    names = [name for name in (IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK, *VISUAL) if name in taken]
-    if config_number(config, Role.SEGMENTS, 0) < 2:
-        names = [name for name in names if name != SEGMENTS]
-    if IDS not in names and (visual := [one for one in VISUAL if one in names]):
-        return (visual[0],)
-    names = [name for name in names if name != VIDEOS]
-    sound = next((one for one in SOUNDS if one in taken), None)
-    if sound is not None and IDS not in names:
-        return (sound, DECODER_IDS) if DECODER_IDS in names else (sound,)
-    if not config.get("is_encoder_decoder"):
-        names = [name for name in names if not name.startswith("decoder")]
-    if {*names} <= {MASK, SEGMENTS, POSITIONS, DECODER_MASK}:
-        title = f"transformers.{type(reference).__name__}"
-        message = f"{title} takes {', '.join(list(taken)[:3])} ..., and no batches are made of these"
-        hint = Message("write the table, and verify it with ", Option("inputs"), " of your own")
-        raise VerifyError(Fault(code=Code.NO_INPUTS, where=title, message=message, hint=hint))
-    return tuple(names)
-
-
-def end_token(config: Mapping[str, object]) -> int | None:
-    """The word that ends a row, where a model may look for it; None if there is none of its own."""
-    config = text_fields(config)
-    end, padding = config.get("eos_token_id"), config.get("pad_token_id")
-    return end if isinstance(end, int) and end != padding and end < config_number(config, Role.VOCABULARY, 0) else None
-
-
-def _causal(
-    reference: nn.Module,
-    available: tuple[str, ...],
-    vocabulary: int,
-    padding: int,
-    shapes: Shapes,
-) -> bool:
+def _causal(twin: Twin) -> bool:
     """Whether a position's output is the same whatever stands behind it."""
-    if IDS not in available:
+    if IDS not in twin.sampler.available:
         return False
-    inputs = sample_batch([one for one in available if one != POSITIONS], vocabulary, padding, shapes=shapes)
+    inputs = twin.sampler.batch()
     other = {**inputs, IDS: inputs[IDS].clone()}
-    other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (vocabulary - 4) + 3
-    pairs = zip(_outputs(reference, inputs), _outputs(reference, other), strict=True)
+    other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (twin.sampler.vocabulary - 4) + 3
+    pairs = zip(_outputs(twin.reference, inputs), _outputs(twin.reference, other), strict=True)
     rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == row_length()]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
 
-def _longest(
-    twin: Twin, module: nn.Module, way: ArgumentMapping, available: tuple[str, ...], vocabulary: int, padding: int
-) -> int:
+def _longest(twin: Twin, module: nn.Module, way: ArgumentMapping) -> int:
     """The longest row that both take."""
+    available, vocabulary, padding = twin.sampler.available, twin.sampler.vocabulary, twin.sampler.padding
     if IDS not in available:
         return 0
     if row_length() != LENGTH:
@@ -545,6 +492,7 @@ def _longest(
         words[words == padding] = vocabulary - 2
         given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
         given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
+        given |= {name: one for name, one in twin.sampler.batch(rows=1).items() if name not in given}
         try:
             with torch.no_grad(), forced_float64(twin.reference):
                 twin.reference(
@@ -565,11 +513,8 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
         VerifyError: the module makes parameters while it runs, or draws random numbers.
     """
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
-    vocabulary, padding = config_number(twin.config, Role.VOCABULARY, 97), config_number(twin.config, Role.PADDING, 0)
-    without_ignored_mask = [name for name in subjects.available if name in way.named]
-    batch = sample_batch(
-        without_ignored_mask, vocabulary, padding, seed=seed, shapes=shapes_of(twin.config), end=end_token(twin.config)
-    )
+    named = [name for name in subjects.available if name in way.named]
+    batch = twin.sampler.batch(named, seed=seed, ended=True)
     theirs = {**batch}
     if way.internal or way.unmasked or MASK not in batch:
         theirs.pop(MASK, None)
@@ -601,14 +546,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     kinds = [name for name in batch if name in (IDS, DECODER_IDS, *VISUAL, *SOUNDS)]
     if len(kinds) == TWO_SIDES:
-        other = sample_batch(
-            without_ignored_mask,
-            vocabulary,
-            padding,
-            seed=seed + 1,
-            shapes=shapes_of(twin.config),
-            end=end_token(twin.config),
-        )
+        other = twin.sampler.batch(named, seed=seed + 1, ended=True)
         changed = [{name: other[name]} for name in kinds]
         reference.sides = tuple(_side({**theirs, **one}) for one in changed)
         sides = [_side(way.given({**batch, **one})) for one in changed]

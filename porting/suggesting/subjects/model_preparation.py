@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from porting.errors import Code, Fault, VerifyError
 from porting.suggesting.subjects.argument_names import ArgumentMapping, argument_mappings, roles
-from porting.suggesting.subjects.forward_arguments import sample_batch
+from porting.suggesting.subjects.sampler import Sampler
 from porting.suggesting.subjects.traced_model import TracedModel
 from porting.target import DEEPEST, TargetError, tensors_within
 
@@ -22,29 +22,25 @@ def is_lazy(module: nn.Module) -> bool:
     return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
 
 
-def materialized(
-    module: nn.Module, available: Sequence[str], vocabulary: int, padding: int, shapes: Mapping[str, tuple[int, ...]]
-) -> nn.Module:
+def materialized(module: nn.Module, sampler: Sampler) -> nn.Module:
     """The same module, its lazy parameters materialised by one dry run; anything else is left as it is.
 
     Args:
         module: the module, in eval mode.
-        available: the reference's inputs.
-        vocabulary: how many words there are.
-        shapes: of one image or sound.
+        sampler: makes batches of the reference's inputs.
 
     Raises:
         VerifyError: no way of running it works; carries what the forward said to the most usual one.
     """
     if not is_lazy(module):
         return module
-    found, loose = roles(module, available)
+    found, loose = roles(module, sampler.available)
     first: Exception | None = None
     dtype = torch.get_default_dtype()
     for rules in argument_mappings(found):
         way = ArgumentMapping(rules=rules, loose=loose)
         try:
-            given = way.given(sample_batch(way.named, vocabulary, padding, shapes=shapes), dtype)
+            given = way.given(sampler.batch(way.named), dtype)
             with torch.no_grad():
                 module(**{name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()})
         except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything

@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 from torch import nn
 
 from porting.suggesting.subjects.argument_names import MASK_FORMS, ArgumentMapping, argument_mappings, roles
-from porting.suggesting.subjects.config_fields import Role, config_number, fields_of
-from porting.suggesting.subjects.forward_arguments import Shapes, outputs_of, refusal, sample_batch, sees_later
+from porting.suggesting.subjects.forward_arguments import outputs_of, refusal, sees_later
 from porting.suggesting.subjects.questions import Asker
+from porting.suggesting.subjects.sampler import Sampler
 from porting.trials.derived_inputs import CAUSAL
-from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, PIXELS, SAMPLES, VIDEOS
+from porting.trials.modalities import DECODER, DECODER_IDS
 
-SAMPLED = 3200
-"""Samples of a sound; the convolutions of speech models make a frame of 320 at most."""
-
-FRAMES = 2
-"""Frames for each position of the encoder: one of its convolutions takes every second."""
-
-
-def shapes_of(config: Mapping[str, object]) -> Shapes:
-    """The shape of one image, [channels, height, width], and of one sound, [bands, frames] or [samples].
-
-    Of a model of videos it is that of one of these, [frames, channels, height, width].
-    """
-    inner = config.get("vision_config")
-    fields = {**config, **(inner if isinstance(inner, dict) else {})}
-    size = next((fields[name] for name in fields_of(Role.IMAGE, fields)), 12)
-    high, wide = size if isinstance(size, list | tuple) else (size, size)
-    channels = next((fields[name] for name in fields_of(Role.CHANNELS, fields)), 3)
-    bands, places = config.get("num_mel_bins"), config.get("max_source_positions")
-    frames = config_number(config, Role.FRAMES)
-    picture = (*((frames,) if frames > 1 else ()), int(str(channels)), int(str(high)), int(str(wide)))
-    return {
-        PIXELS: picture,
-        VIDEOS: picture,
-        SAMPLES: (SAMPLED,),
-        FEATURES: (bands if isinstance(bands, int) else 80, FRAMES * (places if isinstance(places, int) else 10)),
-    }
+_LAYOUTS = {
+    1: ("[b t]", "[b 1 t]"),
+    2: ("[b m f]", "[b f m]", "[b 1 m f]", "[b 1 f m]"),
+    4: ("[b t c h w]", "[b c t h w]"),
+}
+"""Layouts of a sound in samples, of one in bands and of a video, by the axes of a row: the reference's, then others."""
 
 
-def _turned(theirs: str, ours: str) -> tuple[str, str]:
-    """The other layout in which a forward may be given sounds or videos."""
-    video = ("[b t c h w]", "[b c t h w]")
-    other = {
-        FEATURES: ("[b m f]", "[b f m]"), SAMPLES: ("[b t]", "[b 1 t]"), PIXELS: video, VIDEOS: video,
-    }.get(theirs)  # fmt: skip
-    return (theirs, ours) if other is None else (f"{theirs} {other[0]}", f"{ours} {other[1]}")
+def _layouts(rules: tuple[tuple[str, str], ...], sampler: Sampler) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The lines of [inputs] as they are, and with other layouts of what is no token."""
+    yield rules
+    known = {theirs: _LAYOUTS.get(len(sampler.shapes[theirs]), ()) for theirs, _ in rules if theirs in sampler.shapes}
+    for number in range(1, max(map(len, known.values()), default=0)):
+        yield tuple(
+            (f"{theirs} {known[theirs][0]}", f"{ours} {known[theirs][number]}")
+            if number < len(known.get(theirs, ()))
+            else (theirs, ours)
+            for theirs, ours in rules
+        )
 
 
-def signal_argument_mapping(
-    module: nn.Module, available: Sequence[str], config: Mapping[str, object], vocabulary: int, padding: int, ask: Asker
-) -> ArgumentMapping:
+def signal_argument_mapping(module: nn.Module, sampler: Sampler, ask: Asker) -> ArgumentMapping:
     """How a forward is to be given sounds, [b bands frames] or [b frames bands] or [b samples], and words; or videos.
 
     Videos are [b frames channels height width], or have the channels in front.
@@ -62,29 +44,26 @@ def signal_argument_mapping(
     Raises:
         VerifyError: no way works; carries what the forward said to the most usual one.
     """
-    found, loose = roles(module, available, ask)
+    found, loose = roles(module, sampler.available, ask)
     first: Exception | None = None
     usual = next(argument_mappings(found))
     for rules in argument_mappings(found):
-        for turned in (False, True):
-            laid = tuple(_turned(*rule) if turned else rule for rule in rules)
+        for laid in _layouts(rules, sampler):
             way = ArgumentMapping(rules=laid, loose=loose)
             try:
-                outputs_of(module, way, sample_batch(way.named, vocabulary, padding, shapes=shapes_of(config)))
+                outputs_of(module, way, sampler.batch(way.named))
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 first = first or error
                 continue
-            return _with_causal_mask(module, way, config, vocabulary, padding)
+            return _with_causal_mask(module, way, sampler)
     raise refusal(module, usual, (), first) from first
 
 
-def _with_causal_mask(
-    module: nn.Module, way: ArgumentMapping, config: Mapping[str, object], vocabulary: int, padding: int
-) -> ArgumentMapping:
+def _with_causal_mask(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> ArgumentMapping:
     """The way with a mask that hides later tokens, where the decoder sees them unless it is given one."""
 
     def looks_ahead(one: ArgumentMapping) -> bool | None:
-        inputs = sample_batch(one.named, vocabulary, padding, shapes=shapes_of(config))
+        inputs = sampler.batch(one.named)
         try:
             return sees_later(lambda given: outputs_of(module, one, given), inputs)
         except Exception:  # noqa: BLE001  # the user's own forward may raise anything

@@ -33,6 +33,7 @@ from porting.suggesting.subjects.config_fields import (
     rotated,
     stage_field,
 )
+from porting.suggesting.subjects.sampler import Sampler
 from porting.target import named_tensors
 from porting.verification.reference import load_reference, model_class, refusal
 
@@ -97,6 +98,7 @@ class Twin:
         prefix: what the names of the trunk begin with where a head stands on it; may be empty.
         shrunk: whether its sizes are its own, and not the checkpoint's.
         copies: names of its file that are another tensor written out again -> that tensor, as in the checkpoint.
+        sampler: makes batches of its inputs.
     """
 
     checkpoint: Checkpoint
@@ -107,6 +109,7 @@ class Twin:
     prefix: str
     shrunk: bool
     copies: Mapping[str, str]
+    sampler: Sampler
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -349,6 +352,7 @@ def make_twin(
         prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in stored) else "",
         shrunk=small,
         copies=copies,
+        sampler=Sampler.of(reference, checkpoint.config),
     )
 
 

@@ -26,10 +26,10 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import LENGTH, outputs_of, row_length, sample_batch
-from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
+from porting.suggesting.subjects.forward_arguments import outputs_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config
 from porting.suggesting.subjects.operation_trace import numbers_of
-from porting.suggesting.subjects.signal_arguments import shapes_of
+from porting.suggesting.subjects.sampler import LENGTH, row_length
 from porting.suggesting.subjects.twin import DEEP, SMALL, draw_parameters, make_twin
 from porting.suggesting.verdict.proof import Proof, cases, longest_row, probed, prove
 from porting.suggesting.verdict.reasons import met
@@ -62,10 +62,8 @@ def in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason | str]:
 
 
 def _batch(subjects: ModelPair) -> dict[str, Tensor]:
-    config = subjects.twin.config
-    vocabulary, padding = config_number(config, Role.VOCABULARY, 97), config_number(config, Role.PADDING)
     taken = [name for name in subjects.available if name in subjects.way.named]
-    return sample_batch(taken, vocabulary, padding, seed=1, shapes=shapes_of(config), end=end_token(config))
+    return subjects.twin.sampler.batch(taken, seed=1, ended=True)
 
 
 def outputs_of_other_weights(subjects: ModelPair, seed: int) -> list[Tensor]:

@@ -17,9 +17,8 @@ from porting.reporting.report import Report
 from porting.suggesting.subjects.argument_names import VISUAL
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import LENGTH, row_length, sample_batch
-from porting.suggesting.subjects.model_pair import ModelPair, completed_config, end_token
-from porting.suggesting.subjects.signal_arguments import shapes_of
+from porting.suggesting.subjects.model_pair import ModelPair, completed_config
+from porting.suggesting.subjects.sampler import LENGTH, end_token, row_length
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
@@ -138,7 +137,7 @@ def prove(
     """
     config = checkpoint.config
     made = batches
-    if made is None and not whole:
+    if made is None and not whole and not subjects.twin.sampler.asked:
         made = cases(subjects, config, seed=seed, longest=longest_row(subjects, config, small=small))
     module = into if isinstance(into, nn.Module) else None
     arguments = {
@@ -204,7 +203,7 @@ def cases(subjects: ModelPair, config: Mapping[str, object], *, seed: int, longe
 
 def _signals(subjects: ModelPair, config: Mapping[str, object], rows: int, seed: int) -> dict[str, Tensor]:
     """Images or sounds, where the reference takes them."""
-    made = sample_batch(subjects.available, 97, 0, seed=seed, shapes=shapes_of(config), rows=rows)
+    made = subjects.twin.sampler.for_config(config).batch(subjects.available, seed=seed, rows=rows)
     return {name: value.float() for name, value in made.items() if value.is_floating_point()}
 
 
