@@ -39,6 +39,9 @@ GENERIC = frozenset({"logits", "output", "outputs", "out", "state", "states", "h
 
 WHERE = "the returned value"
 
+_NAMED = re.compile("[^0-9]")
+"""How a name begins that is no place in a tuple."""
+
 
 @dataclass(frozen=True)
 class _Match:
@@ -55,14 +58,19 @@ class _Match:
 
 
 def with_returned(
-    table: Table, reference: Side, port: Side, theirs: Mapping[str, Tensor], random: Collection[str] = ()
+    table: Table,
+    reference: Side,
+    port: Side,
+    theirs: Mapping[str, Tensor],
+    ours: Mapping[str, Tensor],
+    random: Collection[str] = (),
 ) -> tuple[Table, Returned]:
     """The table with probes for what the port returns, inferred from one batch.
 
     Args:
         table: its [probes] may compare outputs of the model already; these stay as they are.
         reference, port: in float64, with at least one case; the first is run.
-        theirs: what the reference returns in that case, by name; empty for a lone tensor's name.
+        theirs, ours: what the reference and the port return in that case, by name; empty for a lone tensor's name.
         random: parameters of the port that hold random values: what depends on them is compared with nothing.
 
     Returns:
@@ -71,7 +79,7 @@ def with_returned(
     Raises:
         VerifyError: a side fails on the case.
     """
-    ours = {name: one for name, one in port.returned(0).items() if one.is_floating_point()}
+    ours = {name: one for name, one in ours.items() if one.is_floating_point()}
     theirs = {name: one.double() for name, one in theirs.items() if one.is_floating_point()}
     roots = [one for rule in table.probes for one in rule.targets if str(one.name) == ROOT and one.output not in INNER]
     given = {one.output for one in roots}
@@ -192,6 +200,8 @@ class _Fits:
             shared = [one for other, one in fitting.items() if words & _telling(other)]
             if name in fitting and name:
                 found[name] = fitting[name]
+            elif name in self._places and _NAMED.match(name):  # of another shape, which is told as a difference
+                found[name] = _Match(_point(name), math.inf)
             elif len(shared) == 1 and shared[0].source not in {one.source for one in found.values()}:
                 found[name] = shared[0]
         return found

@@ -330,6 +330,8 @@ class TokenRows:
         if most > 0:
             kinds[f"positions from {min(most, 3)}"] = plain + min(most, 3)
         kinds["positions that repeat"] = plain // 2
+        kinds["all positions 0"] = torch.zeros_like(plain)  # a condition may take them for positions not given
+        kinds[f"all positions {self.model.longest - 1}"] = torch.full_like(plain, self.model.longest - 1)
         kinds["positions that differ from row to row"] = torch.stack([plain, plain.flip(0)])
         ids = self._ids(2, width)
         yield self._trial(Kind.POSITIONS, "positions of one row", self._given(ids) | {POSITIONS: plain.flip(0)[None]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -232,7 +233,12 @@ def _verify(
     doubled = partial(reference, torch.float64)
     batch = in_fitting_rows(theirs, batch, make, cases, lambda: doubled().returned(0))
     batch, make, (chosen, returned), said = _that_the_port_takes(
-        theirs, batch, make, cases, partial(_with_returned, chosen, doubled, partial(port, torch.float64), random), said
+        theirs,
+        batch,
+        make,
+        cases,
+        partial(_with_returned, chosen, theirs, doubled, partial(port, torch.float64), random),
+        said,
     )
     sides.table = chosen
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
@@ -536,11 +542,33 @@ def _that_the_port_takes(
 
 
 def _with_returned(
-    table: Table, reference: Callable[[], Side], port: Callable[[], Side], random: Collection[str]
+    table: Table,
+    opponent: Reference,
+    reference: Callable[[], Side],
+    port: Callable[[], Side],
+    random: Collection[str],
 ) -> tuple[Table, Returned]:
-    """The table with probes for what both return; the two models in float64 are made for this alone."""
+    """The table with probes for what both return; the two models in float64 are made for this alone.
+
+    What the port returns as ``hidden_states`` or ``attentions`` is what the reference returns by these names, one by
+    one, where both return as many.
+    """
     theirs, ours = reference(), port()
-    return with_returned(table, theirs, ours, theirs.returned(0), random)
+    found, own = theirs.returned(0), ours.returned(0)
+    if isinstance(opponent, LiveReference) and opponent.asked_for(own):
+        asked = reference()
+        more = asked.returned(0)
+        counts, named = _counts(more), _counts(own)
+        if all(counts[name] == named[name] for name in counts.keys() & named.keys()):
+            theirs, found = asked, more
+        else:
+            opponent.not_asked()
+    return with_returned(table, theirs, ours, found, own, random)
+
+
+def _counts(returned: Mapping[str, object]) -> Counter[str]:
+    """How many outputs there are of each name: of ``hidden_states.0`` and so on."""
+    return Counter(name.partition(".")[0] for name in returned)
 
 
 def _scope(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from porting.trials.inputs import Case, for_port
 from porting.trials.modalities import DECODER, IDS
 from porting.verification.recorded_trace import Recording
 from porting.verification.subject import cast
+
+_ASKED = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}
+"""Fields of transformers' configs that have a model return more, and how the names of what it returns end."""
 
 
 @dataclass
@@ -86,6 +90,35 @@ class LiveReference:
             return Case(case.name, kept, names)
         kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
         return Case(case.name, kept, names)
+
+    def asked_for(self, names: Collection[str]) -> bool:
+        """Have the model return its hidden states or attentions too, where a port returns them by the same names.
+
+        Args:
+            names: of what the port returns, ``hidden_states.0``.
+
+        Returns:
+            Whether the model returns more than before.
+        """
+        config = getattr(self.module, "config", None)
+        flags = [flag for flag, word in _ASKED.items() if any(name.partition(".")[0].endswith(word) for name in names)]
+        flags = [flag for flag in flags if getattr(config, flag, True) is False]
+        self._configure(dict.fromkeys(flags, True))
+        return bool(flags)
+
+    def not_asked(self) -> None:
+        """Take back what :meth:`asked_for` did."""
+        self._configure(dict.fromkeys(_ASKED, False))
+
+    def _configure(self, fields: Mapping[str, bool]) -> None:
+        """Set fields of the config of the model and its parts, in a copy: the user's own model may have it too."""
+        before = getattr(self.module, "config", None)
+        config = copy.copy(before)
+        for field, value in fields.items():
+            setattr(config, field, value)
+        for part in self.module.modules():
+            if fields and getattr(part, "config", None) is before:
+                vars(part)["config"] = config  # as it was set: no parameter, no module
 
     def keep(self, dtype: torch.dtype) -> None:
         """Hold the weights in a dtype that holds their values from now on; a constant that it would round stays."""

@@ -85,7 +85,8 @@ def verify_streamed(
         return replace(port_side(module, dtype, table, cases, clock), seed=None)
 
     shapes = reference(torch.float64, True)
-    table, returned = with_returned(table, shapes, port(torch.float64, True), shapes.returned(0))
+    ours = port(torch.float64, True)
+    table, returned = with_returned(table, shapes, ours, shapes.returned(0), ours.returned(0))
     comparison = Streamed(table, sizes(table, checkpoint.config)[0])
     comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
     found = reached(port(torch.float64, True), comparison.executed, comparison.conditions, comparison.ran)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DistilBertConfig, DistilBertModel
 
 from porting import verify
 from porting.notation.table import parse_table
@@ -75,6 +76,56 @@ def test_an_output_that_is_altered_is_different(make: Callable[[dict[str, Tensor
     report = returning(make)
     assert report.verdict == "different"
     assert all(probe.port.startswith(".") for probe in report.guilty)
+
+
+class States(DistilBertModel):
+    """A model that returns its hidden states by that name, which the reference returns only where it is asked."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
+        out = super().forward(input_ids, attention_mask=attention_mask, output_hidden_states=True)
+        return {"last_hidden_state": out.last_hidden_state, "hidden_states": self.states(out.hidden_states)}
+
+    def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
+        return list(states)
+
+
+class Reversed(States):
+    def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
+        return list(states)[::-1]
+
+
+class Narrow(States):
+    def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
+        return [*states[:-1], states[-1][..., 1:-1]]
+
+
+class WithoutEmbeddings(States):
+    def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
+        return list(states)[1:]
+
+
+@pytest.mark.parametrize(
+    ("port", "verdict"),
+    [(States, "faithful"), (Reversed, "different"), (Narrow, "different"), (WithoutEmbeddings, "faithful")],
+)
+def test_hidden_states_are_those_of_the_same_number(port: type[States], verdict: str) -> None:
+    config = DistilBertConfig(
+        vocab_size=60, dim=24, hidden_dim=40, n_heads=4, n_layers=2, max_position_embeddings=20,
+        attn_implementation="eager",
+    )  # fmt: skip
+    reference, ported = DistilBertModel(config).eval(), port(config).eval()
+    torch.manual_seed(0)
+    for one in reference.parameters():
+        one.data += 0.3 * torch.randn(one.shape)
+    ported.load_state_dict(reference.state_dict())
+    report = verify(reference=reference, into=ported, dtypes=(), loaded=True, causes=False)
+    assert report.verdict == verdict, str(report)
+    assert not reference.config.output_hidden_states
+    pairs = report.scope.returned.pairs if report.scope.returned else {}
+    if port is States:
+        assert all(pairs[f"hidden_states.{number}"] == f". -> hidden_states.{number}" for number in range(3))
+    if port is WithoutEmbeddings:  # the report says what they are
+        assert pairs["hidden_states.0"].startswith("transformer.layer.0")
 
 
 def test_names_come_before_values() -> None:

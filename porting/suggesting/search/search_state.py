@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -306,8 +307,10 @@ class SearchState:
         for one in biases:
             one.data.zero_()
         again = self.reference.run()
-        for old, new in zip(self.found.reference.units, again.units, strict=True):
-            old.operand, old.output = new.operand, new.output
+        now = dict(_by_use(again.units))
+        for use, old in _by_use(self.found.reference.units):
+            if use in now:  # another expert may be chosen without the bias of a router
+                old.operand, old.output = now[use].operand, now[use].output
         self.found.reference.outputs, self.found.reference.modules = again.outputs, again.modules
 
     def _is_second(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
@@ -527,6 +530,14 @@ class ScoreTableSearch(SearchState):
                         found[unit.names[0]] = mate, move.writes[0]
         self._put({name: self.port.leaves[other].detach().clone() for name, (_, other) in found.items()})
         return found
+
+
+def _by_use(units: Sequence[Unit]) -> Iterator[tuple[tuple[tuple[str, ...], int], Unit]]:
+    """The units of a run by their weights, and by how many times these were used before."""
+    used: Counter[tuple[str, ...]] = Counter()
+    for one in units:
+        yield (one.names, used[one.names]), one
+        used[one.names] += 1
 
 
 def unmasked_shape(unit: Unit) -> tuple[int, ...]:
