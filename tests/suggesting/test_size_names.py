@@ -711,3 +711,33 @@ def test_a_parameter_that_may_be_none_has_a_number_if_its_name_says_which() -> N
     assert isinstance(built.module, WithNorms)
     assert built.module.eps == 1e-3
     assert built.asked == {"hidden_size": "hidden_size", "eps": "layer_norm_eps"}
+
+
+class Rotating(nn.Module):
+    def __init__(self, hidden_size: int = 8, rope_theta: float = 100000, scale: int = 2) -> None:
+        super().__init__()
+        self.up, self.theta, self.scale = nn.Linear(hidden_size, hidden_size), rope_theta, scale
+
+
+def test_a_whole_number_as_default_takes_the_config_s_fraction() -> None:
+    built = build_for(Rotating, {"hidden_size": 24, "rope_theta": 500.0})
+    assert (built.asked["rope_theta"], built.kept) == ("rope_theta", {"scale": 2})
+
+
+class Prefixed(nn.Module):
+    """A tower whose config counts the layers of two."""
+
+    def __init__(self, vit_hidden_dim: int = 8, vit_n_blocks: int = 4, lm_n_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(vit_hidden_dim, vit_hidden_dim) for _ in range(vit_n_blocks))
+        self.others = lm_n_blocks
+
+
+def test_a_number_of_layers_is_none_of_channels_though_the_shapes_of_one_more_are_there() -> None:
+    config = {"hidden_size": 24, "num_hidden_layers": 2, "num_channels": 3}
+    built = build_for(Prefixed, config)
+    assert built.asked["vit_n_blocks"] == "num_hidden_layers"
+    shapes = [(24, 24), (24,)] * 3  # a head has the shapes of a layer
+    assert better_sizes(Prefixed, built, config, shapes) == {}
+    within = Bounds(parameters=10_000, nbytes=2**20)
+    assert told_apart(Prefixed, built.asked, config, shapes, config, within) == {}

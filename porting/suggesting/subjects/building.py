@@ -616,6 +616,8 @@ def _arguments(
         # ratio of two sizes that may be None is a factor that may be left out.
         named = role is not None or normal(name) == normal(theirs.rpartition(".")[2])
         alike = alike or (parameter.default is None and named and "//" not in theirs and type(value) in {int, float})
+        numbers = {type(parameter.default), type(value)} == {int, float}  # theta: float = 100000
+        alike = alike or (named and numbers and "//" not in theirs)
         if path in given or required or role in SIZES or alike:
             found[name] = theirs
     return found

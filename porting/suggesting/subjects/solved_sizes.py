@@ -53,7 +53,7 @@ ALONE = "a size that nothing else is given"
 NEAR = 4
 """A size is tried together with another one where it costs the shapes of so many tensors at most."""
 
-COMPUTED = (Role.INNER, Role.VOCABULARY)
+COMPUTED = (Role.INNER, Role.VOCABULARY, Role.PATCH)
 """Sizes that modules compute from others, or have as a constant."""
 
 LAYERS = "layer_types"
@@ -268,8 +268,8 @@ def told_apart(
         within: how large the module may become, without values.
     """
     given = Counter(asked.values())
-    names = [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field)]
-    if not names:
+    names = [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field) and not _number(name)]
+    if not names:  # a number of layers is the size of no axis
         return {}
     wanted: Shapes = Counter(map(_sizes, shapes))
     axes = {size for shape in wanted for size in shape}
@@ -345,6 +345,16 @@ def abbreviated(name: str) -> dict[Role, int]:
     return found
 
 
+_NUMBERS = (frozenset({Role.DEPTH}), frozenset({Role.HEADS, Role.GROUPS}))
+"""What names of numbers, and not of widths, may mean each."""
+
+
+def _number(name: str) -> frozenset[Role] | None:
+    """The roles that a name of a number may have; None for other names, and for letters, which may mean anything."""
+    role = None if len(name) <= SHORT else role_of(name) or composed_role(name)
+    return next((some for some in _NUMBERS if role in some), None)
+
+
 class _Sizes:
     def __init__(
         self,
@@ -411,7 +421,8 @@ class _Sizes:
         for _ in range(ROUNDS):
             before = values
             for name in names:
-                values = max(({**values, name: size} for size in self._fields), key=self._score, default=values)
+                sizes = self._allowed(name)
+                values = max(({**values, name: size} for size in sizes), key=self._score, default=values)
             if values != before:
                 continue
             near = {name: self._near(name, values) for name in names}
@@ -423,13 +434,24 @@ class _Sizes:
             values = max([values, *ways], key=self._score)
             if values == before:
                 break
-        for name in names:  # a size without a usual name counts only where shapes show it
+        for name in (one for one in names if _number(one) is None):  # one without a usual name has to be shown
             ways = ({**values, name: size} for size in self._unusual)
             best = max(ways, key=self._alike, default=values)
             alike, usual = self._alike(best), self._alike(values)
             called = self._is_count(name) and not self._likely(name, values[name])[0]
             values = best if alike > usual or (called and alike == usual) else values
         return values
+
+    def _allowed(self, name: str) -> list[Size]:
+        """The sizes that a name may mean: a number of layers or heads is none of channels, whatever shapes fit."""
+        kind = _number(name)
+        if kind is None:
+            return list(self._fields)
+        return [
+            size
+            for size, fields in self._fields.items()
+            if isinstance(size, tuple) or any(role_of(field) in kind for field in fields)
+        ]
 
     def _shows(self, name: str, values: Mapping[str, Size]) -> bool:
         """Whether a name changes the shapes of what is built: of the many fields of a large config few do."""
@@ -446,7 +468,7 @@ class _Sizes:
     def _near(self, name: str, values: Mapping[str, Size]) -> list[Size]:
         """The sizes with which the module is nearly as much like the reference: two tables may have to change rows."""
         least = self._alike(values) - NEAR
-        return [size for size in self._fields if self._alike({**values, name: size}) >= least]
+        return [size for size in self._allowed(name) if self._alike({**values, name: size}) >= least]
 
     def _score(self, values: Mapping[str, Size]) -> tuple[tuple[float, bool], int, tuple[tuple[bool, float, int], ...]]:
         """How good sizes are: like the reference first, each field once, and then in the usual order."""
