@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from porting.frames import from_here
 from porting.tracing.code_coverage import MODELS, Branch, is_own, nested_code
-from porting.tracing.torch_modes import FunctionMode
+from porting.tracing.torch_modes import DispatchMode, FunctionMode
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"
@@ -106,9 +106,9 @@ class Conditions(FunctionMode):
         name = getattr(func, "__name__", "")
         if (name in _COMPARES or name in _CLAMPS) and isinstance(result, Tensor) and result.numel() > 1:
             frame = sys._getframe(1)  # the caller's line; inspect.stack reads every file of the stack
-            while _is_engine(frame) and frame.f_back is not None:  # other modes hand the call on
+            while _is_mode(frame) and frame.f_back is not None:  # other modes hand the call on
                 frame = frame.f_back
-            if self._is_own(frame):
+            if not _is_engine(frame) and self._is_own(frame):  # what a probe computes is no condition of the port's
                 self._note(frame, name, result.detach(), args)
         return result
 
@@ -190,6 +190,15 @@ def _constants(args: tuple[Any, ...]) -> Iterator[int]:
             and argument.numel() <= min(MOST_NUMBERS, largest - 1)
         ):
             yield from argument.flatten().tolist()
+
+
+def _is_mode(frame: FrameType) -> bool:
+    """Whether a frame is a mode's, which was given the call and hands it on."""
+    code, holder = frame.f_code, frame.f_locals.get("self")
+    return code.co_name in _HANDED_ON or (_is_engine(frame) and isinstance(holder, FunctionMode | DispatchMode))
+
+
+_HANDED_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
 
 
 def _is_engine(frame: FrameType) -> bool:
