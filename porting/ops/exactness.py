@@ -126,8 +126,11 @@ def require_held(values: Tensor, dtype: torch.dtype) -> None:
     if values.dtype == dtype or dtype.is_complex:
         return
     if values.is_complex():
-        raise InexactError(f"complex numbers would lose their imaginary part in {dtype_name(dtype)}")
+        message = f"complex numbers would lose their imaginary part in {dtype_name(dtype)}"
+        raise InexactError(message, "take abs(), or name the complex source first and no dtype")
     if dtype.is_floating_point:
+        if dtype.itemsize == 1 and torch.finfo(dtype).min > 0 and bool((values <= 0).any()):
+            raise InexactError(f"the result is not positive, and {dtype_name(dtype)} has positive numbers only")
         return
     limits = None if dtype == torch.bool else torch.iinfo(dtype)
     lowest, highest = (0, 1) if limits is None else (limits.min, limits.max)

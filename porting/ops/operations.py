@@ -80,7 +80,7 @@ class Sum(Operation):
             InexactError: a sum of whole numbers leaves int64.
         """
         if not is_whole(term.dtype):
-            total.add_(term)
+            total.add_(term if term.itemsize > 1 else term.to(total.dtype))  # torch adds no numbers of 8 bits
             return
         added = total.new_empty(term.shape)
         widen(term, added)

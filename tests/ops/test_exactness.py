@@ -312,3 +312,23 @@ def test_an_adapter_of_rank_zero_is_refused(field: str, tmp_path: Path) -> None:
     else:
         convert(folder, tmp_path / "out", table)
         assert load_file(tmp_path / "out" / "model.safetensors")["y"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
+def test_numbers_of_8_bits_are_added(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"x": torch.tensor([1.0, 2.0]).to(dtype), "z": torch.tensor([2.0, -0.5]).to(dtype)}
+    held = checkpoint(tmp_path / "in", tensors)
+    convert(held, tmp_path / "out", parse_table(rule("fold = true", FOLD, "y [t]")))
+    assert load_file(tmp_path / "out" / "model.safetensors")["y"].float().tolist() == [3.0, 1.5]
+
+
+def test_a_dtype_without_negative_numbers_gets_none(tmp_path: Path) -> None:
+    """torch drops the sign, and gives the smallest number for zero."""
+    held = checkpoint(tmp_path / "in", {"x": torch.tensor([1.0, 2.0]).to(torch.float8_e8m0fnu)})
+    for number in (-1, 0.5):
+        table = parse_table(rule(f"scale = {number}"))
+        if number > 0:
+            convert(held, tmp_path / "out", table)
+            continue
+        with pytest.raises(PortingError, match="float8_e8m0fnu has positive numbers only"):
+            convert(held, tmp_path / "out", table)
