@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from porting.ops.exactness import extremes, require_room, require_within
+from porting.ops.exactness import InexactError, extremes, require_room, require_within
 from porting.ops.operations import Operation
 from porting.ops.syntax import OPERATORS, ArithmeticSyntaxError, described, is_plain, parse, walk
 
@@ -273,9 +273,12 @@ class Formula(Operation):
 
         Raises:
             FormulaError: it has no value for them, as where a number is too large.
+            InexactError: whole numbers leave int64.
         """
         try:
             return self._evaluate(operands, numbers, sizes, result, offsets or {})
+        except InexactError:
+            raise
         except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             # whatever Python and torch refuse: which functions take which numbers and shapes is not listed here
             reason = " ".join(str(error).split())[:LONGEST]
@@ -298,7 +301,10 @@ class Formula(Operation):
             if name in operands:
                 return operands[name]
             number: float = node.value if isinstance(node, ast.Constant) else numbers[name]  # type: ignore[assignment]  # a number: parse() lets nothing else through
-            return int(number) if whole else float(number)
+            if not whole:
+                return float(number)
+            require_within([int(number)])
+            return int(number)
 
         value: _Value = walk(self.body, leaf, _combined, partial(_called, operands, sizes, offsets))
         if not isinstance(value, tuple):

@@ -145,7 +145,8 @@ class Scale(Constant):
             values.div_(number)
             return
         if bool(values.remainder(number).any()):
-            raise InexactError(f"a division by {number} leaves fractions, which whole numbers lose")
+            message = f"a division by {number} leaves fractions, which whole numbers lose"
+            raise InexactError(message, "no whole numbers give these through the rule")
         require_room(values, lambda one: int(one // number))
         values.div_(number, rounding_mode="trunc")
 
