@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.loading import INTEGERS
+from porting.ops import require_held
 from porting.plan.move import Casts
 
 SLICE = 1 << 16
@@ -21,7 +22,7 @@ class Losses:
     """The number of values that a cast, or a factor, lost in a tensor.
 
     Attributes:
-        infinite: finite values that became infinite.
+        infinite: finite values that became infinite, or what a dtype without infinity has instead.
         vanished: values that became zero: they were smaller than all that the new dtype has, its subnormals included.
     """
 
@@ -51,12 +52,19 @@ class CountedCasts(Casts):
         self.losses = NONE
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Write values to their place."""
+        """Write values to their place.
+
+        Raises:
+            InexactError: the dtype there does not hold them.
+        """
         if values.dtype == place.dtype:
             raw = INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
             place.view(raw).copy_(values.view(raw))
             return
+        require_held(values, place.dtype)
         place.copy_(values)
+        if values.is_complex() and place.is_complex():
+            values, place = torch.view_as_real(values), torch.view_as_real(place)
         if values.is_floating_point() and place.is_floating_point():
             lost = settle(values, place)
             self.losses = self.losses if lost is NONE else self.losses + lost
@@ -68,6 +76,8 @@ class CountedCasts(Casts):
 
     def finish(self, computed: Tensor) -> None:
         """Give every NaN the same bits, also where no cast did."""
+        if computed.is_complex():
+            computed = torch.view_as_real(computed)
         if computed.is_floating_point():
             unify(computed)
 
@@ -100,6 +110,7 @@ def settle(before: Tensor, after: Tensor) -> Losses:
     if int(most) > infinity:
         unify(after)
     infinite = max(0, _infinities(after) - _infinities(before)) if int(most) >= infinity else 0
+    infinite = infinite if after.itemsize > 1 else _too_large(before, seen, after.dtype)
     vanished = _nonzero(before) - _nonzero(seen) if int(least) == 0 else 0
     return Losses(infinite=infinite, vanished=vanished) if infinite or vanished else NONE
 
@@ -108,6 +119,13 @@ def unify(values: Tensor) -> None:
     """Give every NaN the same bits."""
     integers, _, _, nan = _marks(values.dtype)
     values.view(integers).masked_fill_((values if values.itemsize > 1 else values.float()).isnan(), nan)
+
+
+def _too_large(before: Tensor, seen: Tensor, dtype: torch.dtype) -> int:
+    """How many values are beyond what a dtype of 8 bits rounds to its largest: it may have no infinity for them."""
+    limits = torch.finfo(dtype)
+    edge = limits.max + limits.eps * 2 ** math.floor(math.log2(limits.max)) / 2
+    return int(((before.double().abs() >= edge) & (seen != before.double())).sum())
 
 
 def _infinities(tensor: Tensor) -> int:

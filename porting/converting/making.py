@@ -178,9 +178,9 @@ class Maker:
     def _length(self, recipe: Recipe) -> int:
         """The number of elements of a block: enough to read the source in long runs, if the memory allows."""
         width = recipe.work.itemsize
-        most = max(1, (self._block.numel() - 256) // (per_element(recipe) + recipe.arithmetic.nbytes))
+        most = max(1, (self._block.numel() - 256) // (per_element(recipe) + recipe.arithmetic.nbytes(recipe.work)))
         moves = tuple((copy.sizes, copy.source_strides, copy.target_strides) for copy in recipe.copies)
-        key = (moves, recipe.work, recipe.dtype, recipe.numel, recipe.arithmetic.nbytes)
+        key = (moves, recipe.work, recipe.dtype, recipe.numel, bool(recipe.arithmetic))
         if key not in self._lengths:
             length = min(most, max(1, BLOCK // width))
             while length < min(most, recipe.numel) and not self._reads_long_runs(recipe, length):

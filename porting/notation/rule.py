@@ -13,7 +13,7 @@ from functools import cached_property
 
 from porting.errors import Code
 from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, row_indices, sized, whole
-from porting.notation.expression import Expression
+from porting.notation.expression import Expression, Number
 from porting.notation.faults import NotationError
 from porting.notation.name import Decimal, Literal, Name
 from porting.ops import CONSTANTS, Arithmetic, Constant, Formula, FormulaError, Operation, Sum
@@ -178,9 +178,9 @@ class Rule:
             NotationError: a constant cannot be evaluated.
         """
         if self.formula is not None:
-            return Arithmetic((self.formula,), numbers=self.numbers(values))
-        constants = (kind(float(expression.evaluate(values))) for kind, expression in self.constants)
-        return Arithmetic((*([Sum()] if self.fold else []), *constants))
+            return Arithmetic((self.formula,), numbers=self.numbers(values), where=self.where)
+        constants = (kind(_exact(expression.evaluate(values))) for kind, expression in self.constants)
+        return Arithmetic((*([Sum()] if self.fold else []), *constants), where=self.where)
 
     @cached_property
     def back(self) -> Mapping[str, Formula]:
@@ -195,7 +195,7 @@ class Rule:
         """
         every = [one for one in (self.formula, *self.back.values()) if one is not None]
         names = sorted({name for one in every for name in one.names} - {*self.operands, RESULT})
-        return {name: float(Expression.parse(name).evaluate(values)) for name in names}
+        return {name: _exact(Expression.parse(name).evaluate(values)) for name in names}
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -448,6 +448,20 @@ def _lonely(key: frozenset[str], here: Sequence[Term], there: Sequence[Term], si
             return f"index {named} stands on the {has} and not on the {lacks}"
     named = " ".join(sorted(key)) or "1"
     return f"a part over the indices ({named}) on the {side} has no counterpart on the {other}"
+
+
+def _exact(number: Number) -> Number:
+    """A number as a float, where that is the same number or int64 does not have it either.
+
+    Raises:
+        NotationError: it is too large for both.
+    """
+    if isinstance(number, int) and abs(number) < 2**63 and float(number) != number:
+        return number
+    try:
+        return float(number)
+    except OverflowError as error:
+        raise NotationError(Code.BAD_EXPRESSION, "the config has a number that is too large to compute with") from error
 
 
 def _fold(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[Pair, ...]:

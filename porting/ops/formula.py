@@ -6,19 +6,20 @@ an index away, ``fp4(x, n)``, ``unpack_low(x, 4, n=8)`` and ``bicubic(x, h=H)`` 
 stands in ``s`` at the numbers ``j``.  What indices come out is known before any tensor is read, so that a formula is
 checked like any other rule.
 
-The text is parsed by Python's parser and evaluated here; only what is listed is accepted.  Values are float64.
+The text is parsed by Python's parser and evaluated here; only what is listed is accepted.  Values are float64,
+complex128 where a source is complex, and int64 where all are whole numbers (:mod:`porting.ops.exactness`).
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
+from porting.ops.exactness import InexactError, extremes, require_room, require_within
 from porting.ops.operations import Operation
 from porting.ops.syntax import OPERATORS, ArithmeticSyntaxError, described, is_plain, parse, walk
 
@@ -52,6 +53,9 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The values of 4-bit NormalFloat (Dettmers et al., QLoRA, 2023, appendix E), by their numbers."""
+
+WHOLE = ("abs", "sum", "repeat", "blocks", "take", "unpack_low", "unpack_high")
+"""Functions that make whole numbers of whole numbers."""
 
 UNPACKED = ("unpack_low", "unpack_high")
 """Functions that take whole numbers apart: the lowest bits first, or the highest."""
@@ -173,17 +177,77 @@ class Formula(Operation):
         computed = (node for node in ast.walk(self.body) if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call))
         return sum(math.prod(sizes[index] for index in replace(self, body=node).indices(operands)) for node in computed)
 
-    def short_blocks(self, sizes: Mapping[str, int]) -> str:
-        """The reason why blocks do not reach over the index that they are given for; empty where they do."""
+    def is_whole(self, numbers: Mapping[str, float]) -> bool:
+        """Whether it makes whole numbers of whole numbers.
+
+        Args:
+            numbers: the fields of the config that it reads.
+        """
+        for node in ast.walk(self.body):
+            match node:
+                case ast.Constant(value=int() | float() as value) if not float(value).is_integer():
+                    return False
+                case ast.Name() | ast.Attribute() if not float(numbers.get(ast.unparse(node), 0)).is_integer():
+                    return False
+                case ast.Div() | ast.Pow():
+                    return False
+                case ast.Call() if ast.unparse(node.func) not in WHOLE:
+                    return False
+        return True
+
+    def refused_numbers(self, numbers: Mapping[str, float]) -> str:
+        """The reason why what it computes of numbers alone has no value; empty where it has.
+
+        Args:
+            numbers: the fields of the config that it reads.
+        """
+
+        def leaf(node: ast.expr) -> float | None:
+            found = node.value if isinstance(node, ast.Constant) else numbers.get(ast.unparse(node))
+            return None if found is None else float(found)  # type: ignore[arg-type]  # a number, as in _evaluate
+
+        def combine(op: ast.operator, left: float | None, right: float | None) -> float | None:
+            if right is not None:
+                _require_divisor(op, right)
+            return None if left is None or right is None else _computed(op, left, right)
+
+        def call(node: ast.Call, inner: float | None) -> float | None:
+            function = ast.unparse(node.func)
+            return None if inner is None or function not in ELEMENTWISE else _number_of(function, inner)
+
+        try:
+            walk(self.body, leaf, combine, call)
+        except ArithmeticError as error:
+            return str(error)
+        return ""
+
+    def narrow_source(self, bits_of: Mapping[str, int]) -> str:
+        """The reason why a source has fewer bits than are taken apart; empty where none has.
+
+        Args:
+            bits_of: the bits of a number of each source.
+        """
+        for node in ast.walk(self.body):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNPACKED:
+                source, bits = ast.unparse(node.args[0]), _unpacked_bits(node)
+                if bits_of.get(source, bits) < bits:
+                    return f"{ast.unparse(node)} takes {bits} bits of each number, and {source} has {bits_of[source]}"
+        return ""
+
+    def unfit_blocks(self, sizes: Mapping[str, int]) -> str:
+        """The reason why blocks are too few or too many for the index that they are given for; empty if they fit."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "blocks":
                 length = _number(node)
                 for old, news in map(_replaced, node.keywords):
                     count = math.prod(sizes[new] for new in news)
-                    if sizes[old] * length < count:
+                    used = -(-count // length)
+                    if sizes[old] != used:
                         named = ", ".join(map(repr, news))
-                        reach = f"{sizes[old]} blocks of {length} end before the {count} elements of {named}"
-                        return f"{ast.unparse(node)}: {reach}"
+                        wrong = f"{sizes[old]} blocks of {length} end before the {count} elements of {named}"
+                        if sizes[old] > used:
+                            wrong = f"the {count} elements of {named} fill {used} of {sizes[old]} blocks of {length}"
+                        return f"{ast.unparse(node)}: {wrong}"
         return ""
 
     def kept(self, index: str) -> bool:
@@ -198,10 +262,10 @@ class Formula(Operation):
         result: Sequence[str],
         offsets: Mapping[str, int] | None = None,
     ) -> Tensor:
-        """The value, in float64.
+        """The value, in float64 or what else its operands have.
 
         Args:
-            operands: the tensors, each with the index of each of its axes.
+            operands: the tensors, each with the index of each of its axes: float64, complex128, or all int64.
             numbers: the fields of the config that it reads.
             sizes: the size of every index.
             result: the indices of the axes of the value, in their order.
@@ -209,9 +273,12 @@ class Formula(Operation):
 
         Raises:
             FormulaError: it has no value for them, as where a number is too large.
+            InexactError: whole numbers leave int64.
         """
         try:
             return self._evaluate(operands, numbers, sizes, result, offsets or {})
+        except InexactError:
+            raise
         except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             # whatever Python and torch refuse: which functions take which numbers and shapes is not listed here
             reason = " ".join(str(error).split())[:LONGEST]
@@ -227,15 +294,21 @@ class Formula(Operation):
     ) -> Tensor:
         import torch  # noqa: PLC0415  # tables are read without it
 
+        whole = all(tensor.dtype == torch.int64 for tensor, _ in operands.values())
+
         def leaf(node: ast.expr) -> _Value:
-            if isinstance(node, ast.Constant):
-                return float(node.value)  # type: ignore[arg-type]  # a number: parse() lets nothing else through
             name = ast.unparse(node)
-            return operands[name] if name in operands else numbers[name]
+            if name in operands:
+                return operands[name]
+            number: float = node.value if isinstance(node, ast.Constant) else numbers[name]  # type: ignore[assignment]  # a number: parse() lets nothing else through
+            if not whole:
+                return float(number)
+            require_within([int(number)])
+            return int(number)
 
         value: _Value = walk(self.body, leaf, _combined, partial(_called, operands, sizes, offsets))
-        if isinstance(value, float):
-            return torch.full([sizes[index] for index in result], value, dtype=torch.float64)
+        if not isinstance(value, tuple):
+            return torch.full([sizes[index] for index in result], value, dtype=torch.int64 if whole else torch.float64)
         tensor, indices = value
         extents = dict(zip(indices, tensor.shape, strict=True))
         return _aligned(tensor, indices, result).expand([extents.get(index, sizes[index]) for index in result])
@@ -387,13 +460,63 @@ def _call_indices(operands: Mapping[str, Sequence[str]], node: ast.Call, inner: 
 def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
     import torch  # noqa: PLC0415  # tables are read without it
 
-    indices = tuple(dict.fromkeys(index for one in (left, right) if not isinstance(one, float) for index in one[1]))
+    if not isinstance(right, tuple):
+        _require_divisor(op, right)
+        if not isinstance(left, tuple):
+            return _computed(op, left, right)
+    indices = tuple(dict.fromkeys(index for one in (left, right) if isinstance(one, tuple) for index in one[1]))
     a, b = (
-        torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else _aligned(*one, indices)
+        _aligned(*one, indices)
+        if isinstance(one, tuple)
+        else torch.tensor(one, dtype=torch.int64 if isinstance(one, int) else torch.float64)
         for one in (left, right)
     )
-    found = OPERATORS[type(op)](a, b)
-    return float(found) if isinstance(left, float) and isinstance(right, float) else (found, indices)
+    if a.dtype == b.dtype == torch.int64:
+        ends = [(int(one), int(other)) for one in extremes(a) for other in extremes(b)]
+        require_within(OPERATORS[type(op)](*pair) for pair in ends)
+    return OPERATORS[type(op)](a, b), indices
+
+
+def _computed(op: ast.operator, left: float, right: float) -> float:
+    """What an operation makes of two numbers.
+
+    Raises:
+        ArithmeticError: it is no finite number.
+    """
+    _require_divisor(op, right)
+    try:
+        found = OPERATORS[type(op)](left, right)
+    except ArithmeticError as error:  # a power of zero, or one that is too large
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number") from error
+    if isinstance(found, complex) or not math.isfinite(found):
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number")
+    return found  # type: ignore[no-any-return]  # OPERATORS takes any
+
+
+SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
+"""How operations are written, for messages."""
+
+
+def _require_divisor(op: ast.operator, right: float) -> None:
+    """Raises: ArithmeticError when it is a division by zero."""
+    if isinstance(op, ast.Div) and right == 0:
+        raise ArithmeticError("it divides by zero")
+
+
+def _number_of(function: str, number: float) -> float:
+    """What a function makes of a number.
+
+    Raises:
+        ArithmeticError: it is no finite number.
+    """
+    import torch  # noqa: PLC0415  # tables are read without it
+
+    if isinstance(number, int):
+        return abs(number)  # no other function makes whole numbers
+    found = float(getattr(torch, function)(torch.tensor(number, dtype=torch.float64)))
+    if not math.isfinite(found):
+        raise ArithmeticError(f"{function}({number:g}) is no finite number")
+    return found
 
 
 def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> Tensor:
@@ -416,9 +539,10 @@ def _with_more(
         more = [ast.unparse(one) for one in node.args[1:]]
         whole = tensor.reshape(*tensor.shape, *(1 for _ in more))
         return whole.expand(*tensor.shape, *(sizes[index] for index in more)), (*indices, *more)
-    bits = tensor.to(torch.int64)
     if function == "nf4":
-        return torch.tensor(NF4, dtype=torch.float64)[bits & 15], indices
+        return torch.tensor(NF4, dtype=torch.float64)[_whole_numbers(node, tensor, 0, 15)], indices
+    width = 8 if function == "fp4" else _unpacked_bits(node)
+    bits = _whole_numbers(node, tensor, -(1 << width - 1), (1 << width) - 1)  # signed or not
     if function == "fp4":
         table = torch.tensor(FP4, dtype=torch.float64)
         return torch.stack([table[bits & 15], table[(bits >> 4) & 15]], -1), (*indices, ast.unparse(node.args[1]))
@@ -427,7 +551,35 @@ def _with_more(
     places = places if function == "unpack_low" else places.flip(0)
     numbers = bits.unsqueeze(-1) >> places & (1 << width) - 1
     shape = (*tensor.shape, *(size for _, size in parts))
-    return numbers.to(torch.float64).reshape(shape), (*indices, *(index for index, _ in parts))
+    return numbers.to(tensor.dtype).reshape(shape), (*indices, *(index for index, _ in parts))
+
+
+def _unpacked_bits(node: ast.Call) -> int:
+    """The bits of a number that unpacking takes apart."""
+    return _number(node) * math.prod(size for _, size in _parts(node))
+
+
+def _whole_numbers(node: ast.Call, values: Tensor, least: int, most: int) -> Tensor:
+    """Values as int64.
+
+    Raises:
+        ValueError: one is not whole, or not within these limits.
+    """
+    import torch  # noqa: PLC0415  # tables are read without it
+
+    if values.numel() == 0:
+        return values.to(torch.int64)
+    if values.is_complex():
+        raise ValueError(f"{ast.unparse(node)}: whole numbers are looked up, and these are complex")
+    for one in extremes(values):
+        if not least <= one <= most:
+            raise ValueError(f"{ast.unparse(node)}: {one:g} is not from {least} to {most}")
+    numbers = values.to(torch.int64)
+    if values.is_floating_point():
+        other = numbers != values
+        if bool(other.any()):
+            raise ValueError(f"{ast.unparse(node)}: {float(values[other][0]):g} is not whole")
+    return numbers
 
 
 def _selected(
@@ -440,17 +592,21 @@ def _selected(
     return found.reshape(shape), (*indices[:at], *news, *indices[at + 1 :])
 
 
-def _field_of_json(tensor: Tensor, name: str) -> Tensor:
+def _field_of_json(node: ast.Call, tensor: Tensor) -> Tensor:
     """A number that a text of JSON has in a field, the text being the bytes of a tensor."""
     import torch  # noqa: PLC0415  # tables are read without it
 
+    from porting.checkpoint.strict_json import parse as parse_json  # noqa: PLC0415  # few tables read JSON
+
+    name = ast.unparse(node.args[1])
     if tensor.numel() > LONGEST_JSON:
         raise ValueError(f"{tensor.numel()} bytes of JSON, at most {LONGEST_JSON} are read")
-    fields = json.loads(bytes(int(one) for one in tensor.reshape(-1).tolist()))
+    text = bytes(_whole_numbers(node, tensor.reshape(-1), 0, 255).tolist())
+    fields = parse_json(text, where=ast.unparse(node))
     value = fields.get(name) if isinstance(fields, dict) else None
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return torch.tensor(float(value), dtype=torch.float64)
-    raise ValueError(f"the JSON has no number {name!r}")
+    raise ValueError(f"the JSON has no finite number {name!r}")
 
 
 def _looked_at(
@@ -466,11 +622,12 @@ def _looked_at(
 
     function = ast.unparse(node.func)
     if function == "json":
-        return _field_of_json(tensor, ast.unparse(node.args[1])), ()
+        return _field_of_json(node, tensor), ()
     if function == "take":
         ((old, source),) = [_resized(one) for one in node.keywords]
         numbers, names = operands[source]
-        return _selected(tensor, indices, old, numbers.to(torch.int64), names)
+        last = tensor.shape[indices.index(old)] - 1
+        return _selected(tensor, indices, old, _whole_numbers(node, numbers, 0, last), names)
     length = _number(node)
     for old, news in map(_replaced, node.keywords):
         numbers = torch.zeros((), dtype=torch.int64)
@@ -491,12 +648,16 @@ def _called(
     import torch  # noqa: PLC0415  # tables are read without it
 
     function, named = ast.unparse(node.func), [one.id for one in node.args[1:] if isinstance(one, ast.Name)]
-    if isinstance(inner, float):  # only a function of one value takes a number: an index has to be there
-        return float(getattr(torch, function)(torch.tensor(inner, dtype=torch.float64)))
+    if not isinstance(inner, tuple):  # only a function of one value takes a number: an index has to be there
+        return _number_of(function, inner)
     tensor, indices = inner
+    if function == "abs":
+        require_room(tensor, abs)
     if function in ELEMENTWISE:
         return getattr(torch, function)(tensor), indices
     if function == "sum":
+        count = math.prod(tensor.shape[indices.index(index)] for index in named)
+        require_room(tensor, lambda one: one * count)
         return tensor.sum([indices.index(index) for index in named]), tuple(one for one in indices if one not in named)
     if function in {"repeat", "nf4", "fp4", *UNPACKED}:
         return _with_more(function, node, tensor, indices, sizes)

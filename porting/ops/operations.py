@@ -5,8 +5,9 @@ gives, the values that undo it, its transpose (through which gradients go back),
 and the words for messages and pages.  Nothing else computes an element.  To add an operation with a constant, write its
 class and list it in :data:`CONSTANTS`.
 
-Values are computed in float64.  A sum is rounded to the dtype of the tensor, and so is what the operations with a
-constant, one after the other, make of it.
+Values are computed in float64, complex ones in complex128.  A sum is rounded to the dtype of the tensor, and so is what
+the operations with a constant, one after the other, make of it.  Whole numbers are computed in int64, and refused where
+that or the dtype of the tensor does not hold the result (:mod:`porting.ops.exactness`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # a table is read without torch, which takes longer to import than all tables to read
-    from torch import Tensor
+from porting.ops.exactness import InexactError, is_whole, require_held, require_room, wide_bytes, wide_dtype, widen
 
-FLOAT64_BYTES = 8
+if TYPE_CHECKING:  # a table is read without torch, which takes longer to import than all tables to read
+    import torch
+    from torch import Tensor
 
 
 class Operation:
@@ -38,10 +40,18 @@ class Operation:
     exact: ClassVar[bool] = False
 
     def forward(self, values: Tensor) -> None:
-        """Compute the target's elements in place of the source's, in float64."""
+        """Compute the target's elements in place of the source's, in the dtype in which they are computed.
+
+        Raises:
+            InexactError: whole numbers leave int64.
+        """
 
     def inverse(self, values: Tensor) -> None:
-        """Compute the source's elements in place of the target's, in float64."""
+        """Compute the source's elements in place of the target's, in the dtype in which they are computed.
+
+        Raises:
+            InexactError: whole numbers leave int64, or are no multiples of what divides them.
+        """
 
     def transpose(self, gradient: Tensor) -> None:
         """Compute the gradient of the source's elements in place of that of the target's, in float64."""
@@ -60,8 +70,23 @@ class Sum(Operation):
     effect = "adds tensors, and the sum does not show them"
 
     def add(self, total: Tensor, term: Tensor) -> None:
-        """Add a term to what the terms before it came to; ``total`` is float64."""
-        total.add_(term)
+        """Add a term to what the terms before it came to.
+
+        Args:
+            total: in the dtype in which it is computed.
+            term: in the dtype of the tensor.
+
+        Raises:
+            InexactError: a sum of whole numbers leaves int64.
+        """
+        if not is_whole(term.dtype):
+            total.add_(term if term.itemsize > 1 else term.to(total.dtype))  # torch adds no numbers of 8 bits
+            return
+        added = total.new_empty(term.shape)
+        widen(term, added)
+        total.add_(added)
+        if term.itemsize == total.itemsize and bool(((total ^ (total - added)) & (total ^ added) < 0).any()):
+            raise InexactError("the sum does not fit int64, in which whole numbers are computed")
 
     def receives(self, term: int) -> bool:
         """Whether the inverse gives the sum to the term of this number; else it gives it zero."""
@@ -78,6 +103,15 @@ class Constant(Operation):
 
     number: float
     preposition: ClassVar[str]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the number is whole, so that whole numbers are computed in int64."""
+        return float(self.number).is_integer()
+
+    def number_for(self, values: Tensor) -> float:
+        """The number as values of this dtype are computed with it."""
+        return int(self.number) if is_whole(values.dtype) else self.number
 
     @classmethod
     def fault(cls, number: float) -> str:
@@ -100,11 +134,21 @@ class Scale(Constant):
 
     def forward(self, values: Tensor) -> None:
         """Multiply."""
-        values.mul_(self.number)
+        number = self.number_for(values)
+        require_room(values, lambda one: int(one * number))
+        values.mul_(number)
 
     def inverse(self, values: Tensor) -> None:
         """Divide: multiplying by the reciprocal would round twice."""
-        values.div_(self.number)
+        number = self.number_for(values)
+        if not is_whole(values.dtype):
+            values.div_(number)
+            return
+        if bool(values.remainder(number).any()):
+            message = f"a division by {number} leaves fractions, which whole numbers lose"
+            raise InexactError(message, "no whole numbers give these through the rule")
+        require_room(values, lambda one: int(one // number))
+        values.div_(number, rounding_mode="trunc")
 
     def transpose(self, gradient: Tensor) -> None:
         """Multiply: the operation is linear, and its matrix is diagonal."""
@@ -121,11 +165,15 @@ class Offset(Constant):
 
     def forward(self, values: Tensor) -> None:
         """Add."""
-        values.add_(self.number)
+        number = self.number_for(values)
+        require_room(values, lambda one: int(one + number))
+        values.add_(number)
 
     def inverse(self, values: Tensor) -> None:
         """Subtract."""
-        values.sub_(self.number)
+        number = self.number_for(values)
+        require_room(values, lambda one: int(one - number))
+        values.sub_(number)
 
 
 CONSTANTS: Mapping[str, type[Constant]] = {kind.key: kind for kind in (Scale, Offset)}
@@ -140,11 +188,13 @@ class Arithmetic:
         operations: in the order in which they are applied.
         inverted: they are undone instead, the last one first.
         numbers: the fields of the config that a formula reads.
+        where: the place of the rule in its table, for messages.
     """
 
     operations: tuple[Operation, ...] = ()
     inverted: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
 
     @cached_property
     def sum(self) -> Sum | None:
@@ -168,10 +218,17 @@ class Arithmetic:
         """Whether elements are computed by a formula, of several others."""
         return any(one.key == "formula" for one in self.operations)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that an element takes while it is computed, beside its place: those of a float64."""
-        return FLOAT64_BYTES if self else 0
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of memory that an element of a tensor takes while it is computed, beside its place."""
+        return wide_bytes([dtype]) if self else 0
+
+    def wide(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which a sum and what follows it are computed, of tensors of one dtype.
+
+        Raises:
+            InexactError: whole numbers would not stay whole.
+        """
+        return wide_dtype([dtype], dtype, whole=all(one.is_whole for one in self.constants))
 
     @property
     def inverse(self) -> Arithmetic:
@@ -183,7 +240,11 @@ class Arithmetic:
         return all(one.receives(term) for one in self.operations if isinstance(one, Sum))
 
     def apply(self, values: Tensor) -> None:
-        """Compute single elements in place, in float64; a sum is complete by then."""
+        """Compute single elements in place, in the dtype in which they are computed; a sum is complete by then.
+
+        Raises:
+            InexactError: whole numbers leave int64, or do not stay whole.
+        """
         for one in self.constants:
             if self.inverted:
                 one.inverse(values)
@@ -191,13 +252,19 @@ class Arithmetic:
                 one.forward(values)
 
     def applied(self, values: Tensor) -> Tensor:
-        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed."""
+        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed.
+
+        Raises:
+            InexactError: the dtype does not hold the result, or whole numbers do not stay whole.
+        """
         if not self.constants:
             return values
         import torch  # noqa: PLC0415  # tables are read without it
 
-        wide = values.to(torch.float64, copy=True)
+        wide = torch.empty_like(values, dtype=self.wide(values.dtype))
+        widen(values, wide)
         self.apply(wide)
+        require_held(wide, values.dtype)
         return wide.to(values.dtype)
 
     def transpose(self, gradient: Tensor) -> None:

@@ -13,7 +13,8 @@ from porting.errors import Code, Fault, Message, Option, Wording, alike
 from porting.limits import reading, separately
 from porting.notation.rule import Rule
 from porting.notation.table import Table
-from porting.plan.align import Alignment, align_table
+from porting.ops import InexactError
+from porting.plan.align import Alignment, Step, align_table
 from porting.plan.config import effective, refused, sizes, uncomputable
 from porting.plan.fault_grouping import Nearest
 from porting.plan.leftovers import leave_out, make_recipes, renew
@@ -105,7 +106,8 @@ def _checked(
     faults += _dtypes(alignment, source.tensors, places, dtype)
     faults += _unfilled(alignment)
     values = effective(table, source.config)
-    faults += uncomputable((step.rule for step in alignment.steps), values)
+    unusable = [*uncomputable((step.rule for step in alignment.steps), values)]
+    faults += unusable or _inexact(alignment, source.tensors, values, dtype)
     working = _working(alignment, source.tensors)
     dtypes = {name: _made_in(places[name], dtype, working) for name in unfilled.made}
 
@@ -252,6 +254,47 @@ def _dtypes(
             else:
                 continue
             yield Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=message, hint=hint)
+
+
+def _inexact(
+    alignment: Alignment, sources: Mapping[str, Described], values: Mapping[str, object], dtype: torch.dtype | None
+) -> Iterator[Fault]:
+    """Rules whose result has a dtype that does not hold what they compute, as far as dtypes say so."""
+    seen = set()
+    for step in alignment.steps:
+        key = (id(step.rule), *(sources[name].dtype for name in step.sources))
+        if step.rule.operations and key not in seen:
+            seen.add(key)
+            message, hint = _inexact_step(step, sources, values, dtype)
+            if message:
+                pair = f"{step.sources[0]!r} -> {step.targets[0]!r}"
+                yield Fault(code=Code.DTYPE_CHANGE, where=step.rule.where, message=f"{pair}: {message}", hint=hint)
+
+
+def _inexact_step(
+    step: Step, sources: Mapping[str, Described], values: Mapping[str, object], dtype: torch.dtype | None
+) -> tuple[str, str]:
+    """The reason why the dtype of a step's target does not hold what is computed, and what to do; empty if it may."""
+    made, first = made_dtype(step, sources), sources[step.sources[0]].dtype
+    rule, arithmetic = step.rule, step.rule.arithmetic(values)
+    if rule.dtype and dtype is None and made != getattr(torch, rule.dtype):
+        message = f"dtype = {rule.dtype!r} is for a quantised first source, and this one is {dtype_name(first)}"
+        return message, Message("leave it out, or cast all tensors: ", Option("dtype", rule.dtype))
+    try:
+        if step.layout is None or rule.formula is None:
+            arithmetic.wide(made)
+            return "", ""
+        applied = step.layout.forward(rule, arithmetic.numbers, made, lambda name: sources[name].dtype)
+        applied.wide  # noqa: B018  # it raises
+    except InexactError as error:
+        return str(error), error.hint
+    whole = {
+        one.name: 8 * kind.itemsize
+        for one, kind in zip(applied.operands, applied.dtypes, strict=True)
+        if not kind.is_floating_point
+    }
+    message = rule.formula.narrow_source(whole)
+    return message, "give the bits that each number has" if message else ""
 
 
 def _spell(dtypes: set[torch.dtype]) -> str:

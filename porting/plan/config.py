@@ -131,6 +131,11 @@ def _unusable(rule: Rule, values: Mapping[str, object]) -> Iterator[Fault]:
         message = f"a formula of '{rule}': {error}"
         yield Fault(code=error.code, where=rule.where, message=message, hint=error.hint)
         return
+    for formula in (rule.formula, *rule.back.values()):
+        if formula is not None and (reason := formula.refused_numbers(numbers)):
+            message = f"formula = {formula.text!r} cannot be computed: {reason}"
+            yield Fault(code=Code.BAD_EXPRESSION, where=rule.where, message=message)
+            return
     fault = not_undone(rule, numbers)
     if fault is not None:
         yield fault

@@ -128,7 +128,7 @@ class Fitter:
         if rule.formula is None:
             self._known[key] = tuple(_moves(rule, parts, sizes, counts))
         else:
-            if reason := rule.formula.short_blocks(sizes):
+            if reason := rule.formula.unfit_blocks(sizes):
                 message = f"{reason}, in '{rule}'"
                 self.faults.append(Fault(code=Code.SHAPE_MISMATCH, where=rule.where, message=message))
                 return None
@@ -177,10 +177,8 @@ class Fitter:
         every = {index for side in sides for index in (*leaves(side.axes), *row_indices(side.axes))}
         inner = {sized(index) for index in every}
         sizes = {index: size for index, size in known.items() if index in inner or index in counts}
-        sizes |= rule.fixed_sizes
-        for index, count in counts.items():
-            if sizes.setdefault(index, count) != count:
-                raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {count} in the names")
+        _add_sizes(sizes, rule.fixed_sizes, "formula")
+        _add_sizes(sizes, counts, "names")
         try:
             solve_all([pair for side in sides for pair in zip(side.axes, side.shape, strict=True)], sizes)
         except Mismatch as error:
@@ -211,6 +209,17 @@ class Fitter:
             if isinstance(value, int) and not isinstance(value, bool) and value in ours - theirs
         ]
         return "; ".join([*said, *fields])
+
+
+def _add_sizes(sizes: dict[str, int], more: Mapping[str, int], place: str) -> None:
+    """Add the sizes of indices that another place says.
+
+    Raises:
+        _Misfit: [sizes], or what was added before, says another.
+    """
+    for index, size in more.items():
+        if sizes.setdefault(index, size) != size:
+            raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {size} in the {place}")
 
 
 def _sized_by(unknown: Sequence[str]) -> str:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from porting.errors import Code, Fault, PortingError
 from porting.notation.rule import RESULT, Rule
-from porting.ops import Formula, FormulaError
-from porting.ops.operations import FLOAT64_BYTES
+from porting.ops import Formula, FormulaError, wide_dtype, widen
+from porting.ops.exactness import wide_bytes
 from porting.plan.clipping import row_major
 from porting.plan.copies import Copy, make_copy
 
@@ -48,6 +48,8 @@ class Applied:
         numbers: the fields of the config that it reads.
         result: the indices of the tensor, the slowest first.
         place: the move of the result, with an axis for each of its indices, into the tensor.
+        dtypes: those of the tensors that the operands read, in the same order.
+        dtype: that of the result.
         where: the place of the rule in its table.
     """
 
@@ -57,7 +59,18 @@ class Applied:
     sizes: Mapping[str, int]
     result: tuple[str, ...]
     place: Copy
+    dtypes: tuple[torch.dtype, ...]
+    dtype: torch.dtype
     where: str = ""
+
+    @cached_property
+    def wide(self) -> torch.dtype:
+        """The dtype in which it is computed.
+
+        Raises:
+            InexactError: whole numbers would be computed of others, or as others.
+        """
+        return wide_dtype(self.dtypes, self.dtype, whole=self.formula.is_whole(self.numbers))
 
     @cached_property
     def divisible(self) -> tuple[str, ...]:
@@ -74,7 +87,7 @@ class Applied:
         sizes = {**self.sizes, **extents}
         operands = {one.name: one.indices for one in self.operands}
         buffers = sum(math.prod(sizes[index] for index in one.indices) for one in self.operands)
-        return FLOAT64_BYTES * (buffers + self.formula.most_held(operands, sizes))
+        return wide_bytes(self.dtypes) * (buffers + self.formula.most_held(operands, sizes))
 
     def least(self, each: int) -> int:
         """Bytes that are held while the smallest part is computed; ``each`` of its elements takes so many beside."""
@@ -106,13 +119,14 @@ class Applied:
                 yield start, min(start + length, begin + within)
 
     def compute(self, start: int, stop: int, read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]]) -> Tensor:
-        """The elements from ``start`` to ``stop`` of the tensor in row-major order, in float64.
+        """The elements from ``start`` to ``stop`` of the tensor in row-major order, in the dtype of their computation.
 
         Args:
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
 
         Raises:
             FormulaFailedError: the formula has no value for these numbers.
+            InexactError: whole numbers would not stay whole.
         """
         first, row = 0, math.prod(self.sizes[index] for index in self.result)
         offsets: dict[str, int] = {}
@@ -123,13 +137,16 @@ class Applied:
             offsets[index], sizes[index], first = low, high - low, first + low * row
             if high > low + 1:
                 break
-        operands = {one.name: (self._buffer(one, offsets, sizes, read), one.indices) for one in self.operands}
+        operands = {
+            one.name: (self._buffer(one, dtype, offsets, sizes, read), one.indices)
+            for one, dtype in zip(self.operands, self.dtypes, strict=True)
+        }
         try:
             found = self.formula.evaluate(operands, self.numbers, sizes, self.result, offsets).reshape(-1)
         except FormulaError as error:
             raise FormulaFailedError(_failed(self.where, error)) from error
         if not self.place.contiguous:
-            whole = torch.empty(found.numel(), dtype=torch.float64)
+            whole = torch.empty(found.numel(), dtype=found.dtype)
             size, strides = self.place.sizes, self.place.source_strides
             _at(whole, size, self.place.target_strides, self.place.target_offset).copy_(
                 _at(found.contiguous(), size, strides, self.place.source_offset)
@@ -140,6 +157,7 @@ class Applied:
     def _buffer(
         self,
         operand: Operand,
+        dtype: torch.dtype,
         offsets: Mapping[str, int],
         sizes: Mapping[str, int],
         read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]],
@@ -148,10 +166,11 @@ class Applied:
         extents = [sizes[index] for index in operand.indices]
         steps = zip(operand.indices, row_major(operand.sizes), strict=True)
         first = sum(step * offsets.get(index, 0) for index, step in steps)
-        buffer = torch.empty(math.prod(extents), dtype=torch.float64)
+        wide = torch.float64 if self.wide.is_complex and not dtype.is_complex else self.wide
+        buffer = torch.empty(math.prod(extents), dtype=wide)
         for copy in operand.copies:
             for values, part in read(copy, first, first + buffer.numel()):
-                _at(buffer, part.sizes, part.target_strides, part.target_offset).copy_(values)
+                widen(values, _at(buffer, part.sizes, part.target_strides, part.target_offset))
         return buffer.view(extents)
 
 
@@ -161,6 +180,12 @@ class FormulaFailedError(PortingError):
 
 def _failed(where: str, error: FormulaError) -> Fault:
     return Fault(code=Code.BAD_EXPRESSION, where=where, message=str(error))
+
+
+def _dtype(operand: Operand, dtype_of: Callable[[str], torch.dtype]) -> torch.dtype:
+    """The dtype of the tensors that an operand reads; of several that are stacked, the most general."""
+    found = [dtype_of(name) for name in dict.fromkeys(copy.source for copy in operand.copies)]
+    return max(found, key=lambda one: (one.is_complex, one.is_floating_point))
 
 
 def _at(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
@@ -179,8 +204,15 @@ class Layout:
     result: Operand
     sizes: Mapping[str, int]
 
-    def forward(self, rule: Rule, numbers: Mapping[str, float]) -> Applied:
-        """How the target comes about."""
+    def forward(
+        self, rule: Rule, numbers: Mapping[str, float], dtype: torch.dtype, dtype_of: Callable[[str], torch.dtype]
+    ) -> Applied:
+        """How the target comes about.
+
+        Args:
+            dtype: the target's.
+            dtype_of: gives the dtype of a source.
+        """
         if rule.formula is None:
             raise TypeError(f"{rule} has no formula")  # a bug of ours
         return Applied(
@@ -190,11 +222,17 @@ class Layout:
             sizes=self.sizes,
             result=self.result.indices,
             place=self.result.copies[0].inverse,
+            dtypes=tuple(_dtype(one, dtype_of) for one in self.operands),
+            dtype=dtype,
             where=rule.where,
         )
 
-    def backward(self, rule: Rule, source: str, numbers: Mapping[str, float]) -> Applied | None:
-        """How a source comes about from the target; None where the rule does not say or it is no single term."""
+    def backward(self, rule: Rule, source: str, numbers: Mapping[str, float], dtype: torch.dtype) -> Applied | None:
+        """How a source comes about from the target; None where the rule does not say or it is no single term.
+
+        Args:
+            dtype: that of both.
+        """
         number = next(n for n, one in enumerate(self.operands) if any(copy.source == source for copy in one.copies))
         operand = self.operands[number]
         formula = rule.back.get(operand.name)
@@ -212,6 +250,8 @@ class Layout:
             sizes=self.sizes,
             result=operand.indices,
             place=copies[0].inverse,
+            dtypes=(dtype,),
+            dtype=dtype,
             where=rule.where,
         )
 

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from porting.ops import NOTHING, Arithmetic, Content
+from porting.errors import Code, Fault, PortingError
+from porting.ops import NOTHING, Arithmetic, Content, InexactError, require_held, widen
 from porting.plan.align import Step
 from porting.plan.clipping import ENDLESS, clip, row_major, window
 from porting.plan.copies import Copy, whole
@@ -74,11 +75,28 @@ class ReadParts(Protocol):
         """The parts that land in the window; ``into`` is its memory, to which a reader may bring some by itself."""
 
 
+class InexactResultError(PortingError):
+    """The dtype of a tensor does not hold what a rule computes for it."""
+
+
+def inexact(name: str, arithmetic: Arithmetic, error: InexactError) -> InexactResultError:
+    """The error of a tensor whose dtype does not hold what is computed for it."""
+    message = f"{name!r}: {error}" if arithmetic.where else str(error)
+    return InexactResultError(
+        Fault(code=Code.DTYPE_CHANGE, where=arithmetic.where or name, message=message, hint=error.hint)
+    )
+
+
 class Casts:
     """Puts values to their places, cast to the dtype there; a subclass may count what that loses."""
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Put values, whose dtype may be another, to a place of the same sizes."""
+        """Put values, whose dtype may be another, to a place of the same sizes.
+
+        Raises:
+            InexactError: the dtype there does not hold them.
+        """
+        require_held(values, place.dtype)
         place.copy_(values)
 
     def put_window(self, values: Tensor, place: Tensor) -> None:
@@ -111,8 +129,8 @@ def compute(
     Args:
         read: gives what a move of the recipe brings there, or into a range of an operand of its formula.
         base: the same of the moves that bring the elements of ``recipe.base``.
-        take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in float64
-            where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
+        take: gives memory for so many elements of a dtype, in one row: for the elements in ``recipe.work``, in a wider
+            dtype where something is computed, and in ``recipe.dtype`` where that is another; its own when left out.
         casts: puts values to their places.
 
     Returns:
@@ -120,15 +138,29 @@ def compute(
 
     Raises:
         ValueError: some elements are written by no move, and the recipe has nothing to put there.
+        InexactResultError: the dtype does not hold what is computed.
     """
-    take, casts = take or _allocate, casts or Casts()
+    try:
+        return _computed(recipe, where, read, base, take or _allocate, casts or Casts())
+    except InexactError as error:
+        raise inexact(recipe.name, recipe.arithmetic, error) from error
+
+
+def _computed(
+    recipe: Recipe,
+    where: Window,
+    read: ReadParts,
+    base: ReadParts | None,
+    take: Callable[[int, torch.dtype], Tensor],
+    casts: Casts,
+) -> Tensor:
     arithmetic, count = recipe.arithmetic, where.numel
     block = take(count, recipe.work)
     if recipe.applied is not None:
         casts.put_window(_by_formula(recipe.applied, where, read), block)
         casts.finish(block)
         return _finished(recipe, block, take, casts)
-    wide = take(count, torch.float64) if arithmetic else None
+    wide = take(count, arithmetic.wide(recipe.work)) if arithmetic else None
     if wide is None or arithmetic.sum is None:
         _move(recipe, where, block, read, base, casts)
     else:
@@ -190,14 +222,15 @@ def _move(recipe: Recipe, where: Window, block: Tensor, read: ReadParts, base: R
 
 
 def _apply(recipe: Recipe, where: Window, block: Tensor, wide: Tensor, casts: Casts) -> None:
-    """Compute single elements of a window in ``wide``, which is float64, and put them back."""
+    """Compute single elements of a window in ``wide``, whose dtype loses nothing, and put them back."""
     if recipe.arithmetic.constants:
-        wide.copy_(block)
-        recipe.arithmetic.apply(wide)
+        widen(block, wide)
         if recipe.covered:
+            recipe.arithmetic.apply(wide)
             casts.put_window(wide, block)
         else:  # a fill is what the rule says, and an element of the base what it was
             for part in (part for copy in recipe.copies for part in where.clip(copy)):
+                recipe.arithmetic.apply(_place(part, wide))
                 casts.put(_place(part, wide), _place(part, block))
     casts.finish(block)
 
@@ -212,6 +245,8 @@ def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None,
         for values, part in base(whole(recipe.base, recipe.name, recipe.numel), where, block):
             casts.put(values, _place(part, block))
     elif recipe.fill is not None:
+        if why := Content(number=recipe.fill).fault(recipe.shape, recipe.work):
+            raise InexactError(f"fill = {recipe.fill:g}: {why}", "give a fill that the dtype has")
         block.fill_(recipe.fill)
     else:  # check() and export() refuse this with a fault before any tensor is read
         missing = recipe.numel - sum(copy.numel for copy in recipe.copies)
@@ -240,12 +275,15 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
         device: where it is computed; that of its first source when left out.
 
     Raises:
-        ValueError: as :func:`compute`.
+        ValueError, InexactResultError: as :func:`compute`.
     """
     moves = recipe.copies
     plain = recipe.arithmetic.sum is None and recipe.applied is None
     if plain and len(moves) == 1 and moves[0].numel == recipe.numel:
-        return recipe.arithmetic.applied(_box(moves[0], read(moves[0].source)).reshape(recipe.shape))
+        try:
+            return recipe.arithmetic.applied(_box(moves[0], read(moves[0].source)).reshape(recipe.shape))
+        except InexactError as error:
+            raise inexact(recipe.name, recipe.arithmetic, error) from error
     if device is None:
         device = read(moves[0].source).device if moves else torch.device("cpu")
 
@@ -323,6 +361,11 @@ class _Read:
         return self.read(name)
 
 
+def _precise(*tensors: Tensor) -> torch.dtype:
+    """The dtype in which gradients of these tensors are computed."""
+    return torch.complex128 if any(one.is_complex() for one in tensors) else torch.float64
+
+
 def pullback(
     step: Step,
     source: str,
@@ -331,10 +374,10 @@ def pullback(
     arithmetic: Arithmetic = NOTHING,
     values: Read | None = None,
 ) -> Tensor:
-    """The gradient of one of a step's sources from those of its targets, in float64: the transpose of :func:`forward`.
+    """The gradient of one of a step's sources from those of its targets: the transpose of :func:`forward`.
 
-    A move is carried back, what is computed is transposed, and what was broadcast is summed.  An element that no copy
-    reads has none: zero.
+    It is computed in float64, a complex one in complex128.  A move is carried back, what is computed is transposed, and
+    what was broadcast is summed.  An element that no copy reads has none: zero.
 
     Args:
         arithmetic: what :func:`forward` computes.
@@ -347,11 +390,10 @@ def pullback(
         if values is None:
             raise ValueError(f"the gradient through {step.rule} needs the values of its sources")
         return _pulled_through(step, source, shape, read, arithmetic, values)
-    result = torch.zeros(shape, dtype=torch.float64)
-    for copy in step.copies:
-        if copy.source != source:
-            continue
-        given = read(copy.target).to("cpu", torch.float64).contiguous()
+    mine = [copy for copy in step.copies if copy.source == source]
+    result = torch.zeros(shape, dtype=_precise(*(read(copy.target) for copy in mine)))
+    for copy in mine:
+        given = read(copy.target).to("cpu", result.dtype).contiguous()
         box = _place(copy, given)
         broadcast = [place for place, stride in enumerate(copy.source_strides) if stride == 0]
         box = box.sum(broadcast) if broadcast else box
@@ -366,13 +408,12 @@ def _pulled_through(
 ) -> Tensor:
     """The same through a formula, by torch's own derivatives of it."""
     (target,) = step.targets
-    given = read(target).to("cpu", torch.float64)
-    found = {
-        name: values(name).detach().to("cpu", torch.float64).requires_grad_(name == source) for name in step.sources
-    }
-    shapes = {name: one.to(torch.float64) for name, one in found.items()}
+    held = {name: values(name).detach() for name in step.sources}
+    given = read(target)
+    given = given.to("cpu", _precise(given))
+    found = {name: tensor.to("cpu", _precise(tensor)).requires_grad_(name == source) for name, tensor in held.items()}
     with torch.enable_grad():
-        ((_, made),) = forward(step, {target: given}, shapes.__getitem__, arithmetic)
+        ((_, made),) = forward(step, {target: given}, found.__getitem__, arithmetic)
         made.backward(given)  # type: ignore[no-untyped-call]  # torch gives it no types
     gradient = found[source].grad
-    return torch.zeros(shape, dtype=torch.float64) if gradient is None else gradient.reshape(shape)
+    return torch.zeros(shape, dtype=found[source].dtype) if gradient is None else gradient.reshape(shape)

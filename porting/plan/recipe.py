@@ -48,7 +48,7 @@ class Tensors(Protocol):
 class Recipe:
     """How one tensor comes about; :func:`porting.plan.move.compute` computes any part of it.
 
-    Its elements are gathered in ``work`` (every source is cast to that as it is read), computed in float64 where
+    Its elements are gathered in ``work`` (every source is cast to that as it is read), computed in a wider dtype where
     there is something to compute, rounded to ``work``, and then cast to ``dtype``.
 
     Attributes:
@@ -145,7 +145,7 @@ def forward_recipes(
             dtype=work,
             copies=step.copies,
             arithmetic=arithmetic,
-            applied=step.layout.forward(step.rule, arithmetic.numbers),
+            applied=step.layout.forward(step.rule, arithmetic.numbers, work, lambda name: sources[name].dtype),
         )
         return
     for name in step.targets:
@@ -210,7 +210,7 @@ def _backward_by_formula(
     """The recipes of the sources of a formula; one that ``back`` does not give has nothing that brings its elements."""
     work = targets[step.targets[0]].dtype
     for name in step.sources:
-        applied = layout.backward(step.rule, name, arithmetic.numbers)
+        applied = layout.backward(step.rule, name, arithmetic.numbers, work)
         yield Recipe(
             name=name,
             shape=tuple(sources[name].shape),

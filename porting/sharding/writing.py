@@ -23,11 +23,12 @@ from porting.checkpoint import Checkpoint, TensorFile
 from porting.errors import Code, Fault, alike
 from porting.export_files import LARGEST
 from porting.opening import Member
-from porting.ops import Content
+from porting.ops import Content, InexactError
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
 from porting.plan.copies import Copy
 from porting.plan.leftovers import differs
+from porting.plan.move import inexact
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
@@ -302,7 +303,10 @@ def _write_step(
         if not _is_writer(tensors[recipe.name], processes):
             continue
         for box, local in _local_boxes(recipe, tensors[recipe.name]):
-            values = arithmetic.inverse.applied(local).view(-1)
+            try:
+                values = arithmetic.inverse.applied(local).view(-1)
+            except InexactError as error:
+                raise inexact(recipe.name, arithmetic, error) from error
             for copy in kept:
                 for part in clip(copy, recipe.shape, box.starts, box.sizes):
                     places.put(part, values)

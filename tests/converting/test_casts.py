@@ -49,3 +49,14 @@ def test_losses_are_counted() -> None:
         out = values.to(to)
         assert settle(values, out) == expected
     assert settle(values[:0], values[:0].half()) == Losses()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "edge"), [(torch.float8_e4m3fn, 464.0), (torch.float8_e5m2, 61440.0)], ids=["e4m3fn", "e5m2"]
+)
+def test_values_beyond_8_bits_are_counted_whatever_they_become(dtype: torch.dtype, edge: float) -> None:
+    """torch gives the largest number in place of what is too large for E4M3, and infinity for E5M2."""
+    largest = torch.finfo(dtype).max
+    values = torch.tensor([1.0, -largest, edge - 0.1, -(edge + 0.1), 1e9, math.nan], dtype=torch.float64)
+    assert settle(values, values.to(dtype)) == Losses(infinite=2)
+    assert settle(values[:3], values[:3].to(dtype)) == Losses()

@@ -173,6 +173,12 @@ HOSTILE = {
         "[o i]",
         "2 blocks of 2 end before the 6 elements of 'o'",
     ),
+    "blocks that are too large": (
+        {"w [o i]": (6, 4), "s [k]": (3,)},
+        "w * blocks(s, 4, k=o)",
+        "[o i]",
+        "the 6 elements of 'o' fill 2 of 3 blocks of 4",
+    ),
     "an index in two ways": (
         {"w [o i]": (6, 4), "s [k]": (3,)},
         "w * blocks(s, 2, k=o, k=i)",
@@ -188,8 +194,15 @@ BACK = 'back = { w = "y" }\n'
 NO_VALUE = {
     "a number beyond float64": ((4, 4), f"w * 0x{'f' * 280}", "[o i]", ""),
     "such a number in a rule with a way back": ((4, 4), f"w * 0x{'f' * 280}", "[o i]", BACK),
-    "blocks of 10^20": ((4, 4), "w * blocks(w, 99999999999999999999, o=p)", "[o i p]", ""),
+    "blocks of 10^20": ((1, 4), "w * blocks(w, 99999999999999999999, o=p)", "[o i p]", ""),
     "no elements to resize": ((0, 4), "bicubic(w, o=O, i=I)", "[O I]", ""),
+    "a division by zero": ((4, 4), "w / 0", "[o i]", ""),
+    "a division of numbers by zero": ((4, 4), "w * (3 / (2 - 2))", "[o i]", ""),
+    "a power that is too large": ((4, 4), "w * 10 ** 400", "[o i]", ""),
+    "a negative power of zero": ((4, 4), "w * 0 ** -1", "[o i]", ""),
+    "a root of a negative number": ((4, 4), "w * (-8) ** 0.5", "[o i]", ""),
+    "the logarithm of zero": ((4, 4), "w * log(0)", "[o i]", ""),
+    "a number beyond float64 by a function": ((4, 4), "w * exp(1000)", "[o i]", ""),
     "a function of tensors of a number": ((4, 4), "nf4(3) * w", "[o i]", ""),
 }
 

@@ -29,7 +29,7 @@ PACKAGES = {
         "porting.opening",
         "porting.printable",
     ),
-    "porting.ops": ("porting.printable",),
+    "porting.ops": ("porting.checkpoint.strict_json", "porting.printable"),
     "porting.pages": ("porting.errors", "porting.printable"),
     "porting.plotting": (),
     "porting.printable": (),

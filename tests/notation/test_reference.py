@@ -45,7 +45,7 @@ def tensors(text: str) -> dict[str, Shape]:
 
 
 def read_as_numbers(table: str, sources: dict[str, Shape]) -> dict[str, torch.Tensor]:
-    """Values of tensors that a formula reads as places of another, or as a text of JSON."""
+    """Values of tensors that a formula reads as whole numbers, as places of another, or as a text of JSON."""
     looked_up = {name: torch.zeros(shape) for name, shape in sources.items() if name.endswith(("g_idx", "absmax"))}
     text = '{"nested_offset": 0.5}'
     texts = {
@@ -53,7 +53,9 @@ def read_as_numbers(table: str, sources: dict[str, Shape]) -> dict[str, torch.Te
         for name, shape in sources.items()
         if "quant_state" in name
     }
-    return looked_up | texts if "take(" in table else {}
+    packed = ("q.qweight", "q.qzeros", "experts.blocks", *(["q.weight"] if texts else []))
+    numbers = {name: torch.randint(0, 256, sources[name]).double() for name in packed if name in sources}
+    return numbers | (looked_up | texts if "take(" in table else {})
 
 
 @pytest.mark.parametrize(("table", "effect"), EXAMPLES)

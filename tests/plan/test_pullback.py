@@ -49,3 +49,29 @@ def test_it_is_what_autograd_gives(name: str) -> None:
         (step,) = [step for step in held.steps if one in step.sources]
         found = pullback(step, one, shape, given.__getitem__, held.arithmetic(step))
         torch.testing.assert_close(found, gradient, rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources"),
+    [
+        ('source = "a [o i]"\ntarget = "b [i o]"\nscale = 3', {"a": (3, 4)}),
+        (
+            'source = { a = "a [o i]", c = "c [o]" }\ntarget = "b [i o]"\nformula = "a * c + exp(a)"',
+            {"a": (3, 4), "c": (3,)},
+        ),
+    ],
+    ids=["scale", "formula"],
+)
+def test_gradients_of_complex_tensors_are_complex(rule: str, sources: Mapping[str, Shape]) -> None:
+    held = port(f"[[rule]]\n{rule}", sources, {"b": (4, 3)})
+    torch.manual_seed(0)
+    tensors = {one: torch.randn(shape, dtype=torch.complex128, requires_grad=True) for one, shape in sources.items()}
+    given = torch.randn(4, 3, dtype=torch.complex128)
+    a = tensors["a"]
+    made = (3 * a if "scale" in rule else a * tensors["c"][:, None] + a.exp()).T
+    (step,) = held.steps
+    for (one, shape), gradient in zip(
+        sources.items(), torch.autograd.grad(made, list(tensors.values()), given), strict=True
+    ):
+        found = pullback(step, one, shape, {"b": given}.__getitem__, held.arithmetic(step), tensors.__getitem__)
+        torch.testing.assert_close(found, gradient, rtol=1e-14, atol=1e-14)
