@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
+from porting.checkpoint.merging import merged
 from porting.comparing import diff
 from porting.converting import convert, verify_files
 from porting.notation.table import Table, parse_table
@@ -115,6 +116,29 @@ def test_names_that_are_taken_are_refused(base: Path, adapter: Path, tmp_path: P
     refused(f"{base}+width={adapter}", "has the field 'width' in its config")
     refused(f"{base}+a={adapter}+a={adapter}", "two of the checkpoints get one name")
     refused(f"{base}+lora={tmp_path}/nowhere", "no such file or directory")
+
+
+def test_a_name_that_is_a_folder_of_the_first_is_refused(adapter: Path, tmp_path: Path) -> None:
+    """Files are known by their names: one of the second would be read where one of the first is meant."""
+    for number in range(2):
+        (tmp_path / f"model_{number}").mkdir()
+        save_file({"w": torch.full((2,), float(number))}, tmp_path / f"model_{number}" / "adapter_model.safetensors")
+    ranks = f"{tmp_path}/model_{{r}}"
+    for first in (ranks, f"{ranks}/adapter_model.safetensors"):
+        refused(f"{first}+model_0={adapter}", "has the file 'model_0/adapter_model.safetensors', so that 'model_0' can")
+        whole = open_checkpoint(f"{first}+x={adapter}")
+        assert [float(whole.read(f"rank{number}.w")[0]) for number in range(2)] == [0, 1]
+        assert torch.equal(whole.read("x.layers.0.a"), open_checkpoint(adapter).read("layers.0.a"))
+
+
+def test_two_files_of_one_name_are_refused(base: Path, adapter: Path) -> None:
+    first, second = open_checkpoint(base), open_checkpoint(adapter)
+    second.sources = {"model.safetensors": second.sources["adapter_model.safetensors"]}
+    with pytest.raises(
+        CheckpointError,
+        match=r"base/model\.safetensors and .*adapter_model\.safetensors would both be the file 'model\.safetensors'",
+    ):
+        merged("x", [("", "", first), ("a.", "", second)])
 
 
 @pytest.mark.parametrize("inside", ["base", "adapter"])
