@@ -111,6 +111,28 @@ def test_what_exists_under_the_whole_name_is_meant(tmp_path: Path) -> None:
     assert [*open_checkpoint(folder).tensors] == ["w"]
 
 
+def test_a_path_that_holds_the_name_of_another_is_read_as_what_exists(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "a+y=b", {"w": torch.ones(2)}, {})
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b").tensors
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b/model.safetensors").tensors
+    saved(tmp_path / "a", {"w": torch.zeros(2)}, {})
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b").tensors
+
+
+def test_two_readings_of_which_all_paths_exist_are_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a", "b", "a+y=b")):
+        saved(tmp_path / name, {"w": torch.full((2,), float(number))}, {})
+    refused("a+y=b", "this may be a and b, or a+y=b: all of them are there (rename what is not meant)")
+    refused("base+lora=a+y=b", "this may be base and a and b, or base and a+y=b: all of them are there")
+    assert {*open_checkpoint("a+z=b").tensors} == {"w", "z.w"}
+
+
 def test_names_that_are_taken_are_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     refused(f"{base}+layers={adapter}", "has the tensor 'layers.0.w', so that 'layers' cannot stand for")
     refused(f"{base}+width={adapter}", "has the field 'width' in its config")
