@@ -7,9 +7,7 @@ The package gguf reads the files (``pip install porting[gguf]``): byte-level BPE
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from porting.checkpoint.container import TokenizerFiles
@@ -18,6 +16,7 @@ from porting.checkpoint.gguf_settings import SettingError, setting_bytes
 from porting.checkpoint.logged import logged
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.limits import charge, charge_text, reading
+from porting.scratch import Scratch
 
 FILES = (
     "added_tokens.json",
@@ -93,14 +92,13 @@ def _vocabulary(tokenizer: TokenizerFiles, main: str, rows: int | None) -> dict[
 
     where = f"{tokenizer.where}/{main}"
     with reading(where):
-        parsed = {name: _parsed(name, raw, tokenizer.where) for name, raw in tokenizer.texts.items()}
+        texts = sorted(tokenizer.texts.items(), key=lambda entry: entry[0] == main)  # time is that of the last one
+        parsed = {name: _parsed(name, raw, tokenizer.where) for name, raw in texts}
         pieces = main == SENTENCEPIECE
         if not pieces:
             _require_tokens(parsed, main)
         given = {name: raw for name, raw in tokenizer.texts.items() if pieces or main == SLOW or name not in SLOW_FILES}
-        charge("objects", 0, where=where)  # the time of the package gguf is that of this file
-        with tempfile.TemporaryDirectory(prefix="porting-") as name:
-            folder = Path(name)
+        with Scratch() as folder:
             for file, raw in given.items():
                 (folder / file).write_bytes(raw)
             found: Any = (gguf.vocab.SentencePieceVocab if pieces else gguf.vocab.BpeVocab)(folder)

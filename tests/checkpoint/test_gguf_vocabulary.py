@@ -212,3 +212,11 @@ def test_what_the_files_of_a_tokenizer_hold_is_charged(tmp_path: Path, files: di
 def test_tokens_of_an_embedding_that_is_not_known_are_charged(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match=r"source/tokenizer\.json: this takes more than 4000000 values"):
         written(tmp_path, {"tokenizer.json": fast()}, rows=None, vocab_size=10**9)
+
+
+def test_the_time_of_reading_a_vocabulary_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    merges = [["a", "b"]] * 900_000
+    files = {"tokenizer.json": fast({**LETTERS, "ab": 6}, merges, [added(7, "<s>")]), "tokenizer_config.json": {}}
+    with pytest.raises(LimitError, match=r"source/tokenizer\.json: this takes more than 1 seconds"):
+        written(tmp_path, {**files, "added_tokens.json": {}, "special_tokens_map.json": {}})
