@@ -201,6 +201,21 @@ class WriteOptions:
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFiles:
+    """The files of a tokenizer beside a checkpoint.
+
+    Attributes:
+        where: their directory, for messages.
+        texts: the contents of those that are read.
+        unread: why the others that are there are not read, in words.
+    """
+
+    where: str
+    texts: Mapping[str, bytes]
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
 class Container(ABC):
     """A file format that holds tensors.
 
@@ -341,18 +356,24 @@ class Container(ABC):
             return "", ""
         return f"the format has no name for its dtype {dtype}", "convert it before it is written"
 
-    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+    def beside(
+        self, settings: Mapping[str, object], tokenizer: TokenizerFiles, tensors: Mapping[str, Described]
+    ) -> tuple[dict[str, object], tuple[str, ...]]:
         """What a file says of its tokenizer, for a container that holds the config.
 
         Args:
             settings: the model's config.
-            files: what :attr:`tokenizer_files` names, as far as it is there.
+            tokenizer: what :attr:`tokenizer_files` names, as far as it is there.
+            tensors: what is to be written.
 
         Returns:
-            More settings, and a warning; empty if there is nothing to warn of.
+            More settings, and warnings.
+
+        Raises:
+            LimitError: reading the tokenizer costs more than the budget has.
         """
-        del settings, files
-        return {}, ""
+        del settings, tokenizer, tensors
+        return {}, ()
 
     def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
         """The dtype in which ``convert`` writes a tensor that has another, and loses nothing by it.

@@ -10,9 +10,8 @@ few rows at a time.
 from __future__ import annotations
 
 import math
-import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -23,25 +22,41 @@ from porting.checkpoint.container import (
     Outline,
     Promises,
     Shard,
+    TokenizerFiles,
     UnrecognisedError,
     WriteOptions,
     nbytes,
 )
 from porting.checkpoint.errors import FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource, Decoded, LocalFile
+from porting.checkpoint.files import ByteSource, Decoded, InMemory, LocalFile
+from porting.checkpoint.gguf_settings import (
+    ALIGNED,
+    ALIGNMENT,
+    ALIGNMENT_FAULT,
+    ARRAY,
+    FLOAT32,
+    LAYOUTS,
+    SIZES,
+    STRING,
+    UINT32,
+    SettingError,
+    flat,
+    require_alignment,
+    settings_bytes,
+    text_bytes,
+)
 from porting.checkpoint.gguf_vocabulary import FILES, vocabulary
 from porting.checkpoint.header import FETCH_AGAIN, HeaderReader, TensorList
 from porting.checkpoint.layout import Contents, Described, ElementType
 from porting.checkpoint.names import LONGEST_TENSOR_NAME, check_names
 from porting.errors import Code, Fault, Message, Wording
-from porting.limits import charge, reading
+from porting.limits import charge, reading, separately
 
 if TYPE_CHECKING:
     import torch
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT = "general.alignment"
 
 DTYPES: Mapping[int, ElementType] = {
     0: ElementType.FLOAT32, 1: ElementType.FLOAT16, 24: ElementType.INT8, 25: ElementType.INT16,
@@ -66,41 +81,32 @@ NEVER_STORED: Mapping[int, str] = {9: "Q8_1", 15: "Q8_K"}
 
 INSTALL = "pip install 'porting[gguf]'"
 
-LAYOUTS: Mapping[int, str] = {
-    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
-}  # fmt: skip
-"""How a setting is stored, by the number of its type, in the words of :mod:`struct`."""
-
-SIZES: Mapping[int, int] = {number: struct.calcsize(layout) for number, layout in LAYOUTS.items()}
-
-UINT32, INT32, FLOAT32_SETTING, BOOL, STRING, ARRAY, INT64 = 4, 5, 6, 7, 8, 9, 11
-
 LONGEST_TEXT, LONGEST_LIST = 4096, 4096
 """Bytes of a text, and numbers of a list, that are kept: beyond are vocabularies and templates of chats."""
-
-FRACTIONS = re.compile(
-    r"_epsilon$|_?scale$|softcapping$|scaling\.\w*factor$|freq_base(_swa)?$|clamp_kqv$|alibi_bias$|beta_(fast|slow)$"
-    r"|log_multiplier$|\.alpha$|\.sampling\.(min_p|top_p|temp|xtc_\w+|penalty_repeat|mirostat_(eta|tau))$"
-)
-"""Names of settings that llama.cpp reads as fractions, so that a whole number is written as one."""
 
 LEAST_SETTING, LEAST_TENSOR = 13, 25
 """The smallest number of bytes of a setting, and of a tensor's description."""
 
-FLOAT32 = 4
+UNPACKED = 4
 """Bytes of a number that was unpacked."""
 
 MOST_AXES = 8
 """Dimensions that are read; ggml has four."""
 
+EMBEDDING = "token_embd.weight"
+"""What llama.cpp calls the embedding of the tokens."""
+
 GGML_AXES, GGML_NAME = 4, 63
 """Dimensions of a tensor, and bytes of its name, that ggml has room for."""
 
-ALIGNED = 32
-"""The multiple at which tensors begin where no setting says another."""
-
 STEP = 1 << 12
 """Strings of a list that are charged at once."""
+
+PIECE = 1 << 16
+"""Bytes of a list of strings that are looked at together."""
+
+LENGTH = struct.Struct("<Q")
+"""The length in front of a string."""
 
 TAKE_FLOATS = "take the weights in float32, float16 or bfloat16"
 
@@ -126,17 +132,28 @@ class Gguf(Container):
         with reading(source.where):
             return _read(source, name)
 
-    def beside(self, settings: Mapping[str, object], files: Mapping[str, bytes]) -> tuple[dict[str, object], str]:
+    def beside(
+        self, settings: Mapping[str, object], tokenizer: TokenizerFiles, tensors: Mapping[str, Described]
+    ) -> tuple[dict[str, object], tuple[str, ...]]:
         """The vocabulary, and why llama.cpp does not load a file without one."""
-        flat = dict(_flat(settings))
-        architecture = flat.get("general.architecture")
+        given = dict(flat(settings))
+        architecture = given.get("general.architecture")
         if not architecture:
-            return {}, f"{self.main} does not say its general.architecture, without which llama.cpp does not load it"
-        size = flat.get(f"{architecture}.vocab_size")
-        found, reason = vocabulary(files, size if isinstance(size, int) else 0)
-        given = {name: value for name, value in found.items() if name not in flat}  # the table has the last word
-        lacking = f"{self.main} has no vocabulary, without which llama.cpp does not load it: {reason}" if reason else ""
-        return given, lacking
+            message = f"{self.main} does not say its general.architecture, without which llama.cpp does not load it"
+            return {}, (message,)
+        said, embedding = [], tensors.get(EMBEDDING)
+        size = given.get(f"{architecture}.vocab_size")
+        rows = size if isinstance(size, int) else None
+        if embedding is not None and embedding.shape:
+            if rows not in (None, embedding.shape[0]):
+                said.append(f"{self.main} has {rows} for its vocab_size, and {EMBEDDING} has {embedding.shape[0]} rows")
+            rows = embedding.shape[0]
+        found, reason, notes = vocabulary(tokenizer, rows)
+        more = {name: value for name, value in found.items() if name not in given}  # the table has the last word
+        said += [f"{self.main}: the package gguf says of the tokenizer: {quote(note)}" for note in notes]
+        if reason:
+            said.append(f"{self.main} has no vocabulary, without which llama.cpp does not load it: {reason}")
+        return more, tuple(said)
 
     def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.dtype:
         """Vectors, such as norms and biases, are float32: ggml adds and multiplies no others."""
@@ -166,21 +183,24 @@ class Gguf(Container):
         """Lay out one file of version 3: settings, descriptions, elements."""
         where = f"{options.where}/{self.main}"
         self.require_writable(tensors, where=where)
-        settings = sorted(_flat(options.settings), key=lambda entry: not entry[0].startswith("general."))
-        written = b"".join(_text(name) + _setting(name, value, where) for name, value in settings)
-        described, offsets, at = b"", dict[str, int](), 0
+        count, settings = settings_bytes(options.settings, where)
+        aligned = partial(_aligned, alignment=_alignment(options.settings))
+        described, offsets, at = list[bytes](), dict[str, int](), 0
         for name, tensor in tensors.items():
             sizes = tuple(tensor.shape)[::-1]
-            described += _text(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
-            described += struct.pack("<IQ", NUMBERS[ElementType.of(tensor.dtype)], at)
+            described.append(text_bytes(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
+            described.append(struct.pack("<IQ", NUMBERS[ElementType.of(tensor.dtype)], at))
             offsets[name] = at
-            at += _aligned(nbytes(tensor))
-        front = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(settings)) + written + described
-        begin = _aligned(len(front))
+            at += aligned(nbytes(tensor))
+        head = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(tensors), count)
+        front = b"".join([head, settings, *described])
+        begin = aligned(len(front))
         frame = [(0, front + bytes(begin - len(front)))]
         for name, tensor in tensors.items():  # what fills the space up to the next, and behind the last
             end = begin + offsets[name] + nbytes(tensor)
-            frame += [(end, bytes(_aligned(end) - end))] if _aligned(end) > end else []
+            frame += [(end, bytes(aligned(end) - end))] if aligned(end) > end else []
+        with separately():  # what is written can be read, and reading it costs no other file anything
+            _read(_Front(frame[0][1], where, size=begin + at), self.main)
         shard = Shard(
             name=self.main,
             size=begin + at,
@@ -191,63 +211,21 @@ class Gguf(Container):
         return Outline(shards=(shard,))
 
 
-def _aligned(position: int) -> int:
-    return -(-position // ALIGNED) * ALIGNED
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
 
 
-def _text(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogatepass")
-    return struct.pack("<Q", len(raw)) + raw
+def _alignment(settings: Mapping[str, object]) -> int:
+    """The multiple at which tensors begin."""
+    return next((require_alignment(value) for name, value in flat(settings) if name == ALIGNMENT), ALIGNED)
 
 
-def _flat(fields: Mapping[str, object], front: str = "") -> Iterator[tuple[str, object]]:
-    """The fields of a config as settings: names joined by dots; what is null is none."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{front}{name}.")
-        elif value is not None:
-            yield front + name, value
+class _Front(InMemory):
+    """The beginning of a file that is to be written, in the place of all of it."""
 
-
-def _setting(name: str, value: object, where: str) -> bytes:
-    """The type and the bytes of a setting.
-
-    Raises:
-        CheckpointError: it is nothing that a setting holds.
-    """
-    fraction = FRACTIONS.search(name) is not None
-    if isinstance(value, list | tuple) and value:
-        kinds = {_kind(one, fraction, INT32) for one in value}
-        kind = kinds.pop() if len(kinds) == 1 else FLOAT32_SETTING if kinds == {INT32, FLOAT32_SETTING} else None
-        if kind is not None:
-            items = b"".join(_stored(one, kind) for one in value)
-            return struct.pack("<IIQ", ARRAY, kind, len(value)) + items
-    elif (kind := _kind(value, fraction, UINT32)) is not None:
-        return struct.pack("<I", kind) + _stored(value, kind)
-    message = f"the setting {quote(name)} is {quote(value)}, and GGUF has numbers, texts and lists of one kind of them"
-    raise checkpoint_error(Code.GGUF_FILE, where, message, "give it another value in the table")
-
-
-def _kind(value: object, fraction: bool, whole: int) -> int | None:
-    """The number of the type that holds a value; None where there is none."""
-    if isinstance(value, bool | str):
-        return BOOL if isinstance(value, bool) else STRING
-    if isinstance(value, float) or (isinstance(value, int) and fraction):
-        return FLOAT32_SETTING
-    if not isinstance(value, int):
-        return None
-    if 0 <= value < 1 << (32 if whole == UINT32 else 31):
-        return whole
-    return INT32 if -(1 << 31) <= value < 0 else INT64 if -(1 << 63) <= value < 1 << 63 else None
-
-
-def _stored(value: object, kind: int) -> bytes:
-    if isinstance(value, str):
-        return _text(value)
-    try:
-        return struct.pack(LAYOUTS[kind], value)
-    except OverflowError:  # beyond what a float32 holds
-        return struct.pack(LAYOUTS[kind], math.copysign(math.inf, float(str(value))))
+    def __init__(self, raw: bytes, where: str, *, size: int) -> None:
+        super().__init__(raw, where)
+        self.size = size
 
 
 def _read(source: ByteSource, name: str) -> Contents:
@@ -268,11 +246,12 @@ def _read(source: ByteSource, name: str) -> Contents:
         if key in kept:  # of two, readers take one or the other, or refuse the file
             raise header.error(f"{quote(key)} is there twice")
         kept[key] = value
-    alignment = kept.get(ALIGNMENT, ALIGNED)
-    if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment.bit_count() != 1:
-        raise header.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
+    try:
+        alignment = require_alignment(kept.get(ALIGNMENT, ALIGNED))
+    except SettingError as error:
+        raise header.error(str(error)) from error
     described = [header.tensor() for _ in range(count)]
-    begin = -(-header.position // alignment) * alignment
+    begin = _aligned(header.position, alignment)
     tensors = TensorList(source, Code.GGUF_FILE, name=name, format=Gguf.name)
     quantised: dict[str, None] = {}
     for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
@@ -319,7 +298,7 @@ def _shortest(value: float) -> float:
     """The fraction with the fewest digits that is this number in float32: 1e-6 and not 9.999999974752427e-07."""
     if not math.isfinite(value):
         return value
-    layout = LAYOUTS[FLOAT32_SETTING]
+    layout = LAYOUTS[FLOAT32]
     found = (float(f"{value:.{digits}g}") for digits in range(6, 9))
     return next((one for one in found if struct.pack(layout, one) == struct.pack(layout, value)), value)
 
@@ -353,7 +332,7 @@ class _Unpacked(Decoded):
     """
 
     def __init__(self, file: LocalFile, *, start: int, kind: int, count: int) -> None:
-        super().__init__(file, FLOAT32 * count)
+        super().__init__(file, UNPACKED * count)
         self._start, self._kind = start, kind
 
     def pread(self, offset: int, count: int) -> bytes:
@@ -365,7 +344,7 @@ class _Unpacked(Decoded):
             message = "unpacking quantised tensors needs the package gguf, which is not installed"
             raise checkpoint_error(Code.GGUF_FILE, self.where, message, INSTALL) from error
         _, numbers, size = BLOCKS[self._kind]
-        width = FLOAT32 * numbers
+        width = UNPACKED * numbers
         first, last = offset // width, -(-(offset + count) // width)
         raw = self._file.pread(self._start + first * size, (last - first) * size)
         with np.errstate(all="ignore"):  # whatever a damaged file holds
@@ -386,7 +365,7 @@ class _Header(HeaderReader):
         """The next setting: its name, and its value; None for one that is not kept."""
         key, kind = self.string(1 << 16), self.number("<I")
         if key == ALIGNMENT and kind != UINT32:
-            raise self.error(f"{ALIGNMENT} is no power of two from 8 to 65536")
+            raise self.error(ALIGNMENT_FAULT)
         if kind == ARRAY:
             kind, count = self.number("<I"), self.number("<Q")
             if kind in LAYOUTS and count <= LONGEST_LIST:
@@ -397,7 +376,7 @@ class _Header(HeaderReader):
             return key, None
         if kind in LAYOUTS:
             value = struct.unpack(LAYOUTS[kind], self.take(SIZES[kind]))[0]
-            return key, _shortest(value) if kind == FLOAT32_SETTING else value
+            return key, _shortest(value) if kind == FLOAT32 else value
         if kind == STRING:
             return key, self._short_text()
         raise self.error(f"a setting of the type {kind}, before byte {self.position}")
@@ -421,10 +400,18 @@ class _Header(HeaderReader):
         if kind != STRING:
             raise self.error(f"a setting of the type {kind}, before byte {self.position}")
         self.require(8 * count)
+        at = start = self.position
+        raw = b""
         for number in range(count):
             if number % STEP == 0:
                 charge("objects", STEP, where=self.source.where)
-            self.skip(self.number("<Q"))
+            if at + 8 > start + len(raw):
+                self.position = at
+                self.require(8)
+                start, raw = at, self.source.pread(at, min(PIECE, self.stop - at))
+            at += 8 + LENGTH.unpack_from(raw, at - start)[0]
+        self.position = start
+        self.skip(at - start)
 
     def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         """Read the description of the next tensor: its name, type, sizes and place."""

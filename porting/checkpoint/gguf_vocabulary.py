@@ -7,13 +7,16 @@ The package gguf reads the files (``pip install porting[gguf]``): byte-level BPE
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from porting.checkpoint.container import TokenizerFiles
 from porting.checkpoint.errors import quote
+from porting.checkpoint.gguf_settings import SettingError, setting_bytes
+from porting.checkpoint.logged import logged
+from porting.checkpoint.strict_json import Json, JsonError, parse
+from porting.limits import charge, charge_text, reading
+from porting.scratch import Scratch
 
 FILES = (
     "added_tokens.json",
@@ -29,64 +32,167 @@ FILES = (
 )
 """What the package gguf looks for."""
 
+SENTENCEPIECE, FAST, SLOW = MAIN = ("tokenizer.model", "tokenizer.json", "vocab.json")
+"""What holds the tokens, the first that is there."""
+
+SLOW_FILES = (SLOW, "added_tokens.json")
+"""What the package gguf would read in the place of ``tokenizer.json``, which names all added tokens."""
+
 TOKENS, TYPES, SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"
+MERGES, TEMPLATES = "tokenizer.ggml.merges", "tokenizer.chat_templates"
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 """Types of tokens (``gguf.TokenType``)."""
 
-REFUSED = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+REFUSED = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """What the package raises for files that it cannot read."""
 
 
-def vocabulary(files: Mapping[str, bytes], size: int) -> tuple[dict[str, object], str]:
+class VocabularyError(ValueError):
+    """The tokenizer's files are no vocabulary that can be written; the message says why."""
+
+
+def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, object], str, tuple[str, ...]]:
     """The settings of a vocabulary.
 
     Args:
-        files: the contents of those of :data:`FILES` that there are.
-        size: the rows of the embedding; tokens that the tokenizer lacks are filled up with unused ones.
+        tokenizer: those of :data:`FILES` that there are.
+        rows: the rows of the embedding; tokens that the tokenizer lacks are filled up with unused ones.  None where
+            that is not known.
 
     Returns:
-        The settings by their names, and why there are none; one of both is empty.
+        The settings by their names, and why there are none: one of both is empty.  And what the package gguf warned of,
+        which may quote the files.
+
+    Raises:
+        LimitError: reading the files costs more than the budget has.
     """
-    if not {"tokenizer.json", "vocab.json", "tokenizer.model"} & {*files}:
-        return {}, "there is no tokenizer.json, vocab.json or tokenizer.model"
+    if tokenizer.unread:
+        name, why = next(iter(tokenizer.unread.items()))
+        return {}, f"{name} {why}", ()
+    main = next((name for name in MAIN if name in tokenizer.texts), None)
+    if main is None:
+        return {}, "there is no tokenizer.json, vocab.json or tokenizer.model", ()
     try:
-        import gguf  # noqa: PLC0415  # an extra
+        import gguf  # noqa: PLC0415, F401  # an extra
     except ImportError:
-        return {}, "the package gguf is not installed (pip install 'porting[gguf]')"
-    with tempfile.TemporaryDirectory(prefix="porting-") as name:
-        folder = Path(name)
-        for file, raw in files.items():
-            (folder / file).write_bytes(raw)
+        return {}, "the package gguf is not installed (pip install 'porting[gguf]')", ()
+    with logged("gguf") as notes:
         try:
-            if "tokenizer.model" in files:
-                found: Any = gguf.vocab.SentencePieceVocab(folder)
-            else:
-                found = gguf.vocab.BpeVocab(folder)
+            return _vocabulary(tokenizer, main, rows), "", tuple(notes)
+        except VocabularyError as error:
+            return {}, str(error), tuple(notes)
+        except REFUSED as error:
+            message = " ".join(str(error).split())[:200] or type(error).__name__
+            return {}, f"the package gguf does not read the tokenizer: {quote(message)}", tuple(notes)
+
+
+def _vocabulary(tokenizer: TokenizerFiles, main: str, rows: int | None) -> dict[str, object]:
+    import gguf  # noqa: PLC0415  # an extra
+
+    where = f"{tokenizer.where}/{main}"
+    with reading(where):
+        texts = sorted(tokenizer.texts.items(), key=lambda entry: entry[0] == main)  # time is that of the last one
+        parsed = {name: _parsed(name, raw, tokenizer.where) for name, raw in texts}
+        pieces = main == SENTENCEPIECE
+        if not pieces:
+            _require_tokens(parsed, main)
+        given = {name: raw for name, raw in tokenizer.texts.items() if pieces or main == SLOW or name not in SLOW_FILES}
+        with Scratch() as folder:
+            for file, raw in given.items():
+                (folder / file).write_bytes(raw)
+            found: Any = (gguf.vocab.SentencePieceVocab if pieces else gguf.vocab.BpeVocab)(folder)
             tokens = [(_text(text), float(score), int(kind)) for text, score, kind in found.all_tokens()]
             writer = gguf.GGUFWriter(None, "")
             merges = found.tokenizer_model == "gpt2"
             gguf.SpecialVocab(folder, load_merges=merges, n_vocab=len(tokens)).add_to_gguf(writer, quiet=True)
-        except REFUSED as error:
-            return {}, f"the package gguf does not read the tokenizer: {quote(' '.join(str(error).split())[:200])}"
-    special = _special(files)
-    tokens += [(f"[PAD{number}]", -1000.0, UNUSED) for number in range(len(tokens), size)]
-    settings: dict[str, object] = {"tokenizer.ggml.model": found.tokenizer_model}
-    settings[TOKENS] = [text for text, _, _ in tokens]
-    settings[TYPES] = [special.get(text, kind) for text, _, kind in tokens]
-    settings |= {} if merges else {SCORES: [score for _, score, _ in tokens]}
-    given = {key: value.value for key, value in writer.kv_data[0].items()}
-    return settings | {key: value for key, value in given.items() if key.startswith("tokenizer.")}, ""
+        if rows is not None and len(tokens) > rows:
+            raise VocabularyError(f"{main} has {len(tokens)} tokens, and the embedding has {rows} rows")
+        missing = max((rows or 0) - len(tokens), 0)
+        charge("objects", 2 * missing, where=where)
+        tokens += [(f"[PAD{len(tokens) + number}]", -1000.0, UNUSED) for number in range(missing)]
+        special = _special(parsed.get("tokenizer.json"))
+        settings: dict[str, object] = {"tokenizer.ggml.model": found.tokenizer_model}
+        settings[TOKENS] = [text for text, _, _ in tokens]
+        settings[TYPES] = [special.get(text, kind) for text, _, kind in tokens]
+        settings |= {} if merges else {SCORES: [score for _, score, _ in tokens]}
+        more = {key: value.value for key, value in writer.kv_data[0].items() if key.startswith("tokenizer.")}
+        settings |= {key: sorted(value) if key == TEMPLATES else value for key, value in more.items()}  # it was a set
+        _require_merges(settings.get(MERGES, []), {text for text, _, _ in tokens})
+        for key, value in settings.items():
+            try:
+                setting_bytes(key, value)
+            except SettingError as error:
+                raise VocabularyError(str(error)) from error
+        return settings
 
 
 def _text(token: str | bytes) -> str:
-    return token if isinstance(token, str) else token.decode("utf-8", "replace")
+    return token if isinstance(token, str) else token.decode("utf-8")
 
 
-def _special(files: Mapping[str, bytes]) -> dict[str, int]:
-    """The types of added tokens, which may also be tokens of the vocabulary itself."""
+def _parsed(name: str, raw: bytes, folder: str) -> Json:
+    """The content of a file in JSON; of any other, which is charged, None.
+
+    Raises:
+        VocabularyError: it is no strict JSON.
+        LimitError: it holds more than a command may read.
+    """
+    where = f"{folder}/{name}"
+    if not name.endswith(".json"):
+        charge_text(raw, where=where)
+        charge("objects", raw.count(b"\n"), where=where)  # it begins each line, and each piece of sentencepiece
+        return None
     try:
-        added = json.loads(files.get("tokenizer.json", b"{}")).get("added_tokens", [])
-        return {one["content"]: CONTROL if one.get("special") else USER_DEFINED for one in added}
-    except REFUSED:
-        return {}
+        return parse(raw, where=where, allow_nan=True)
+    except JsonError as error:
+        raise VocabularyError(f"{name}: {error}") from error
+
+
+def _require_tokens(parsed: Mapping[str, Json], main: str) -> None:
+    """Require that tokens have the numbers from 0 on, each once, and that files agree.
+
+    Raises:
+        VocabularyError: they do not.
+    """
+    content, added = parsed[main], parsed.get("added_tokens.json", {})
+    tokens = content
+    if main == FAST:
+        model = content.get("model") if isinstance(content, dict) else None
+        tokens = model.get("vocab") if isinstance(model, dict) else None
+        listed = content.get("added_tokens") if isinstance(content, dict) else None
+        added = {}
+        for one in listed if isinstance(listed, list) else []:
+            text, number = (one.get("content"), one.get("id")) if isinstance(one, dict) else (None, None)
+            if not isinstance(text, str) or added.setdefault(text, number) != number:
+                raise VocabularyError(f"{main}: its added tokens are not texts, each with one number")
+        other = parsed.get(SLOW)
+        if isinstance(tokens, dict) and isinstance(other, dict) and other != tokens:
+            raise VocabularyError(f"{FAST} and {SLOW} have different tokens: remove the one that is wrong")
+    if not isinstance(tokens, dict) or not isinstance(added, dict):
+        return  # of a kind that the package gguf does not read, and names
+    for text, number in (*tokens.items(), *added.items()):
+        if type(number) is not int or tokens.get(text, number) != number:
+            raise VocabularyError(f"{main}: the token {quote(text)} has the number {quote(number)}")
+
+
+def _require_merges(merges: object, known: Collection[str]) -> None:
+    """Require that each merge joins two tokens to a third.
+
+    Raises:
+        VocabularyError: one does not; the package tokenizers, and llama.cpp, refuse such a vocabulary.
+    """
+    for merge in merges if isinstance(merges, list) else []:
+        left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
+        if left not in known or right not in known or left + right not in known or " " in right:
+            raise VocabularyError(f"the merge {quote(merge)} does not join two tokens to a third")
+
+
+def _special(content: Json) -> dict[str, int]:
+    """The types of added tokens, which may also be tokens of the vocabulary itself."""
+    listed = content.get("added_tokens") if isinstance(content, dict) else None
+    return {
+        str(one["content"]): CONTROL if one.get("special") else USER_DEFINED
+        for one in (listed if isinstance(listed, list) else [])
+        if isinstance(one, dict) and "content" in one
+    }

@@ -6,13 +6,13 @@ begin with ``lora.``.  The config of the second is the field ``lora`` of the fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.errors import FaultList, quote
+from porting.checkpoint.merging import merged
 from porting.checkpoint.ranks import Folders
 from porting.errors import Code
-from porting.limits import charge
 
 
 def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) -> Checkpoint:
@@ -24,24 +24,19 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
         further: the others, by the names that their tensors and configs get.
 
     Raises:
-        CheckpointError: a name is that of tensors, or of a field of the config, of the first.
+        CheckpointError: a name is that of tensors, of files, or of a field of the config, of the first.
     """
     faults = FaultList(location)
     for name in further:
-        front = f"{name}."
-        taken = next((tensor for tensor in first.tensors if tensor.startswith(front)), None)
-        if taken is not None or name in first.config:
-            what = f"the tensor {quote(taken)}" if taken is not None else f"the field {quote(name)} in its config"
-            message = f"{first.location} has {what}, so that {quote(name)} cannot stand for {further[name].location}"
+        taken = next(_taken(name, first), None)
+        if taken is not None:
+            message = f"{first.location} has {taken}, so that {quote(name)} cannot stand for {further[name].location}"
             faults.add(
                 Code.CHECKPOINT_AMBIGUOUS, message, hint=f"give it another name: +{name}2={further[name].location}"
             )
     faults.raise_if_any()
-    contents, sources = [*first.contents], dict(first.sources)
-    for name, checkpoint in further.items():
-        charge("objects", 4 * len(checkpoint.tensors), where=location)
-        contents += [each.renamed(f"{name}.", f"{name}/") for each in checkpoint.contents]
-        sources |= {f"{name}/{file}": source for file, source in checkpoint.sources.items()}
+    others = ((f"{name}.", f"{name}/", one) for name, one in further.items())
+    contents, sources = merged(location, [("", "", first), *others])
     every = (first, *further.values())
     whole = Checkpoint(
         location=location,
@@ -60,3 +55,10 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
     )
     whole.index_file, whole.index = first.index_file, first.index
     return whole
+
+
+def _taken(name: str, first: Checkpoint) -> Iterator[str]:
+    """What of the first checkpoint has a name already that would be one of another: in words, for a message."""
+    yield from (f"the tensor {quote(tensor)}" for tensor in first.tensors if tensor.startswith(f"{name}."))
+    yield from (f"the file {quote(file)}" for file in first.sources if file.startswith(f"{name}/"))
+    yield from (f"the field {quote(name)} in its config" for _ in range(name in first.config))

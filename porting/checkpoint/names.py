@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,22 +47,59 @@ def split_inner_path(text: str) -> tuple[str, str | None]:
 def split_sources(text: str) -> tuple[str, dict[str, str]]:
     """Split what names several checkpoints: the first, and the others by the names that they get.
 
-    What exists under the whole text is meant by it, whatever it is called.
+    A path may itself hold ``+NAME=``.  Of the ways to read the text, the one is meant of which most paths exist.
 
     Raises:
-        CheckpointError: two get one name.
+        CheckpointError: two get one name, or there are two such ways.
 
     >>> split_sources("./llama+lora=./adapter#model+delta=org/name")
     ('./llama', {'lora': './adapter#model', 'delta': 'org/name'})
     """
-    first, *others = re.split(r"\+([A-Za-z_][A-Za-z0-9_]*)=", text)
-    if not others or exists(text):
+    words = re.split(r"\+([A-Za-z_][A-Za-z0-9_]*)=", text)
+    if len(words) == 1:
         return text, {}
+    ways = list(_ways(words))
+    least = min(map(_missing, ways))
+    best = [way for way in ways if _missing(way) == least]
+    if len(best) > 1:
+        first, second = (" and ".join(way[::2]) for way in best[:2])
+        message = f"this may be {first}, or {second}: all of them are there"
+        raise checkpoint_error(Code.CHECKPOINT_AMBIGUOUS, text, message, "rename what is not meant")
+    first, *others = best[0]
     names, paths = others[::2], others[1::2]
     if len({*names}) < len(names):
         message = "two of the checkpoints get one name"
         raise checkpoint_error(Code.CHECKPOINT_AMBIGUOUS, text, message, "write +NAME=PATH with a NAME for each")
     return first, dict(zip(names, paths, strict=True))
+
+
+def _ways(words: list[str]) -> Iterator[list[str]]:
+    """The ways to read paths with names between them: a longer path is one of them only if it exists.
+
+    Yields:
+        The paths, with the names of all but the first in front of them.
+    """
+    if not words:
+        return
+    path = words[0]
+    for end in range(1, len(words) + 1, 2):
+        shorter = path
+        path = path if end == 1 else f"{path}+{words[end - 2]}={words[end - 1]}"
+        outer, _ = split_inner_path(path)
+        if end > 1 and (len(outer) <= len(shorter) or not exists(outer)):  # an inner path holds no +NAME=
+            continue
+        if end == len(words):
+            yield [path]
+        else:
+            yield from ([path, words[end], *way] for way in _ways(words[end + 1 :]))
+
+
+def _missing(way: list[str]) -> int:
+    return sum(not _is_there(path) for path in way[::2])
+
+
+def _is_there(path: str) -> bool:
+    return exists(split_inner_path(path)[0])
 
 
 def exists(text: str) -> bool:

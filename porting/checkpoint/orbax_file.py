@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import shutil
-import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +29,7 @@ from porting.errors import Code, Fault
 from porting.limits import charge, grant, reading
 from porting.opening import Folder, difference, open_error
 from porting.printable import shell_word
+from porting.scratch import Scratch
 
 if TYPE_CHECKING:
     from porting.checkpoint.strict_json import Json
@@ -198,8 +197,9 @@ class _Files:
     """
 
     def __init__(self, home: Folder) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="porting-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        scratch = Scratch()
+        self.path = scratch.path
+        weakref.finalize(self, scratch.close)
         self.size = 0
         self.home = home.path
         self._most = min(MOST_HELD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)

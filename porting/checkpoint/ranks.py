@@ -15,11 +15,9 @@ from pathlib import Path
 
 from porting.checkpoint.checkpoint import Checkpoint, InPlace
 from porting.checkpoint.errors import FaultList, checkpoint_error, quote
-from porting.checkpoint.files import ByteSource
-from porting.checkpoint.layout import Contents
+from porting.checkpoint.merging import merged
 from porting.checkpoint.names import expanded
-from porting.errors import Code, Fault
-from porting.limits import charge
+from porting.errors import Code
 from porting.opening import Folder
 
 RANK = "{r}"
@@ -36,12 +34,10 @@ class Rank:
     Attributes:
         number: the rank, from 0 on.
         parts: what leads to it from the directory below which the ranks' paths differ.
-        label: the part of the path that tells the ranks apart, for the names of files; empty where the name does it.
     """
 
     number: int
     parts: tuple[str, ...]
-    label: str
 
 
 def home_of(pattern: str) -> Path:
@@ -64,7 +60,7 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
         CheckpointError: there are none, one is missing or there twice, or ``{r}`` stands in it twice.
     """
     before, _, after = pattern.partition(RANK)
-    name_after, slash, rest = after.partition("/")
+    name_after, _, rest = after.partition("/")
     if RANK in after:
         raise checkpoint_error(
             Code.CHECKPOINT_NOT_FOUND,
@@ -98,10 +94,7 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
                 Code.CHECKPOINT_NOT_FOUND, message, hint="each rank from 0 on is there once; check how it was saved"
             )
     faults.raise_if_any()
-    return tuple(
-        Rank(number=number, parts=Path(names[0], rest).parts, label=f"{names[0]}/" if slash else "")
-        for number, names in sorted(found.items())
-    )
+    return tuple(Rank(number=number, parts=Path(names[0], rest).parts) for number, names in sorted(found.items()))
 
 
 def joined(
@@ -118,19 +111,14 @@ def joined(
         location: what the user passed.
         home: the directory that is taken for the checkpoint's.
         config_name, config: the file that describes the model, and its content.
+
+    Raises:
+        CheckpointError: two different files would get one name.
     """
-    contents: list[Contents] = []
-    sources: dict[str, ByteSource] = {}
-    folders: list[InPlace] = []
-    notes: list[Fault] = []
-    part = None
-    for rank, checkpoint in zip(ranks, opened, strict=True):
-        charge("objects", 4 * len(checkpoint.tensors), where=location)
-        contents += [each.renamed(f"rank{rank.number}.", rank.label) for each in checkpoint.contents]
-        sources |= {rank.label + name: source for name, source in checkpoint.sources.items()}
-        folders += [checkpoint.folder] if checkpoint.folder is not None else []
-        notes += checkpoint.warnings
-        part = checkpoint.part
+    opened = tuple(opened)
+    parts = ((f"rank{rank.number}.", _folder(home, one), one) for rank, one in zip(ranks, opened, strict=True))
+    contents, sources = merged(location, parts)
+    notes = (note for one in opened for note in one.warnings)
     return Checkpoint(
         location=location,
         path=home,
@@ -140,10 +128,16 @@ def joined(
         sources=sources,
         index=None,
         notes=tuple(dict.fromkeys(notes)),
-        folder=Folders(folders),
-        part=part,
-        ranks=len(folders),
+        folder=Folders(one.folder for one in opened if one.folder is not None),
+        part=opened[-1].part,
+        ranks=len(opened),
     )
+
+
+def _folder(home: Path, checkpoint: Checkpoint) -> str:
+    """The directory of a rank's files, as their names begin below the directory that all ranks share."""
+    inner = checkpoint.path.relative_to(home).parts if checkpoint.path is not None else ()
+    return "".join(f"{name}/" for name in inner)
 
 
 class Folders:

@@ -15,7 +15,7 @@ from torch import nn
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.config import CONFIG_NAME
-from porting.checkpoint.container import Outline, WriteOptions
+from porting.checkpoint.container import Outline, TokenizerFiles, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.converting.digests import of_bytes
@@ -262,10 +262,11 @@ def _draft(
     elif not reverse and not checkpoint.config and has_own_config(table):
         said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
     if writer.settings:
-        texts = _texts(checkpoint, raw, {name: kept[name] for name in writer.tokenizer_files if name in kept})
-        more, lacking = writer.beside(settings, texts)
+        found = {name: kept.get(name) for name in writer.tokenizer_files if name in kept or name in left}
+        tokenizer = _tokenizer(checkpoint, raw, found)
+        more, lacking = writer.beside(settings, tokenizer, {one.name: one for one in recipes.tensors})
         settings |= more
-        said = (*said, lacking) if lacking else said
+        said = (*said, *lacking)
     recipes = replace(recipes, warnings=(*recipes.warnings, *said))
     if raw is not None:
         changed = any(
@@ -328,12 +329,26 @@ def _other_config(
     return fields, tuple(said)
 
 
-def _texts(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, bytes | Member]) -> dict[str, bytes]:
-    """The contents of the tokenizer's files, and the ``config.json`` of the source, which names special tokens too."""
-    found = {name: one if isinstance(one, bytes) else one.read(limit=LARGEST) for name, one in files.items()}
+def _tokenizer(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, bytes | Member | None]) -> TokenizerFiles:
+    """The tokenizer's files, and the ``config.json`` of the source, which names special tokens too.
+
+    Args:
+        raw: the ``config.json``, if it is copied.
+        files: where the others are copied from; None for those that are there and are not copied.
+    """
+    texts, unread, folder = dict[str, bytes](), dict[str, str](), checkpoint.path or Path()
+    for name, one in files.items():
+        if one is None:
+            kind = Folder(folder).kind(name)
+            unread[name] = (
+                f"has more than {LARGEST} bytes" if kind == "a file" else f"is {kind or 'not there any more'}"
+            )
+        else:
+            texts[name] = one if isinstance(one, bytes) else one.read(limit=LARGEST)
     if raw is None and checkpoint.config_name == CONFIG_NAME:
         raw = config_of(checkpoint)
-    return found if raw is None else {**found, CONFIG_NAME: raw}
+    texts |= {} if raw is None else {CONFIG_NAME: raw}
+    return TokenizerFiles(where=str(folder), texts=texts, unread=unread)
 
 
 def _settings(fields: dict[str, object]) -> dict[str, object]:

@@ -10,6 +10,7 @@ from porting.notation.faults import NotationError
 from porting.notation.field import held, is_plain, spellings, value_of, with_field
 from porting.notation.rule import Rule
 from porting.notation.table import Table
+from porting.printable import quote
 
 
 def effective(table: Table, config: Mapping[str, object]) -> dict[str, object]:
@@ -42,7 +43,20 @@ def refused(table: Table, config: Mapping[str, object]) -> list[Fault]:
             message = f"config.json has {held(values, field)} = {found!r}, '{table.name}' can represent {choices}"
             hint = "another table or another module is needed: porting tables lists what there is"
             faults.append(Fault(code=Code.CONFIG_REFUSED, where=table.where, message=message, hint=hint))
-    return faults
+    return [*faults, *_contradicting(table, config)]
+
+
+def _contradicting(table: Table, config: Mapping[str, object]) -> Iterator[Fault]:
+    """A fault for each of the target's fields that two fields of the config give different values."""
+    given: dict[str, tuple[str, object]] = {}
+    for theirs, ours in table.config.items():
+        for name in (ours, *table.further.get(theirs, ())) if held(config, theirs) else ():
+            value = _shifted(value_of(config, theirs), -table.shifts.get(theirs, 0))
+            first, other = given.setdefault(name, (theirs, value))
+            if other != value and repr(other) != repr(value):  # NaN is not equal to itself
+                message = f"[config] gives {name} two values: {first} says {quote(other)}, and {theirs} {quote(value)}"
+                hint = "leave out the line that is not meant"
+                yield Fault(code=Code.CONFIG_REFUSED, where=table.where, message=message, hint=hint)
 
 
 class KnownSizes(dict[str, int]):

@@ -8,9 +8,11 @@ import inspect
 import json
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,8 @@ from safetensors.torch import save_file
 
 from porting.checkpoint import inspect_checkpoint, open_checkpoint, write_directory
 from porting.checkpoint.container import WriteOptions
-from porting.checkpoint.gguf import ALIGNMENT, BLOCKS, DTYPES, Gguf, _setting
+from porting.checkpoint.gguf import BLOCKS, DTYPES, Gguf
+from porting.checkpoint.gguf_settings import ALIGNMENT, EXPECTED, SettingError, setting_bytes
 from porting.checkpoint.write import TensorFile
 from porting.comparing import diff
 from porting.converting import convert
@@ -196,7 +199,7 @@ def llama(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40,
-        vocab_size=31, rms_norm_eps=1e-3, max_position_embeddings=64, tie_word_embeddings=False,
+        vocab_size=320, rms_norm_eps=1e-3, max_position_embeddings=64, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
@@ -260,12 +263,10 @@ TEXT = "the tensors, h\u00e9llo <s> of </s> <mine> 123"
 
 
 def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_path: Path) -> None:
-    known = len(transformers.AutoTokenizer.from_pretrained(spoken))
-    rows = LLAMA.replace(
-        '"llama.pooling_type" = 0', f'"llama.vocab_size" = {known + 3}\n"tokenizer.ggml.pre" = "gpt-2"'
-    )
-    rows = rows.replace('"general.name" =', '"tokenizer.ggml.bos_token_id" = 9\n"general.name" =')
-    done = convert(spoken, tmp_path / "out", parse_table(rows.replace("vocab_size =", "#", 1)), derive=True, to="gguf")
+    known, rows = len(transformers.AutoTokenizer.from_pretrained(spoken)), 320
+    table = LLAMA.replace('"llama.pooling_type" = 0', '"tokenizer.ggml.pre" = "gpt-2"')
+    table = table.replace('"general.name" =', '"tokenizer.ggml.bos_token_id" = 9\n"general.name" =')
+    done = convert(spoken, tmp_path / "out", parse_table(table), derive=True, to="gguf")
     assert not [one for one in done.warnings if "llama.cpp" in one]
     (tmp_path / "alone").mkdir()
     (tmp_path / "out/model.gguf").rename(tmp_path / "alone/model.gguf")
@@ -276,7 +277,7 @@ def test_transformers_reads_the_tokenizer_of_a_written_file(spoken: Path, tmp_pa
     fields = GGUFReader(tmp_path / "alone/model.gguf").fields
     found = {name: fields[f"tokenizer.{name}"].contents() for name in ("ggml.tokens", "ggml.token_type", "ggml.pre")}
     kinds = dict(zip(found["ggml.tokens"], found["ggml.token_type"], strict=True))
-    assert len(kinds) == known + 3
+    assert len(kinds) == rows, "as many as the embedding has rows"
     assert {name: kinds[name] for name in ("<s>", "</s>", "<mine>", "the", f"[PAD{known}]")} == {
         "<s>": 3, "</s>": 3, "<mine>": 4, "the": 1, f"[PAD{known}]": 5,
     }  # fmt: skip
@@ -299,17 +300,18 @@ def test_the_pieces_of_sentencepiece_are_written_with_their_scores(llama: Path, 
     fields = GGUFReader(tmp_path / "out/model.gguf").fields
     assert fields["tokenizer.ggml.model"].contents() == "llama"
     known = range(len(pieces))
-    assert fields["tokenizer.ggml.tokens"].contents() == [pieces.id_to_piece(number) for number in known]
-    assert fields["tokenizer.ggml.scores"].contents() == pytest.approx([pieces.get_score(number) for number in known])
+    found = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")}
+    assert found["tokens"][: len(known)] == [pieces.id_to_piece(number) for number in known]
+    assert found["scores"][: len(known)] == pytest.approx([pieces.get_score(number) for number in known])
 
 
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
         (None, "there is no tokenizer.json, vocab.json or tokenizer.model"),
-        (b"{", "the package gguf does not read the tokenizer: 'Expecting property name"),
+        (b"{", "tokenizer.json: not JSON at character 1: Expecting property name"),
         (b'{"model": {"type": "WordPiece"}}', "the package gguf does not read the tokenizer: 'Cannot find GPT-2 BPE"),
-        (b"[" * 200_000, "the package gguf does not read the tokenizer: '"),
+        (b"[" * 200_000, "tokenizer.json: nested too deeply"),
         (b"{}", "the package gguf does not read the tokenizer: \"'model'\""),
     ],
 )
@@ -335,7 +337,7 @@ def test_the_gguf_package_reads_the_settings_and_the_tensors(tmp_path: Path) -> 
     settings = {
         "general": {"architecture": "x"}, "x": {
             "rope": {"freq_base": 10000}, "names": ["a", "b\u00e9"], "per_layer": [3, 4], "mixed": [1, 2.5],
-            "large": 1 << 40, "below": -3, "yes": True, "nothing": None, "huge_scale": 1e300,
+            "large": 1 << 40, "below": -3, "yes": True, "nothing": None, "whole_scale": 3, "eight_size": 8.0,
         },
     }  # fmt: skip
     outline = Gguf().outline(tensors, WriteOptions(where="x", settings=settings))
@@ -345,7 +347,8 @@ def test_the_gguf_package_reads_the_settings_and_the_tensors(tmp_path: Path) -> 
     found = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     assert found == {
         "general.architecture": "x", "x.rope.freq_base": 10000.0, "x.names": ["a", "b\u00e9"], "x.per_layer": [3, 4],
-        "x.mixed": [1.0, 2.5], "x.large": 1 << 40, "x.below": -3, "x.yes": True, "x.huge_scale": float("inf"),
+        "x.mixed": [1.0, 2.5], "x.large": 1 << 40, "x.below": -3, "x.yes": True, "x.whole_scale": 3.0,
+        "x.eight_size": 8,
     }  # fmt: skip
     assert next(iter(found)) == "general.architecture"
     assert reader.fields["x.rope.freq_base"].types == [GGUFValueType.FLOAT32]
@@ -357,20 +360,94 @@ def test_the_gguf_package_reads_the_settings_and_the_tensors(tmp_path: Path) -> 
     assert config["x"]["per_layer"] == [3, 4]
 
 
-def test_settings_have_the_types_that_the_gguf_package_gives_them() -> None:
-    """llama.cpp refuses a whole number where it reads a fraction; each method of GGUFWriter says which it is."""
-    seen = set[GGUFValueType]()
+@pytest.mark.parametrize(
+    ("kind", "probe", "others"),
+    [
+        (GGUFValueType.UINT32, 8, (True, 2.5, "2", -1, 1 << 32, float("nan"), [2.5])),
+        (GGUFValueType.FLOAT32, 1.5, (True, "1e-5", float("inf"), float("nan"), 1e300, 1e-60, 10**290, 10**400)),
+        (GGUFValueType.BOOL, True, (1, "true", [True])),
+        (GGUFValueType.STRING, "a", (1, True, ["a"], "\ud800")),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_settings_have_the_types_that_the_gguf_package_gives_them(
+    kind: GGUFValueType, probe: object, others: tuple[object, ...]
+) -> None:
+    """llama.cpp refuses a file with a setting of another type; each method of GGUFWriter says which it is."""
+    seen = set[str]()
     for name, method in vars(GGUFWriter).items():
         if not name.startswith("add_") or len(inspect.signature(method).parameters) != 2:
             continue
-        writer = GGUFWriter(None, "llama")
-        with contextlib.suppress(Exception):  # of methods that take no number
-            method(writer, 1)
-        for key, value in writer.kv_data[0].items():
-            if value.type in {GGUFValueType.UINT32, GGUFValueType.FLOAT32} and key != name:
-                assert _setting(key, 1, "x")[:4] == struct.pack("<I", value.type), (name, key)
-                seen.add(value.type)
-    assert len(seen) == 2
+        for argument in (probe, SimpleNamespace(value=probe)):
+            writer = GGUFWriter(None, "llama")
+            with contextlib.suppress(Exception):  # of methods that take something else
+                method(writer, argument)
+            for key, value in writer.kv_data[0].items():
+                if value.type != kind or key in (name, "general.architecture") or key in seen:
+                    continue
+                assert setting_bytes(key, probe).startswith(text(key) + struct.pack("<I", kind)), key
+                expected = next((one for one in EXPECTED if one.names.search(key)), None)
+                seen |= {key} if expected is not None else set()
+                for other in others if expected is not None else ():
+                    with pytest.raises(
+                        SettingError, match=r"is .*: (llama.cpp reads|float32, in which|it holds|general.alig)"
+                    ):
+                        setting_bytes(key, other)
+    assert len(seen) > 10
+
+
+BROKEN = [
+    ({"x": {"a.b": 1, "a": {"b": 2}}}, "the setting 'x.a.b' would be there twice"),
+    ({"": 1}, "the setting '' is '1': its name is not of 1 to 65535 bytes"),
+    ({"k" * 70_000: 1}, "its name is not of 1 to 65535 bytes"),
+    ({"a\x1b[2J": 1}, r"the setting 'a\\x1b\[2J' is '1': its name is not"),
+    ({"a\u202e": 1}, r"the setting 'a\\u202e' is '1': its name is not"),
+    ({"\ud800": 1}, r"the setting '\\ud800' is '1': its name is not"),
+    ({"a": "\ud800"}, "which is no text in Unicode"),
+    ({"a": ["b", "c\udfff"]}, "which is no text in Unicode"),
+    ({"a": 1e300}, "float32, in which GGUF holds it, has no number that large"),
+    ({"a": [1e300, 1]}, "float32, in which GGUF holds it, has no number that large"),
+    ({"a": [1.5, 10**290]}, "GGUF has numbers, texts and lists of one kind"),
+    ({"a": 1e-60}, "float32, in which GGUF holds it, has no number that small"),
+    ({"tokenizer": {"ggml": {"tokens": "a"}}}, "llama.cpp reads a list there"),
+    ({"tokenizer": {"ggml": {"token_type": [1, 1 << 31]}}}, "it does not fit into 32 bits with a sign"),
+    ({"general": {"architecture": ["llama"]}}, "llama.cpp reads a text there, and no list"),
+    *(({"general": {"alignment": one}}, "general.alignment is no power of two from 8 to 65536")
+      for one in (0, 1, 4, 24, -32, 1 << 17, 1 << 40, True, "64", 64.5, float("inf"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "message"), BROKEN, ids=[str(number) for number in range(len(BROKEN))])
+def test_settings_that_no_reader_accepts_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(PortingError, match=message) as caught:
+        Gguf().outline({"w": torch.zeros(2)}, WriteOptions(where="x", settings=settings))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("alignment", [8, 16, 64, 64.0, 4096, 1 << 16])
+def test_tensors_begin_at_multiples_of_the_alignment_that_the_settings_say(alignment: float, tmp_path: Path) -> None:
+    tensors = {f"t{number}": torch.full((number + 5,), float(number)) for number in range(7)}
+    settings = {"general": {"architecture": "x", "alignment": alignment}}
+    (shard,) = Gguf().outline(tensors, WriteOptions(where="x", settings=settings)).shards
+    write_directory(tmp_path / "out", {shard.name: TensorFile(tensors=tensors, shard=shard)})
+    found = open_checkpoint(tmp_path / "out")
+    assert {name: elements(found.read(name)) for name in found.tensors} == {
+        name: elements(tensor) for name, tensor in tensors.items()
+    }
+    read = {one.name: one for one in GGUFReader(tmp_path / "out/model.gguf").tensors}
+    assert all(read[name].data.tobytes() == elements(tensor) for name, tensor in tensors.items())
+    assert all(one.data_offset % alignment == 0 for one in read.values())
+
+
+def test_the_header_of_many_tensors_takes_a_time_that_grows_with_their_number() -> None:
+    def seconds(count: int) -> float:
+        tensors = {f"blk.{number}.ffn_down_exps.weight": torch.empty(2, 2, device="meta") for number in range(count)}
+        begin = time.process_time()
+        Gguf().outline(tensors, WriteOptions(where="x"))
+        return time.process_time() - begin
+
+    seconds(100)
+    assert seconds(24_000) < 20 * seconds(3_000)
 
 
 def test_vectors_are_float32_in_a_file_of_other_dtypes(tmp_path: Path) -> None:

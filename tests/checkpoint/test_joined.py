@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
+from porting.checkpoint.merging import merged
 from porting.comparing import diff
 from porting.converting import convert, verify_files
 from porting.notation.table import Table, parse_table
@@ -110,11 +111,56 @@ def test_what_exists_under_the_whole_name_is_meant(tmp_path: Path) -> None:
     assert [*open_checkpoint(folder).tensors] == ["w"]
 
 
+def test_a_path_that_holds_the_name_of_another_is_read_as_what_exists(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "a+y=b", {"w": torch.ones(2)}, {})
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b").tensors
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b/model.safetensors").tensors
+    saved(tmp_path / "a", {"w": torch.zeros(2)}, {})
+    assert "lora.w" in open_checkpoint("base+lora=a+y=b").tensors
+
+
+def test_two_readings_of_which_all_paths_exist_are_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a", "b", "a+y=b")):
+        saved(tmp_path / name, {"w": torch.full((2,), float(number))}, {})
+    refused("a+y=b", "this may be a and b, or a+y=b: all of them are there (rename what is not meant)")
+    refused("base+lora=a+y=b", "this may be base and a and b, or base and a+y=b: all of them are there")
+    assert {*open_checkpoint("a+z=b").tensors} == {"w", "z.w"}
+
+
 def test_names_that_are_taken_are_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     refused(f"{base}+layers={adapter}", "has the tensor 'layers.0.w', so that 'layers' cannot stand for")
     refused(f"{base}+width={adapter}", "has the field 'width' in its config")
     refused(f"{base}+a={adapter}+a={adapter}", "two of the checkpoints get one name")
     refused(f"{base}+lora={tmp_path}/nowhere", "no such file or directory")
+
+
+def test_a_name_that_is_a_folder_of_the_first_is_refused(adapter: Path, tmp_path: Path) -> None:
+    """Files are known by their names: one of the second would be read where one of the first is meant."""
+    for number in range(2):
+        (tmp_path / f"model_{number}").mkdir()
+        save_file({"w": torch.full((2,), float(number))}, tmp_path / f"model_{number}" / "adapter_model.safetensors")
+    ranks = f"{tmp_path}/model_{{r}}"
+    for first in (ranks, f"{ranks}/adapter_model.safetensors"):
+        refused(f"{first}+model_0={adapter}", "has the file 'model_0/adapter_model.safetensors', so that 'model_0' can")
+        whole = open_checkpoint(f"{first}+x={adapter}")
+        assert [float(whole.read(f"rank{number}.w")[0]) for number in range(2)] == [0, 1]
+        assert torch.equal(whole.read("x.layers.0.a"), open_checkpoint(adapter).read("layers.0.a"))
+
+
+def test_two_files_of_one_name_are_refused(base: Path, adapter: Path) -> None:
+    first, second = open_checkpoint(base), open_checkpoint(adapter)
+    second.sources = {"model.safetensors": second.sources["adapter_model.safetensors"]}
+    with pytest.raises(
+        CheckpointError,
+        match=r"base/model\.safetensors and .*adapter_model\.safetensors would both be the file 'model\.safetensors'",
+    ):
+        merged("x", [("", "", first), ("a.", "", second)])
 
 
 @pytest.mark.parametrize("inside", ["base", "adapter"])

@@ -30,6 +30,9 @@ name = "join"
 """)
 
 
+COPY = '[mapping]\nname = "copy"\n[rest]\n"{*rest}" = "{*rest}"\n'
+
+
 def whole() -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     up = {f"layers.{i}.up.weight": torch.randn(8, 3) for i in range(2)}
@@ -91,6 +94,38 @@ def test_ranks_in_folders_with_an_inner_path(tmp_path: Path) -> None:
     for number in range(3):
         save_file({"w": torch.ones(1)}, tmp_path / f"model_{number}" / "model.safetensors")
     assert [*open_checkpoint(f"{tmp_path}/model_{{r}}").tensors] == ["rank0.w", "rank1.w", "rank2.w"]
+
+
+def test_ranks_that_are_directories_are_read_each_from_its_own_files(tmp_path: Path) -> None:
+    """Their files have the same names, single ones as well as shards."""
+    for number in range(3):
+        folder = tmp_path / f"one_{number}"
+        folder.mkdir()
+        save_file({"w": torch.full((2,), float(number))}, folder / "model.safetensors")
+        folder = tmp_path / f"sharded_{number}" / "step"
+        folder.mkdir(parents=True)
+        for shard, name in enumerate("wv"):
+            save_file({name: torch.full((2,), 10.0 * number + shard)}, folder / f"s{shard}.safetensors")
+        index = {"weight_map": {"w": "s0.safetensors", "v": "s1.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for pattern, names in (("one_{r}", "w"), ("one_{r}/", "w"), ("sharded_{r}/step", "wv")):
+        checkpoint = open_checkpoint(f"{tmp_path}/{pattern}")
+        found = {name: float(checkpoint.read(name)[0]) for name in checkpoint.tensors}
+        step = 1 if names == "w" else 10
+        assert found == {f"rank{r}.{name}": step * r + shard for r in range(3) for shard, name in enumerate(names)}
+        assert all(path.is_file() for path in checkpoint.paths)
+        assert len({*checkpoint.paths}) == 3 * len(names)
+    copied = convert(f"{tmp_path}/one_{{r}}", tmp_path / "out", parse_table(COPY), derive=True)
+    assert float(open_checkpoint(copied.path).read("rank0.w")[0]) == 0
+
+
+def test_ranks_that_share_a_shard_read_it_once(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "shared.safetensors")
+    for number in range(2):
+        index = json.dumps({"weight_map": {"w": "shared.safetensors"}})
+        (tmp_path / f"m{number}.safetensors.index.json").write_text(index)
+    checkpoint = open_checkpoint(f"{tmp_path}/m{{r}}.safetensors.index.json")
+    assert [float(checkpoint.read(f"rank{number}.w")[0]) for number in range(2)] == [1, 1]
 
 
 def test_every_rank_has_to_be_there_once(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from porting.errors import Code
+from porting.notation.table import parse_table
 from porting.ops import NOTHING, Arithmetic, Scale
+from porting.plan.config import refused as config_faults
 from porting.plan.plan import PlanError
 from tests.plan.shapes import headers
 from tests.plan.toy import CONFIG, TABLE, checkpoint, plan, refused, target
@@ -34,6 +36,15 @@ def test_what_is_dropped_is_listed_with_its_reason() -> None:
         ("old.a.b", "nobody needs it", ""),
     ]
     assert made.summary == "17 of 20 tensors fill 11 of 11 places, 3 left out"
+
+
+def test_two_fields_of_the_config_that_give_one_of_the_target_are_compared() -> None:
+    lines = '[mapping]\nname = "t"\n[config]\nlayers = "depth/levels"\nblocks = "depth"\nnum_layers = "levels - 1"\n'
+    table = parse_table(lines + '[tensors]\n"a" = "b"\n')
+    assert not config_faults(table, {"layers": 2, "blocks": 2, "num_layers": 1})
+    assert not config_faults(table, {"blocks": 3})
+    message = "[config] gives depth two values: layers says '2', and blocks '3'"
+    assert [fault.message for fault in config_faults(table, {"layers": 2, "blocks": 3})] == [message]
 
 
 def test_a_config_that_the_table_cannot_represent() -> None:

@@ -6,6 +6,7 @@ from tests.security.rows import Proof
 
 FILES, BIN, HUB, WRITE = (f"tests/checkpoint/test_{name}.py" for name in ("files", "bin_file", "hub", "write"))
 HEADER, SOURCE, INDEX = (f"tests/checkpoint/test_{name}.py" for name in ("safetensors_file", "source", "index"))
+VOCABULARY = "tests/checkpoint/test_gguf_vocabulary.py"
 SAFE, DIFF = "tests/security/test_safe.py", "tests/comparing/test_digests.py"
 
 
@@ -248,5 +249,38 @@ PROOFS = [
         "that pass is ended, and the change is not offered",
         "tests/causes/test_line_edits.py::test_a_changed_pass_that_goes_on_and_on_or_makes_huge_tensors_is_ended",
         code=1,
+    ),
+    proof(
+        "gguf",
+        "a tokenizer of millions of values, tokens, lines or pieces, where a GGUF file is written",
+        "this takes more than 4000000 values",
+        f"{VOCABULARY}::test_what_the_files_of_a_tokenizer_hold_is_charged",
+    ),
+    proof(
+        "gguf",
+        "a config with a vocab_size of 10^9, where a GGUF file is written",
+        "tokens are filled up to the rows of the embedding",
+        f"{VOCABULARY}::test_tokens_are_filled_up_to_the_rows_of_the_embedding_whatever_the_config_says",
+        code=0,
+    ),
+    proof(
+        "gguf",
+        "a tokenizer whose texts control the terminal where the package gguf logs them",
+        "a warning, escaped",
+        f"{VOCABULARY}::test_what_the_gguf_package_logs_is_a_warning_and_is_escaped",
+        code=0,
+    ),
+    proof(
+        "gguf",
+        "a FIFO or a directory in the place of tokenizer.json",
+        "a warning that names it; the vocabulary is not written",
+        f"{VOCABULARY}::test_a_file_of_the_tokenizer_that_is_not_read_is_named",
+        code=0,
+    ),
+    proof(
+        "gguf",
+        "a config with settings that make readers refuse the file that is written",
+        "refused before anything is written",
+        "tests/checkpoint/test_gguf.py::test_settings_that_no_reader_accepts_are_refused",
     ),
 ]
