@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -555,14 +556,15 @@ def _with_returned(
     """
     theirs, ours = reference(), port()
     found, own = theirs.returned(0), ours.returned(0)
-    if isinstance(opponent, LiveReference) and opponent.asked_for(own):
-        asked = reference()
-        more = asked.returned(0)
+    if isinstance(opponent, LiveReference) and (flags := opponent.asked_for(own)):
+        asked, more = reference(), dict[str, Tensor]()
+        with suppress(VerifyError):
+            more = asked.returned(0)
         counts, named = _counts(more), _counts(own)
-        if all(counts[name] == named[name] for name in counts.keys() & named.keys()):
+        if more and all(counts[name] == named[name] for name in counts.keys() & named.keys()):
             theirs, found = asked, more
         else:
-            opponent.not_asked()
+            opponent.not_asked(flags)
     return with_returned(table, theirs, ours, found, own, random)
 
 

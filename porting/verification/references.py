@@ -91,33 +91,37 @@ class LiveReference:
         kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
         return Case(case.name, kept, names)
 
-    def asked_for(self, names: Collection[str]) -> bool:
+    def asked_for(self, names: Collection[str]) -> tuple[str, ...]:
         """Have the model return its hidden states or attentions too, where a port returns them by the same names.
 
         Args:
             names: of what the port returns, ``hidden_states.0``.
 
         Returns:
-            Whether the model returns more than before.
+            The fields of its config that were changed, for :meth:`not_asked`.
         """
         config = getattr(self.module, "config", None)
-        flags = [flag for flag, word in _ASKED.items() if any(name.partition(".")[0].endswith(word) for name in names)]
-        flags = [flag for flag in flags if getattr(config, flag, True) is False]
-        self._configure(dict.fromkeys(flags, True))
-        return bool(flags)
+        roots = {name.partition(".")[0] for name in names}
+        flags = [flag for flag, word in _ASKED.items() if any(root.endswith(word) for root in roots)]
+        changed = []
+        for flag in (one for one in flags if getattr(config, one, True) is False):
+            with suppress(ValueError):  # fused attention, which a user's own reference may have, has none to show
+                self._configure(flag, True)
+                changed.append(flag)
+        return tuple(changed)
 
-    def not_asked(self) -> None:
+    def not_asked(self, flags: Collection[str]) -> None:
         """Take back what :meth:`asked_for` did."""
-        self._configure(dict.fromkeys(_ASKED, False))
+        for flag in flags:
+            self._configure(flag, False)
 
-    def _configure(self, fields: Mapping[str, bool]) -> None:
-        """Set fields of the config of the model and its parts, in a copy: the user's own model may have it too."""
-        before = getattr(self.module, "config", None)
+    def _configure(self, field: str, value: bool) -> None:
+        """Set a field of the config of the model and its parts, in a copy: the user's own model may have it too."""
+        before = self.module.config
         config = copy.copy(before)
-        for field, value in fields.items():
-            setattr(config, field, value)
+        setattr(config, field, value)
         for part in self.module.modules():
-            if fields and getattr(part, "config", None) is before:
+            if getattr(part, "config", None) is before:
                 vars(part)["config"] = config  # as it was set: no parameter, no module
 
     def keep(self, dtype: torch.dtype) -> None:

@@ -129,7 +129,7 @@ def explore(
         seed=seed,
         overhead=0 if whole else COMPILED,
         executed=comparison.executed,
-        otherwise=partial(_with_sdpa, double) if getattr(double, "_supports_sdpa", False) else None,
+        otherwise=partial(_with_sdpa, double) if _has_sdpa(double) else None,
     )
     numbers = comparison.conditions.numbers if comparison.conditions is not None else ()
     model = _model(theirs, module, table, batch, cases)
@@ -154,6 +154,12 @@ def _refuses_shorter(cases: Sequence[Case], port: Callable[[Case], Side]) -> boo
     except VerifyError:
         return True
     return False
+
+
+def _has_sdpa(module: nn.Module) -> bool:
+    """Whether a model of transformers runs in fused attention: not where its probabilities are compared."""
+    shows = getattr(getattr(module, "config", None), "output_attentions", False)
+    return bool(getattr(module, "_supports_sdpa", False)) and not shows
 
 
 @contextmanager

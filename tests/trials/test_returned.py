@@ -128,6 +128,36 @@ def test_hidden_states_are_those_of_the_same_number(port: type[States], verdict:
         assert pairs["hidden_states.0"].startswith("transformer.layer.0")
 
 
+class Scores(DistilBertModel):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
+        out = super().forward(input_ids, attention_mask=attention_mask, output_attentions=True)
+        return {"last_hidden_state": out.last_hidden_state, "attentions": list(out.attentions)[:: self.step]}
+
+    step = 1
+
+
+class ScoresReversed(Scores):
+    step = -1
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("port", "verdict"), [(Scores, "faithful"), (ScoresReversed, "different")])
+def test_attentions_are_those_of_the_same_layer(port: type[Scores], verdict: str, attention: str) -> None:
+    fields = {"vocab_size": 60, "dim": 24, "hidden_dim": 40, "n_heads": 4, "n_layers": 2, "max_position_embeddings": 20}
+    reference = DistilBertModel(DistilBertConfig(**fields, attn_implementation=attention)).eval()
+    ported = port(DistilBertConfig(**fields, attn_implementation="eager")).eval()
+    torch.manual_seed(0)
+    for one in reference.parameters():
+        one.data += 0.3 * torch.randn(one.shape)
+    ported.load_state_dict(reference.state_dict())
+    report = verify(reference=reference, into=ported, dtypes=(), loaded=True, causes=False)
+    if attention == "eager":
+        assert report.verdict == verdict, str(report)
+    assert not reference.config.output_attentions
+    assert report.scope.returned is not None
+    assert "last_hidden_state" in report.scope.returned.pairs
+
+
 def test_names_come_before_values() -> None:
     """Outputs of one shape that are exchanged are not paired by their values."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +44,7 @@ def surplus(found: SearchResult) -> Iterator[Reason]:
         if one.what == "surplus norm" and not is_last(found, one):
             name = one.port.rpartition(".")[0] or one.port
             said = f"the module norms with {name}, and the checkpoint's model has no norm there"
-            yield Reason(kind="surplus norm", said=said, shown=_alone(found, one))
+            yield Reason(kind="surplus norm", said=said, shown=_alone(found, one), places=(one.port,))
 
 
 def _alone(found: SearchResult, one: DifferingPlace) -> bool:
@@ -257,7 +256,8 @@ def _unseen(found: SearchResult, proof: Proof) -> Iterator[Reason]:
     for one in some if proof.exact and not found.rounded else ():
         said = f"{one.port.rpartition('.')[0] or one.port} is given or gives something else than the reference's"
         far = f"by {one.size:.0e}" if math.isfinite(one.size) else "of another shape"
-        yield Reason(kind="unseen", said=f"{said} {one.reference.rpartition('.')[0]}, {far}", size=one.size)
+        said = f"{said} {one.reference.rpartition('.')[0]}, {far}"
+        yield Reason(kind="unseen", said=said, size=one.size, places=(one.port, one.reference))
 
 
 def _rounding(proof: Proof) -> float:
@@ -274,9 +274,10 @@ def _seen(one: Reason, kinds: set[str]) -> bool:
 
 def _once(reasons: Sequence[Reason]) -> list[Reason]:
     """The reasons, one for all layers."""
-    found: dict[tuple[str, str], Reason] = {}
+    found: dict[tuple[str, ...], Reason] = {}
     for one in reasons:
-        found.setdefault((one.kind, re.sub(r"[0-9.e+-]+", "#", one.said)), one)
+        places = tuple(map(blank, one.places)) or (one.said,)
+        found.setdefault((one.kind, one.cause, *places), one)
     return list(found.values())
 
 
@@ -445,29 +446,31 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
     """Parts that one side has and the other has not, as long as everything in front of them is known."""
     puzzled = bool(unknown(proof)) or proof.report is None
     for one in sorted(found.divergences, key=lambda one: one.what != "shared"):  # what is seen by itself
+        places = (one.port, one.reference)
         match one.what:
             case "bias" if not _zero(checkpoint, subjects, one.reference):
                 said = f"{one.port} has no bias, and the checkpoint's {one.reference} is not zero"
-                yield Reason(kind="bias", said=said, shown=True)
+                yield Reason(kind="bias", said=said, shown=True, places=places)
             case "missing":
                 said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
-                yield Reason(kind="missing norm", said=said, shown=True)
+                yield Reason(kind="missing norm", said=said, shown=True, places=places)
             case "unloadable":
                 said = (
                     f"{one.port} is no parameter of the module that state_dict lists, so nothing can be loaded into it"
                 )
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
-                yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True)
+                yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True, places=places)
             case "shared":
                 first = next((move.reads[0] for move in found.moves if one.port in move.writes), "")
                 said = f"{one.port} is used again where the checkpoint's model uses {one.reference}, and not {first}"
                 shown = not _is_behind_a_guess(found, one.port) and not _equal(
                     checkpoint, subjects, one.reference, first
                 )
-                yield Reason(kind="shared", said=said, shown=shown)
+                yield Reason(kind="shared", said=said, shown=shown, places=places)
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
-                yield Reason(kind="tie", said=f"{said}, which is read once: tie them in the module", shown=True)
+                said += ", which is read once: tie them in the module"
+                yield Reason(kind="tie", said=said, shown=True, places=places)
             case "extra" if not is_last(found, one):
                 yield Reason(
                     kind="extra", said=f"the module has {one.port}, and nothing of the checkpoint is due there"
@@ -481,7 +484,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
     for unit in found.lacking:
         if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and not found.exhausted:
             said = f"your module has no {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
-            yield Reason(kind="table", said=said, shown=True)
+            yield Reason(kind="table", said=said, shown=True, places=(unit.names[0],))
 
 
 def _is_behind_a_guess(found: SearchResult, name: str) -> bool:

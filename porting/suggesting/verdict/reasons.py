@@ -158,7 +158,8 @@ def _reason(one: Finding) -> Reason:
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
     text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
     shown = final and one.difference > CLOSE
-    return Reason(kind=kind, said=text, size=one.difference, shown=shown, cause=one.name)
+    places = (*one.probes, one.detail)
+    return Reason(kind=kind, said=text, size=one.difference, shown=shown, cause=one.name, places=places)
 
 
 def _mostly(one: Finding) -> Reason:
@@ -166,7 +167,8 @@ def _mostly(one: Finding) -> Reason:
     detail = f" ({near.detail})" if near.detail else ""
     text = f"{near.name}{detail}, at {several(one.probes)}: {_far(one.difference)}, of which {near.residual:.0e} remain"
     kind = _theme(near.parts)
-    return Reason(kind=kind, said=text, size=one.difference, shown=_dominated(one), cause=near.name)
+    places = (*one.probes, near.detail)
+    return Reason(kind=kind, said=text, size=one.difference, shown=_dominated(one), cause=near.name, places=places)
 
 
 def met(before: str) -> Reason:

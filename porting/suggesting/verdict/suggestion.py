@@ -56,6 +56,8 @@ class Reason:
         size: the difference that it makes, relative to the activation's scale; None where none was measured.
         shown: it was shown, and no table can do anything about it.
         cause: the entry of the catalogue of causes that names it; empty where none does.
+        places: the tensors or modules that it is about, and what distinguishes it from another at the same places. What
+            is said of the same places in several layers is told once.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Reason:
     size: float | None = None
     shown: bool = False
     cause: str = ""
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
