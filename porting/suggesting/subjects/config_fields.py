@@ -263,6 +263,8 @@ def field_for(
     'num_local_experts'
     >>> field_for("head_size", {"hidden_size": 64, "num_attention_heads": 4, "head_dim": None})
     'head_dim/hidden_size // num_attention_heads'
+    >>> field_for("d_mlp", {"n_embd": 8, "n_inner": None})
+    'n_inner/4 * n_embd'
     """
     single = _single_field_for(asked, config, others)
     role = _stage_role(asked) or role_of(asked) or composed_role(asked)
@@ -303,6 +305,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
     found = _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
+    found = _four_widths(config) if role is Role.INNER and found is None else found
     return _of_same_words(word, config) if found is None else found
 
 
@@ -419,6 +422,13 @@ def ratio(config: Mapping[str, object], *, whole: bool = True) -> str | None:
     if sizes[0] % sizes[1] == 0:
         return f"{inner} // {width}"
     return None if whole else f"{inner} / {width}"
+
+
+def _four_widths(config: Mapping[str, object]) -> str | None:
+    """The inner size as a table spells it, where a config has a field for it and no value: GPT-2, GPT-J, Falcon."""
+    empty = next((name for name in WORDS[Role.INNER] if name in config and config[name] is None), None)
+    width = next(fields_of(Role.HIDDEN, config), None)
+    return f"{empty}/4 * {width}" if empty and width else None
 
 
 def _computed(config: Mapping[str, object], others: Sequence[str] = ()) -> str | None:
