@@ -36,6 +36,7 @@ class Style:
         biases: those that have one: ``"qkv"``, ``"out"``, ``"feed"``, ``"head"``.
         scale: what the logits are multiplied by.
         rounded: sines and cosines are rounded to float32, as transformers has them.
+        tiled: every so-manieth head of queries shares a key, and not heads next to each other.
     """
 
     rotate: str = "neighbours"
@@ -50,6 +51,7 @@ class Style:
     biases: str = ""
     scale: float = 1.0
     rounded: bool = True
+    tiled: bool = False
 
 
 class Rms(nn.Module):
@@ -125,7 +127,9 @@ class Attention(nn.Module):
         query, key = turned(query, turn, self.style.rotate), turned(key, others, self.style.rotate)
         if self.style.normed == "behind":
             query, key = self.norm_q(query), self.norm_k(key)
-        key, value = (one.repeat_interleave(self.heads // self.groups, 2) for one in (key, value))
+        repeat = Tensor.repeat if self.style.tiled else Tensor.repeat_interleave
+        times = (1, 1, self.heads // self.groups, 1) if self.style.tiled else (self.heads // self.groups, 2)
+        key, value = (repeat(one, *times) for one in (key, value))
         query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         found: Tensor = self.out(mixed.transpose(1, 2).flatten(2))

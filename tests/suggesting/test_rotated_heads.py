@@ -66,6 +66,20 @@ FOUND: list[tuple[str, str, Mapping[str, object], Callable[..., nn.Module], str]
         "{p:query,key}.weight [(h (s r|u)) e]",
     ),
     (
+        "heads that share a key apart",
+        "Llama",
+        {**GROUPED, "tie_word_embeddings": False},
+        grouped(Style(tiled=True)),
+        '"model.layers.{i}.self_attn.o_proj.weight [o (g q d)]" = "layers.{i}.attention.out.weight [o (q g d)]"',
+    ),
+    (
+        "heads that share a key apart, with norms",
+        "Qwen3",
+        {**GROUPED, "head_dim": 16, "tie_word_embeddings": False},
+        grouped(Style(rotate="halves", normed="head", tiled=True)),
+        ".query.weight [(q g d) e]",
+    ),
+    (
         "a gain for each head",
         "Cohere",
         {**SIZES, **BASE, "num_key_value_heads": 2, "layer_norm_eps": 1e-6, "use_qk_norm": True, "eos_token_id": 1},

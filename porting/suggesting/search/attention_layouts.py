@@ -3,6 +3,7 @@
 A fused tensor has them one after the other, *blocks*; side by side within each head, or each group of heads that share
 a key, *groups*; or as the fastest index, *innermost*.  Rotary embeddings pair a feature with the one half a head
 further, or with its neighbour: the rows of queries and keys then lie ``(s r)`` on one side and ``(r s)`` on the other.
+Heads that share a key lie next to each other, ``(g q d)``, or each key is for every so-manieth head, ``(q g d)``.
 
 The indices, all of which [sizes] gives: ``h`` heads, ``g`` groups; ``q``, ``k`` and ``v``, how many queries, keys and
 values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and ``z``, how many pairs a head has; ``u`` and
@@ -67,6 +68,7 @@ class _Way:
         shared: the letter of the groups, where some tensor of either side has these as an axis; else empty.
         apart: nothing is fused on either side.
         equal: as many keys as queries.
+        queries: the axes of the heads of queries, ``"g q"`` or ``"q g"``; empty where both sides have them alike.
     """
 
     form: str
@@ -74,6 +76,7 @@ class _Way:
     shared: str
     apart: bool
     equal: bool
+    queries: str = ""
 
     def inner(self, role: str) -> str:
         """The features of one head."""
@@ -99,6 +102,8 @@ class _Way:
     def _alone(self, role: str) -> str:
         if self.shared:
             return f"({self.shared} {role} {self.inner(role)})"
+        if self.queries and role == "q":
+            return f"({self.queries} {self.inner(role)})"
         if self.pairs:
             heads = "h" if role == "q" or (self.apart and self.equal) else "g"
             return "f" if role == "v" else f"({heads} {self.inner(role)})"
@@ -179,16 +184,22 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
     equal = heads.count == heads.groups
     fused = [any(len(one.roles) > 1 for one in side) for side in (source, target)]
     forms = ("blocks", "groups", "innermost") if equal and not order.theirs else ("blocks", "groups")
-    for their_form, our_form in product(forms if fused[0] else ("",), forms if fused[1] else ("",)):
-        if not order.theirs and (their_form, our_form) == ("", ""):
+    both = [(theirs, mine, "") for theirs, mine in product(*(forms if some else ("",) for some in fused))]
+    if not any(fused) and 1 < heads.groups < heads.count:
+        both.append(("", "", "g q"))
+    for their_form, our_form, queries in both:
+        if not order.theirs and (their_form, our_form, queries) == ("", "", ""):
             continue  # each by itself, as it is
         within = {"groups", "innermost"} & {their_form, our_form}
         if within and "blocks" in {their_form, our_form} and (order.theirs or not equal):
             continue  # a block's queries are no box over a group's
         shared = ("h" if equal else "g") if within else ""
         ways = [
-            _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal)
-            for form, lie in ((their_form, order.theirs), (our_form, order.ours))
+            _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal, queries=heads_of)
+            for form, lie, heads_of in (
+                (their_form, order.theirs, queries),
+                (our_form, order.ours, " ".join(reversed(queries.split()))),
+            )
         ]
         for turned in _turned(target):
             moves = [
@@ -229,7 +240,8 @@ def _moves(
     source: Sequence[Holder], target: Sequence[Holder], theirs: _Way, ours: _Way, *, turned: bool
 ) -> Iterator[CandidateRule]:
     alone = len(source) == len(target) == 1 and len(source[0].roles) == 1
-    plain = alone and (not theirs.pairs or source[0].roles == ("v",))
+    turned_heads = theirs.queries and "q" in source[0].roles
+    plain = alone and not turned_heads and (not theirs.pairs or source[0].roles == ("v",))
     left = [(one.matrix, "o" if plain else theirs.rows(one.roles), bool(one.matrix.into_first)) for one in source]
     right = [(one.matrix, "o" if plain else ours.rows(one.roles), turned) for one in target]
     bare = plain and left[0][2] == turned and left[0][0].shape == right[0][0].shape

@@ -168,10 +168,22 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Ways:
         yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     made = list(_laid(ours, theirs, 0, heads))
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
+    if same and bias is not None:
+        yield from ((move, *bias) for move in _regrouped(ours, theirs, heads))
     if same and not as_is and bias is not None:
         yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
         yield from ((move, *bias) for move in _unfolded(ours, theirs))
+
+
+def _regrouped(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[CandidateRule]:
+    """What goes in by heads, with those that share a key next to each other on one side, and apart on the other."""
+    count, groups = heads.get("h", 0), heads.get("g", 0)
+    if len(ours.shape) != 2 or not 1 < groups < count or theirs.summed % count or count % groups:
+        return
+    for first in (False, True) if ours.into_first is None else (ours.into_first,):
+        left = "(g q d) o" if theirs.into_first else "o (g q d)"
+        yield single_rule(theirs.weights[0], ours.weights[0], left, "(q g d) o" if first else "o (q g d)")
 
 
 def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:

@@ -404,9 +404,11 @@ class WeightSearch(NormSearch):
         if not gains:
             return None
         before = self._verdict(group, mates, (), unit, later)
-        ways = ((order, way) for order in self._orders for way in self._arranged(group, mates, order))
+        orders = (FeatureOrder(), *self._orders)  # the first for heads in another order, whose features are not
+        ways = ((order, way) for order in orders for way in self._arranged(group, mates, order))
         for order, moves in ways:
-            turned = [made for move in gains if (made := self._ordered(move, order)) is not None]
+            kept = gains if not order.theirs else []
+            turned = kept or [made for move in gains if (made := self._ordered(move, order)) is not None]
             values = self._values([*moves, *turned]) if len(turned) == len(gains) else None
             if values is None:
                 continue
