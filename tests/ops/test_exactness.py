@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ FOLD = '["x [t]", "z [t]"]'
 TWO = '{ x = "x [t]", z = "z [t]" }'
 LOOKED_UP = '{ s = "s [g]", j = "j [t]" }'
 
-COMPLEX = {
+COMPLEX: dict[str, tuple[str, dict[str, Any], Any]] = {
     "scale": (rule("scale = 2"), {"x": [1 + 2j, 3j]}, [2 + 4j, 6j]),
     "scale and offset": (rule("scale = 0.5\noffset = 1"), {"x": [1 + 2j, 3j]}, [1.5 + 1j, 1 + 1.5j]),
     "fold": (rule("fold = true", FOLD, "y [t]"), {"x": [1 + 2j, 3j], "z": [1j, 1]}, [1 + 3j, 1 + 3j]),
@@ -171,7 +172,7 @@ def test_the_hint_says_what_to_write(tmp_path: Path) -> None:
     assert torch.equal(found, (tensors["x"].double() * tensors["z"].double()).float())
 
 
-SUMS = {
+SUMS: dict[str, tuple[torch.dtype, list[Any], list[Any], str]] = {
     "int8": (torch.int8, [100, 1], [100, 1], "the result 200 does not fit int8"),
     "bool": (torch.bool, [True, False], [True, False], "the result 2 does not fit bool"),
     "int64": (torch.int64, [2**62, 1], [2**62, 1], "the sum does not fit int64"),
@@ -239,7 +240,7 @@ def test_a_fill_that_the_dtype_does_not_hold_is_refused(
         assert module.state_dict()["y"].tolist() == [1, 1, 1, -3, -3]
 
 
-FITTING = {
+FITTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "an index with a fraction": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [0.0, 0.5]}, "0.5 is not whole"),
     "a negative index": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [0, -1]}, "-1 is not from 0 to 1"),
     "a fraction below zero": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [-0.9, 0]}, "-0.9 is not from 0 to 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,8 +146,9 @@ class TextAndRegions(nn.Module):
 
 
 def test_rows_of_features_are_as_wide_as_a_field_of_a_like_name_says() -> None:
-    config = transformers.LxmertConfig(**LXMERT)
-    model = transformers.LxmertModel(config).eval()
+    kinds: Any = transformers
+    config = kinds.LxmertConfig(**LXMERT)
+    model = kinds.LxmertModel(config).eval()
     assert features_of(model, config.to_dict()) == {"visual_feats": (11, 20), "visual_pos": (11, 4)}
     sampler = Sampler.of(model, config.to_dict())
     with torch.no_grad():

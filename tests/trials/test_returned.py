@@ -78,7 +78,7 @@ def test_an_output_that_is_altered_is_different(make: Callable[[dict[str, Tensor
     assert all(probe.port.startswith(".") for probe in report.guilty)
 
 
-class States(DistilBertModel):
+class States(DistilBertModel):  # type: ignore[no-untyped-call]  # its base's
     """A model that returns its hidden states by that name, which the reference returns only where it is asked."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
@@ -89,19 +89,35 @@ class States(DistilBertModel):
         return list(states)
 
 
-class Reversed(States):
+class Reversed(States):  # type: ignore[no-untyped-call]  # its base's
     def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
         return list(states)[::-1]
 
 
-class Narrow(States):
+class Narrow(States):  # type: ignore[no-untyped-call]  # its base's
     def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
         return [*states[:-1], states[-1][..., 1:-1]]
 
 
-class WithoutEmbeddings(States):
+class WithoutEmbeddings(States):  # type: ignore[no-untyped-call]  # its base's
     def states(self, states: tuple[Tensor, ...]) -> list[Tensor]:
         return list(states)[1:]
+
+
+def of_both(port: type[nn.Module], attention: str = "eager") -> tuple[Any, Any]:
+    """The reference and a port of it with the same weights, which are no fresh ones."""
+    kind: Any = DistilBertConfig
+    fields = {"vocab_size": 60, "dim": 24, "hidden_dim": 40, "n_heads": 4, "n_layers": 2, "max_position_embeddings": 20}
+    pair: list[Any] = [DistilBertModel, port]
+    reference, ported = (
+        one(kind(**fields, attn_implementation=used)).eval()
+        for one, used in zip(pair, (attention, "eager"), strict=True)
+    )
+    torch.manual_seed(0)
+    for parameter in reference.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    ported.load_state_dict(reference.state_dict())
+    return reference, ported
 
 
 @pytest.mark.parametrize(
@@ -109,15 +125,7 @@ class WithoutEmbeddings(States):
     [(States, "faithful"), (Reversed, "different"), (Narrow, "different"), (WithoutEmbeddings, "faithful")],
 )
 def test_hidden_states_are_those_of_the_same_number(port: type[States], verdict: str) -> None:
-    config = DistilBertConfig(
-        vocab_size=60, dim=24, hidden_dim=40, n_heads=4, n_layers=2, max_position_embeddings=20,
-        attn_implementation="eager",
-    )  # fmt: skip
-    reference, ported = DistilBertModel(config).eval(), port(config).eval()
-    torch.manual_seed(0)
-    for one in reference.parameters():
-        one.data += 0.3 * torch.randn(one.shape)
-    ported.load_state_dict(reference.state_dict())
+    reference, ported = of_both(port)
     report = verify(reference=reference, into=ported, dtypes=(), loaded=True, causes=False)
     assert report.verdict == verdict, str(report)
     assert not reference.config.output_hidden_states
@@ -128,7 +136,7 @@ def test_hidden_states_are_those_of_the_same_number(port: type[States], verdict:
         assert pairs["hidden_states.0"].startswith("transformer.layer.0")
 
 
-class Scores(DistilBertModel):
+class Scores(DistilBertModel):  # type: ignore[no-untyped-call]  # its base's
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
         out = super().forward(input_ids, attention_mask=attention_mask, output_attentions=True)
         return {"last_hidden_state": out.last_hidden_state, "attentions": list(out.attentions)[:: self.step]}
@@ -136,22 +144,16 @@ class Scores(DistilBertModel):
     step = 1
 
 
-class ScoresReversed(Scores):
+class ScoresReversed(Scores):  # type: ignore[no-untyped-call]  # its base's
     step = -1
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("port", "verdict"), [(Scores, "faithful"), (ScoresReversed, "different")])
 def test_attentions_are_those_of_the_same_layer(port: type[Scores], verdict: str, attention: str) -> None:
-    fields = {"vocab_size": 60, "dim": 24, "hidden_dim": 40, "n_heads": 4, "n_layers": 2, "max_position_embeddings": 20}
-    reference = DistilBertModel(DistilBertConfig(**fields, attn_implementation=attention)).eval()
-    ported = port(DistilBertConfig(**fields, attn_implementation="eager")).eval()
-    torch.manual_seed(0)
-    for one in reference.parameters():
-        one.data += 0.3 * torch.randn(one.shape)
-    ported.load_state_dict(reference.state_dict())
+    reference, ported = of_both(port, attention)
     report = verify(reference=reference, into=ported, dtypes=(), loaded=True, causes=False)
-    if attention == "eager":
+    if attention == "eager":  # fused attention shows none
         assert report.verdict == verdict, str(report)
     assert not reference.config.output_attentions
     assert report.scope.returned is not None
