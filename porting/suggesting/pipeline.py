@@ -50,7 +50,7 @@ from porting.suggesting.subjects.sampler import LENGTH, rows_of
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
-from porting.suggesting.verdict.judgement import Judgement, judge
+from porting.suggesting.verdict.judgement import Judgement, judge, whatever_the_weights
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.reasons import evidence
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
@@ -162,6 +162,7 @@ def suggest(
     kind = against.name
     guessed: dict[str, str] = {}
     found: Suggestion | None = None
+    subjects: ModelPair | None = None
     with untimed(), guarded(seed), rows_of(LENGTH), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             for number, depth in enumerate(_depths(checkpoint, kind)):
@@ -191,7 +192,8 @@ def suggest(
             if found is None:
                 raise
         except OutOfTime:
-            found = found or _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}")
+            shown = () if subjects is None else tuple(one for one in whatever_the_weights(subjects) if one.shown)
+            found = found or _nothing(kind, name, f"the limit of {limit:g} s was met while {stage}", shown)
     if found is None:  # the loop has run once at least
         raise AssertionError("no twin was tried")
     if guessed:
@@ -219,13 +221,19 @@ def _depths(checkpoint: Checkpoint, architecture: str) -> Iterator[int]:
         yield min(own, DEEP.depth)
 
 
-def _nothing(architecture: str, name: str, said: str) -> Suggestion:
-    """What there is to say where the time was over before anything was found."""
+def _nothing(architecture: str, name: str, said: str, shown: tuple[Reason, ...]) -> Suggestion:
+    """What there is to say where the time was over before anything was found.
+
+    Args:
+        shown: reasons that were seen before weights were looked for, which none can take away.
+    """
     reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: a larger limit gives it more")
-    head = [f"{architecture}: not found.", f"- {reason.said}"]
-    text = write(TableDraft(name=name, description=f"{architecture}: not found", head=head))
-    stop = Stop(proven=0, places=0)
-    return Suggestion(verdict=Verdict.NOT_FOUND, text=text, reasons=(reason,), stop=stop, proof=stop.said)
+    verdict = Verdict.IMPOSSIBLE if shown else Verdict.NOT_FOUND
+    reasons = (*shown, reason)
+    head = [f"{architecture}: {verdict}.", *(f"- {one.said}" for one in reasons)]
+    text = write(TableDraft(name=name, description=f"{architecture}: {verdict}", head=head))
+    stop = None if shown else Stop(proven=0, places=0)
+    return Suggestion(verdict=verdict, text=text, reasons=reasons, stop=stop, proof="" if stop is None else stop.said)
 
 
 @dataclass(frozen=True, kw_only=True)

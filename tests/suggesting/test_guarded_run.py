@@ -37,6 +37,26 @@ def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path) -> None:
     assert Slow.runs < 10, "not the hundreds that its search takes"
 
 
+class Mixed(PositionBuffer):
+    """The rows of a batch depend on each other, which shows before any weight is looked for."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        out = super().forward(ids, keep, segments)
+        return out + out.sum(0, keepdim=True)
+
+
+def test_what_is_known_before_the_search_is_said_where_there_is_no_time_for_it(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*args: Any) -> None:
+        raise OutOfTime
+
+    monkeypatch.setattr("porting.suggesting.pipeline._searched", searched)
+    found = suggest(source, Mixed)
+    assert found.verdict is Verdict.IMPOSSIBLE
+    assert [reason.kind for reason in found.reasons] == ["rows", "bound"]
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("stage", ["twin", "checkpoint"])
 def test_a_proof_that_takes_too_long_is_not_waited_for(

@@ -184,8 +184,8 @@ def _all(
     unmapped: Sequence[Unmapped],
     behind: ExtraChecks,
 ) -> Iterator[Reason]:
-    later = [*_later(subjects)]
-    parts = [*_rows(subjects), *_mask(subjects), *later, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
+    before = [*whatever_the_weights(subjects)]
+    parts = [*before, *_parts(subjects, found, proof, checkpoint), *surplus(found)]
     parts += _idle(subjects, found, unmapped)
     yield from parts
     kinds = {one.kind for one in parts}
@@ -194,7 +194,7 @@ def _all(
     unsure = bool(kinds & {"extra", "shape"}) or any(one.side == "module" and not one.tie for one in unmapped)
     causes = [] if decided else known(proof, guessed=unsure, but=untied)
     causes = [one for one in causes if not _seen(one, kinds)]
-    if any(not one.shown for one in later):  # an argument that was not given may be the mask
+    if any(one.kind == "mask" and not one.shown for one in before):  # an argument that was not given may be the mask
         causes = [replace(one, shown=False) if one.kind == "masks" else one for one in causes]
     yield from causes
     yield from _corrected(found)
@@ -227,6 +227,13 @@ def _all(
         yield Reason(kind="proof", said=f"the proof on the checkpoint itself does not hold: {_said(own)}")
     if found.exhausted:
         yield met("the search was complete")
+
+
+def whatever_the_weights(subjects: ModelPair) -> Iterator[Reason]:
+    """What speaks against a module before weights are looked for: which tokens and rows depend on which."""
+    yield from _rows(subjects)
+    yield from _mask(subjects)
+    yield from _later(subjects)
 
 
 def _rounded(found: SearchResult, proof: Proof) -> Iterator[Reason]:
