@@ -200,7 +200,7 @@ class _Fits:
             shared = [one for other, one in fitting.items() if words & _telling(other)]
             if name in fitting and name:
                 found[name] = fitting[name]
-            elif name in self._places and _NAMED.match(name):  # of another shape, which is told as a difference
+            elif name in self._places and _NAMED.match(name):  # its shape is another: reported as a difference
                 found[name] = _Match(_point(name), math.inf)
             elif len(shared) == 1 and shared[0].source not in {one.source for one in found.values()}:
                 found[name] = shared[0]
