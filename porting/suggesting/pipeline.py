@@ -227,7 +227,8 @@ def _nothing(architecture: str, name: str, said: str, shown: tuple[Reason, ...])
     Args:
         shown: reasons that were seen before weights were looked for, which none can take away.
     """
-    reason = Reason(kind="bound", said=f"{said}, and nothing was found by then: a larger limit gives it more")
+    then = "no table was looked for any longer" if shown else "nothing was found by then: a larger limit gives it more"
+    reason = Reason(kind="bound", said=f"{said}, and {then}")
     verdict = Verdict.IMPOSSIBLE if shown else Verdict.NOT_FOUND
     reasons = (*shown, reason)
     head = [f"{architecture}: {verdict}.", *(f"- {one.said}" for one in reasons)]

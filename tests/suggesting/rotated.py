@@ -36,7 +36,7 @@ class Style:
         biases: those that have one: ``"qkv"``, ``"out"``, ``"feed"``, ``"head"``.
         scale: what the logits are multiplied by.
         rounded: sines and cosines are rounded to float32, as transformers has them.
-        tiled: every so-manieth head of queries shares a key, and not heads next to each other.
+        tiled: every n-th head of queries shares a key, and not heads next to each other.
     """
 
     rotate: str = "neighbours"

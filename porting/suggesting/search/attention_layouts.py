@@ -3,7 +3,7 @@
 A fused tensor has them one after the other, *blocks*; side by side within each head, or each group of heads that share
 a key, *groups*; or as the fastest index, *innermost*.  Rotary embeddings pair a feature with the one half a head
 further, or with its neighbour: the rows of queries and keys then lie ``(s r)`` on one side and ``(r s)`` on the other.
-Heads that share a key lie next to each other, ``(g q d)``, or each key is for every so-manieth head, ``(q g d)``.
+Heads that share a key lie next to each other, ``(g q d)``, or every n-th head shares a key, ``(q g d)``.
 
 The indices, all of which [sizes] gives: ``h`` heads, ``g`` groups; ``q``, ``k`` and ``v``, how many queries, keys and
 values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and ``z``, how many pairs a head has; ``u`` and

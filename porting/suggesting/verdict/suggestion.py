@@ -56,8 +56,8 @@ class Reason:
         size: the difference that it makes, relative to the activation's scale; None where none was measured.
         shown: it was shown, and no table can do anything about it.
         cause: the entry of the catalogue of causes that names it; empty where none does.
-        places: the tensors or modules that it is about, and what distinguishes it from another at the same places. What
-            is said of the same places in several layers is told once.
+        places: the tensors or modules that it is about, and what distinguishes it from another at the same places. Of
+            reasons whose places differ in the number of the layer alone, the first is reported.
     """
 
     kind: str
