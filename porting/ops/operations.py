@@ -194,7 +194,7 @@ class Arithmetic:
     operations: tuple[Operation, ...] = ()
     inverted: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict)
-    where: str = field(default="", compare=False)
+    where: str = field(default="", compare=False, repr=False)
 
     @cached_property
     def sum(self) -> Sum | None:

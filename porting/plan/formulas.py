@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
@@ -61,7 +61,7 @@ class Applied:
     place: Copy
     dtypes: tuple[torch.dtype, ...]
     dtype: torch.dtype
-    where: str = ""
+    where: str = field(default="", compare=False, repr=False)
 
     @cached_property
     def wide(self) -> torch.dtype:

@@ -74,8 +74,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def run(source: Path, destination: Path, *, table: str = TABLE) -> int:
-    return convert(source, destination, parse_table(table), threads=1, memory=1 << 20).resumed
+def run(source: Path, destination: Path, *, table: str = TABLE, where: str = "table") -> int:
+    return convert(source, destination, parse_table(table, where=where), threads=1, memory=1 << 20).resumed
 
 
 def is_like_a_fresh_one(source: Path, destination: Path) -> None:
@@ -182,10 +182,13 @@ def test_a_config_with_a_value_that_is_not_equal_to_itself_has_not_changed(tmp_p
 
 
 def test_an_untouched_source_is_gone_on_from(tmp_path: Path) -> None:
-    """All that was finished is kept: what was not read in order was read for its digest at once."""
+    """All that was finished is kept: what was not read in order was read for its digest at once.
+
+    Also where the same table lies in another file now.
+    """
     source = write_version(tmp_path / "1", 1)
     killed(source, tmp_path / "out", 10)
-    assert run(source, tmp_path / "out") == 8 * 30 * 40 * 4 + 2 * 3 * 30 * 40 * 4
+    assert run(source, tmp_path / "out", where="moved.toml") == 8 * 30 * 40 * 4 + 2 * 3 * 30 * 40 * 4
     is_like_a_fresh_one(source, tmp_path / "out")
 
 
