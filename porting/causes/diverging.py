@@ -8,6 +8,7 @@ port differs from the reference from this step on. This needs no entry of the ca
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -165,15 +166,18 @@ def moments(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]] | Non
     if strange or value.numel() < 2:
         return None
     elements = value.detach().double().flatten().numpy()  # of small tensors many times as fast as torch
-    kept = elements[(elements > MASKED) & np.isfinite(elements)]
-    if not kept.size or bool((kept == kept[0]).all()):
+    kept, low, high = elements, elements.min(), elements.max()
+    if not (low > MASKED and math.isfinite(high)):  # neither if one is NaN
+        kept = elements[(elements > MASKED) & np.isfinite(elements)]
+        low, high = (kept.min(), kept.max()) if kept.size else (0.0, 0.0)
+    if low == high:
         return None
     share = kept.size / elements.size
     whole = float(not value.is_floating_point())
     with np.errstate(over="ignore"):  # of the largest float, as it stands in a mask that is capped
         square = kept * kept
-        cube = np.cbrt((square * kept).mean())
-        return np.array([kept.mean(), np.sqrt(square.mean()), cube, kept.min(), kept.max(), share, whole])
+        cube = np.cbrt(square.dot(kept) / kept.size)
+        return np.array([kept.mean(), np.sqrt(square.mean()), cube, low, high, share, whole])
 
 
 def divergence(

@@ -57,7 +57,7 @@ from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verd
 from porting.target import TargetError
 from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.measure import MEANING
-from porting.tracing.running import limit_threads
+from porting.tracing.running import restored_threads
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
 from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
@@ -166,7 +166,7 @@ def suggest(
     with untimed(), guarded(seed), rows_of(LENGTH), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             for number, depth in enumerate(_depths(checkpoint, kind)):
-                with bounded(begun + limit):
+                with bounded(begun + limit), restored_threads():
                     tell("making a twin", 0, 0)
                     subjects = prepare(
                         checkpoint,
@@ -368,8 +368,6 @@ def _searched(
         stored=subjects.twin.tensors,
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
-    threads = torch.get_num_threads()
-    limit_threads(sum(one.numel() for one in subjects.built.module.parameters()))
     try:
         found = None
         if len(port.loadable) > MANY:
@@ -390,7 +388,6 @@ def _searched(
         bound = LOOSE if found.divergences or found.rounded else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)
     finally:
-        torch.set_num_threads(threads)
         with torch.no_grad():
             for name, tensor in reference.leaves.items():
                 tensor.data.copy_(kept[name])

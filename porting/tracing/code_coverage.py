@@ -35,13 +35,17 @@ class EnteredFunction:
 
 
 class Executed:
-    """Records which instructions of a port's own functions ran, over several passes."""
+    """Records which instructions of a port's own functions ran, over several passes.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        besides: code that is not recorded, since nothing new can run in it: see :func:`exhausted`.
+    """
+
+    def __init__(self, module: nn.Module, besides: Iterable[CodeType] = ()) -> None:
         self.functions: list[EnteredFunction] = []
         self._package = type(module).__module__.partition(".")[0]
-        self._by_code: dict[int, EnteredFunction | None] = {}
-        self._codes: list[CodeType] = []  # keeps the codes alive, so that no id is reused
+        self._codes = [*besides]  # keeps the codes alive, so that no id is reused
+        self._by_code: dict[int, EnteredFunction | None] = {id(code): None for code in self._codes}
 
     def lacks(self, other: Executed) -> bool:
         """Return whether instructions ran in another recording that did not run here."""
@@ -168,6 +172,26 @@ def never_ran_in(executed: Executed, module: nn.Module) -> tuple[Branch, ...]:
 def untaken(executed: Executed, module: nn.Module) -> list[Branch]:
     """Return the branches that never ran and that some input may take."""
     return [one for one in never_ran_in(executed, module) if one.why == INPUTS]
+
+
+def exhausted(executed: Executed, open_: Iterable[Branch]) -> list[CodeType]:
+    """Return the code that was entered and holds no branch that an input may still take.
+
+    Recording calls a Python function for each instruction, which takes longer than the instruction.
+
+    Args:
+        open_: the branches that some input may take, from :func:`untaken`.
+    """
+    first_lines: dict[str, list[int]] = {}
+    for branch in open_:
+        first_lines.setdefault(branch.where.rpartition(":")[0], []).append(branch.first)
+    found = []
+    for code in (function.code for function in executed.functions):
+        last = max((line for one in nested_code(code) for *_, line in one.co_lines() if line), default=0)
+        lines = first_lines.get(from_here(code.co_filename), [])
+        if not any(code.co_firstlineno <= line <= last for line in lines):
+            found.append(code)
+    return found
 
 
 def branches_apart(passing: Sequence[Executed], failing: Sequence[Executed], module: nn.Module) -> tuple[Branch, ...]:

@@ -35,8 +35,8 @@ def undisturbed(seed: int) -> Iterator[None]:
 
     Random state and threads are restored afterwards.
     """
-    threads = torch.get_num_threads()
     with (
+        restored_threads(),
         on_cpu(),
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(mode=False),
@@ -44,19 +44,26 @@ def undisturbed(seed: int) -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
     ):
         torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        yield
 
 
 def limit_threads(elements: int) -> None:
-    """Use one thread for a small model, until :func:`undisturbed` ends.
+    """Use one thread for a small model, until :func:`undisturbed` or :func:`restored_threads` ends.
 
     Threads that share small operations mostly wait for one another, on busy cores ten times as long.
     """
     if elements < SMALL:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def restored_threads() -> Iterator[None]:
+    """Return a context after which torch has as many threads as before."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def versions() -> dict[str, str]:

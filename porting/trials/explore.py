@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import CodeType
 
 import torch
 from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
-from porting.tracing.code_coverage import Executed, untaken
+from porting.tracing.code_coverage import Executed, exhausted, untaken
 from porting.tracing.measure import error
 from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
@@ -118,12 +119,15 @@ class Explorer:
         trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead)
         table_only = replace(self, table=table, working=self._with_usual(cases, table))
         results = []
-        open_ = self._open(module)
+        open_, besides = self._open(module)
         for number, trial in enumerate(trials):
             self.tell(number, len(trials))
-            result, gained = table_only._watched(trial, module) if open_ else (table_only._tried(trial), False)
+            seen = Executed(module, besides)
+            with seen.watched() if open_ else nullcontext():
+                result = table_only._tried(trial)
             results.append(result)
-            open_ = self._open(module) if gained else open_
+            if open_ and self._gained(seen, result, trial):
+                open_, besides = self._open(module)
         found = self._pure(model, trials, results, table)
         known = {one.detail for one in found if one.kind is ImpurityKind.WRITES_INPUTS}
         wrote = dict.fromkeys(name for one in results for name in one.written if name not in known)
@@ -148,20 +152,20 @@ class Explorer:
                 usual = max(usual, judge(number, side.outputs(number)))
         return replace(self.working, usual=usual)
 
-    def _open(self, module: nn.Module) -> bool:
-        """Whether there is code of the port that has not run, and that some input may reach."""
-        return self.executed is not None and bool(untaken(self.executed, module))
+    def _open(self, module: nn.Module) -> tuple[bool, Sequence[CodeType]]:
+        """Whether there is code of the port that has not run and that some input may reach; and the code without any."""
+        if self.executed is None:
+            return False, ()
+        open_ = untaken(self.executed, module)
+        return bool(open_), exhausted(self.executed, open_)
 
-    def _watched(self, trial: Trial, module: nn.Module) -> tuple[Result, bool]:
-        """One trial, and whether code ran in it that had not run before; it counts where what it gives was compared."""
-        seen = Executed(module)
-        with seen.watched():
-            result = self._tried(trial)
+    def _gained(self, seen: Executed, result: Result, trial: Trial) -> bool:
+        """Whether code ran in a trial that had not run before; it counts where what it gives was compared."""
         compared = result.status is Status.SAME and not trial.past
         if self.executed is None or not compared or not self.executed.lacks(seen):
-            return result, False
+            return False
         self.executed.add(seen)
-        return result, True
+        return True
 
     def _tried(self, trial: Trial) -> Result:
         """One trial; where a query has no key, the reference's own implementations differ, and either is right."""

@@ -58,6 +58,7 @@ from porting.suggesting.subjects.twin import (
 )
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
+from porting.tracing.running import limit_threads
 from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.reference import model_class
@@ -226,6 +227,7 @@ def _prepared(
     """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
     config = completed_config(checkpoint.config, architecture)
     into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
+    limit_threads(sum(one.numel() for one in built.module.parameters()))
     sampler = twin.sampler
     available = sampler.available
     refuse_computed(built.module, twin.reference)

@@ -38,6 +38,7 @@ from porting.target import named_tensors
 from porting.tracing.float64 import forced_float64
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
+from porting.trials.modalities import text_fields
 from porting.trials.scope import Kind, Result, Scope
 
 SINGLE, LESS = 1e-3, 0.1
@@ -162,7 +163,7 @@ def run_extra_checks(
         suited = table if of is twin or deep is None else deep
         return prove(of, into, suited, subjects, seed=seed, fresh=fresh, small=True, batches=batches, trials=trials)
 
-    wide = proven(None, twin, trials=True)
+    wide = None if _covers(own, subjects.config) else proven(None, twin, trials=True)
     reports = [one.report for one in (own, wide) if one is not None and one.report is not None]
     scopes = [one.scope for one in reports if one.scope.results] or [Scope()]
     single = [*in_float32(into, subjects)]
@@ -179,6 +180,18 @@ def run_extra_checks(
         elif tall is None or tall.report is None:
             limits.append("more layers than two: the module could not be built with them at another small size")
     return ExtraChecks(reasons=tuple(reasons), limits=tuple(limits), proof=wide)
+
+
+def _covers(own: Proof | None, config: Mapping[str, object]) -> bool:
+    """Whether the trials ran on the checkpoint itself and agree, in rows longer than each distance of its config.
+
+    The twin's shorter windows, and its numbers, show nothing else then.
+    """
+    if own is None or own.report is None or not (own.whole and own.exact):
+        return False
+    longest = max(own.report.scope.lengths, default=0)
+    fields = text_fields(config)
+    return all(config_number(fields, role) < longest for role in (Role.WINDOW, Role.DISTANCE))
 
 
 def _differing(scopes: Sequence[Scope]) -> Iterator[Reason]:
