@@ -124,7 +124,8 @@ def load(
     filled = _fill_shards(plan, checkpoint, module)
     if filled is None:
         prove_left_out(plan, checkpoint)
-    values = weights(plan, checkpoint, own=own) if filled is None else dict(filled.values)
+    infinite = Counter[str]()
+    values = weights(plan, checkpoint, own=own, infinite=infinite) if filled is None else dict(filled.values)
     checkpoint.require_in_place()
     if isinstance(into, nn.Module):
         _require_values(module, values)
@@ -136,6 +137,9 @@ def load(
         filled.put(module)
     for fault in plan.warnings:
         warnings.warn(fault.line, PortingWarning, stacklevel=3)  # past the decorator
+    if infinite:
+        counts = ", ".join(f"{count} of {name}" for name, count in infinite.items())
+        warnings.warn(f"finite values became infinite: {counts}", PortingWarning, stacklevel=3)
     if plan.fresh:
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)
@@ -210,11 +214,14 @@ def fit(
 
 
 @spending()
-def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[str, Tensor]:
+def weights(
+    plan: Plan, checkpoint: Checkpoint, *, own: bool = False, infinite: Counter[str] | None = None
+) -> dict[str, Tensor]:
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
         own: copy all values, so that none is a view of a file.
+        infinite: is told how many finite values of a tensor became infinite, in a cast or in what is computed.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -223,10 +230,13 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
     values: dict[str, Tensor] = {}
     for step in plan.steps:
         with moving(sum(checkpoint.tensors[name].nbytes for name in step.sources)):
-            read = {name: checkpoint.read(name, own=own or step.rule.again) for name in step.sources}
-            if plan.dtype is not None:
-                read = {name: cast(tensor, plan.dtype) for name, tensor in read.items()}
-            values.update(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
+            stored = {name: checkpoint.read(name, own=own or step.rule.again) for name in step.sources}
+            read = stored if plan.dtype is None else {name: cast(one, plan.dtype) for name, one in stored.items()}
+            found = dict(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
+            values.update(found)
+            if infinite is not None and (plan.arithmetic(step) or any(map(_narrowed, stored.values(), read.values()))):
+                before, after = (sum(map(_infinities, some.values())) for some in (stored, found))
+                infinite.update({next(iter(found)): after - before} if after > before else {})
     for recipe in plan.made:
         with moving(recipe.nbytes):
             value = compute_whole(recipe, checkpoint.read)  # a copy of another target has values of its own
@@ -237,6 +247,16 @@ def weights(plan: Plan, checkpoint: Checkpoint, *, own: bool = False) -> dict[st
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast a floating-point tensor to ``dtype``; any other is returned as it is."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _narrowed(stored: Tensor, read: Tensor) -> bool:
+    """Whether a cast has made the range of a tensor smaller."""
+    floating = stored.is_floating_point() and stored.dtype != read.dtype
+    return floating and torch.finfo(read.dtype).max < torch.finfo(stored.dtype).max
+
+
+def _infinities(value: Tensor) -> int:
+    return int(value.isinf().sum()) if value.is_floating_point() or value.is_complex() else 0
 
 
 def require_floating(dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,34 @@ def test_a_cast_that_is_not_asked_for_is_refused(source: Path, table: Path) -> N
     with pytest.raises(PlanError, match=r"float32.*float64.*dtype=torch\.float64"):
         porting.load(source, own.Own(own.SIZES).double(), table)
     assert_holds(porting.load(source, own.Own, table, trust=True), own.tensors())
+
+
+@pytest.mark.parametrize(
+    ("stored", "scale", "dtype", "told"),
+    [
+        (torch.tensor([1e5, 1.0, torch.inf]), "1", torch.float16, "1 of v"),
+        (torch.tensor([6e4, 1.0, torch.inf]).half(), "2", None, "1 of v"),
+        (torch.tensor([6e4, 1.0, torch.inf]), "1", torch.float16, ""),
+        (torch.tensor([1e5, 1.0, torch.inf]), "2", None, ""),
+    ],
+)
+def test_values_that_become_infinite_are_told(
+    tmp_path: Path, stored: Tensor, scale: str, dtype: torch.dtype | None, told: str
+) -> None:
+    save_file({"w": stored}, tmp_path / "model.safetensors")
+    rule = f'[[rule]]\nsource = "w [e]"\ntarget = "v [e]"\nscale = "{scale}"'
+    table = parse_table(f'[mapping]\nname = "t"\n{rule}\n')
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v = nn.Parameter(torch.empty(3, dtype=dtype or stored.dtype))
+
+    with warnings.catch_warnings(record=True, category=PortingWarning) as seen:
+        warnings.simplefilter("always")
+        porting.load(tmp_path / "model.safetensors", One(), table, dtype=dtype)
+    said = f"finite values became infinite: {told}" if told else ""
+    assert [str(one.message) for one in seen if "infinite" in str(one.message)] == [said] * bool(told)
 
 
 # ----------------------------------------------------------------------------------------------------------- the choice

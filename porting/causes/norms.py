@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -187,6 +187,47 @@ class NormEps(OfNorms):
 
 def _with_eps(norm: Norm, eps: float) -> Rewrite:
     return affine(norm, partial(standard, eps=eps))
+
+
+EPS_OF = {"group_norm": (4, 1e-5), "batch_norm": (7, 1e-5), "instance_norm": (7, 1e-5), "normalize": (3, 1e-12)}
+"""Functions of torch that add an eps, besides norms over the last axis: the place of the argument, and its default."""
+
+
+class CallEps(Cause):
+    """Another eps of a norm over groups, over the batch or over one map, of activations or of weights."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each call with each usual eps."""
+        for call, own in self._calls(model_parts):
+            for eps in EPSILONS:
+                if eps != own:
+                    yield alter(call, _called_with(eps), self._detail(call, own, f"{eps:.12g}"))
+
+    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
+        """Yield the eps of each call."""
+        for call, own in self._calls(model_parts):
+            yield free_parameter(call, _called_with, partial(self._detail, call, own), geometric(1e-14, 10.0, 1))
+
+    @staticmethod
+    def _calls(model_parts: ModelParts) -> Iterator[tuple[Call, float]]:
+        for call in model_parts.tape.calls:
+            if call.name in EPS_OF:
+                place, default = EPS_OF[call.name]
+                yield call, float(call.argument(place, "eps", default))
+
+    @staticmethod
+    def _detail(call: Call, own: float, eps: str) -> str:
+        return f"eps of {call.name} is {eps} where the reference has {own:.12g}"
+
+
+def _called_with(eps: float) -> Rewrite:
+    def rewrite(values: Values, call: Call) -> Tensor:
+        place, _ = EPS_OF[call.name]
+        args, named = call.args[:place], {**call.kwargs, "eps": eps}
+        result: Tensor = values.run(replace(call, args=args, kwargs=named))
+        return result
+
+    return rewrite
 
 
 class NormAxis(OfNorms):
@@ -408,6 +449,12 @@ CAUSES: tuple[Cause, ...] = (
         looks="all layers agree, and the logits do not",
         fix="dense, activation, norm, decoder",
         place="head",
+    ),
+    CallEps(
+        name="group norm or batch norm eps",
+        what="a norm over groups, over the batch or over one map has a different eps; or one that standardises weights",
+        looks="a difference of 1e-7 to 1e-3, larger where variances are small",
+        fix="take eps from the reference's module; torch.nn.GroupNorm and BatchNorm2d use 1e-5",
     ),
     NormEps(
         name="RMSNorm eps",

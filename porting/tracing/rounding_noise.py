@@ -21,8 +21,9 @@ from porting.tracing.torch_modes import DispatchMode
 class RoundingNoise(DispatchMode):
     """Moves the operands and results of every operation in less than float64 by a rounding error.
 
-    A value moves by at most one unit in its last place, and a zero not at all. A cast that changes no number is left
-    alone. It is a mode of the dispatcher because each operation rounds, and a function calls several.
+    A value moves by at most one unit in its last place. A cast that changes no number is left alone, and so are whole
+    numbers: a mask of ones and zeros is not rounded, and ``(1 - mask) * torch.finfo(dtype).min`` would make of a
+    rounding another mask. It is a mode of the dispatcher because each operation rounds, and a function calls several.
 
     Args:
         exact: move float64 values, and not those of lower precision.
@@ -59,7 +60,10 @@ class RoundingNoise(DispatchMode):
             exact = value.detach().double()
             noise = torch.rand(exact.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1)
             # In place, since this is done for each operand of each operation: exact + noise * |exact| * eps.
-            moved = noise.mul_(exact.abs()).mul_(torch.finfo(value.dtype).eps).add_(exact).to(value.dtype)
+            eps = torch.finfo(value.dtype).eps
+            if not self._exact:
+                noise.masked_fill_((exact == exact.round()) & (exact.abs() < 1 / eps), 0.0)
+            moved = noise.mul_(exact.abs()).mul_(eps).add_(exact).to(value.dtype)
             if math.isfinite(moved.sum()):  # then each element is
                 return moved
             return torch.where(torch.isfinite(moved), moved, value.detach())

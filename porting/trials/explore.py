@@ -153,7 +153,7 @@ class Explorer:
         return replace(self.working, usual=usual)
 
     def _open(self, module: nn.Module) -> tuple[bool, Sequence[CodeType]]:
-        """Whether there is code of the port that has not run and that some input may reach; and the code without any."""
+        """Whether code of the port has not run that some input may reach; and the code without any of that."""
         if self.executed is None:
             return False, ()
         open_ = untaken(self.executed, module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -198,3 +199,39 @@ def test_a_coincidence_in_one_case_is_no_cause() -> None:
     report = verified(wrong, inputs=[Case("one", {"pixel_values": pixels * 255 / pixels.abs().max()})])
     (found,) = report.causes  # which is the truth, and no number that fits one case
     assert "reads the output of div in vit of the port, where the reference's reads an input" in found.detail
+
+
+class Standardised(nn.Conv2d):
+    """A convolution with standardised weights (Qiao et al. 2019)."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__(3, 8, 3)
+        self.eps = eps
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's own signature
+        rows = self.weight.reshape(1, 8, -1)
+        weight = nn.functional.batch_norm(rows, None, None, training=True, eps=self.eps)
+        return nn.functional.conv2d(input, weight.reshape_as(self.weight), self.bias)
+
+
+@pytest.mark.parametrize(
+    ("make", "eps", "function"),
+    [
+        (lambda eps: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, eps)), (1e-5, 1e-3), "batch_norm"),
+        (lambda eps: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8, eps)), (1e-6, 1e-5), "group_norm"),
+        (lambda eps: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, eps)), (1e-5, 3e-5), "instance_norm"),
+        (lambda eps: nn.Sequential(Standardised(eps), nn.ReLU()), (1e-8, 1e-10), "batch_norm"),
+    ],
+)
+def test_the_eps_of_a_norm_of_a_convolution(
+    make: Callable[[float], nn.Module], eps: tuple[float, float], function: str
+) -> None:
+    reference, port = (make(one) for one in eps)
+    for name, parameter in reference.named_parameters():
+        nn.init.normal_(parameter, std=0.05 if name == "0.weight" else 0.5)
+    port.load_state_dict(reference.state_dict())
+    pixels = [Case("one", {"input": 0.2 * torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))})]
+    report = verify(into=port.eval(), reference=reference.eval(), inputs=pixels, dtypes=())
+    (found,) = report.causes
+    assert found.name == "group norm or batch norm eps"
+    assert found.detail == f"eps of {function} is {eps[1]:g} where the reference has {eps[0]:g}"

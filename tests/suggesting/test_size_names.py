@@ -254,6 +254,25 @@ class Layered(nn.Module):
             self.layers.append(nn.Linear(width, width))
 
 
+class Patches(nn.Module):
+    """Height and width of images and patches by themselves, and a norm over a patch's pixels, which fits nothing."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        pixels = 3 * config["patch_height"] * config["patch_width"]
+        count = (config["image_height"] // config["patch_height"]) * (config["image_width"] // config["patch_width"])
+        self.embed = nn.Sequential(nn.LayerNorm(pixels), nn.Linear(pixels, config["emb_dim"]))
+        self.positions = nn.Parameter(torch.zeros(1, count + 1, config["emb_dim"]))
+
+
+def test_the_two_sides_of_a_square_are_one_size() -> None:
+    config = {"image_size": 12, "patch_size": 4, "hidden_size": 40, "num_attention_heads": 5, "num_channels": 3}
+    shapes = [(40, 3, 4, 4), (40,), (1, 10, 40), (40, 40)]
+    first = build_for(Patches, config)
+    assert {first.asked[f"image_{side}"] for side in ("height", "width")} == {"image_size"}
+    assert better_sizes(Patches, first, config, shapes) == {}
+
+
 def test_what_is_built_with_a_wrong_size_is_no_larger_than_could_be_meant() -> None:
     config = {"hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 10**6, "vocab_size": 10**5}
     shapes = [shape for _ in range(2) for shape in ((24, 24), (24,))]

@@ -44,6 +44,16 @@ def test_what_is_exact_is_left_alone() -> None:
     assert bool(torch.isfinite(single).all())
 
 
+def test_a_mask_is_not_rounded() -> None:
+    """Or a token that is seen would be hidden: (1 - 0.9999999) times the lowest number is far below every score."""
+    mask = torch.tensor([1, 1, 0])
+    lowest = torch.finfo(torch.float32).min
+    with RoundingNoise(0):
+        assert ((1.0 - mask.float()) * lowest).tolist() == [0.0, 0.0, lowest]
+        large = torch.full((50,), 1e9)
+        assert not torch.equal(large + 0.0, large), "every number as large is whole, and rounded"
+
+
 def errors(largest: float) -> Error:
     return Error(largest, largest**2, 1.0, 1)
 

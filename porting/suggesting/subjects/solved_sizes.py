@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations, product
 from types import MappingProxyType
 from typing import TypeGuard
@@ -131,8 +132,7 @@ def better_sizes(
     asked, told = built.asked, named_fields(into)
     names = [name for name, field in asked.items() if len(name) <= SHORT and role_of(field) in SIZES]
     names += [name for name, value in built.kept.items() if _is_size(value) or numbers_by_stage(value)]
-    given = Counter(asked.values())  # of two names for one field, one may be another size: hidden_size beside dim
-    names += [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field) and name not in names]
+    names += [name for name in _doubtful(asked) if name not in names]
     names = [name for name in names if name not in told]
     taken = {field for name, field in asked.items() if name not in names}
     sizes = _Sizes(into, config, shapes, taken)
@@ -147,9 +147,31 @@ def better_sizes(
     return found
 
 
-def _may_be_two(field: str) -> bool:
-    """Whether two names for a field may be two sizes; two texts may well have one vocabulary."""
-    return role_of(field.rpartition(".")[2]) in SIZES - {Role.VOCABULARY}
+def _doubtful(asked: Mapping[str, str]) -> list[str]:
+    """The names that were given one field with others, and may mean another size: ``hidden_size`` beside ``dim``.
+
+    Two texts may well have one vocabulary, and the two sides of a square are one size.
+    """
+    sides = Counter((_side(name), field) for name, field in asked.items())
+    given = Counter(field for _, field in sides)
+    return [
+        name
+        for name, field in asked.items()
+        if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES - {Role.VOCABULARY}
+    ]
+
+
+_SIDES = frozenset({"height", "width", "h", "w", "rows", "cols", "columns", "x", "y"})
+
+
+def _side(name: str) -> str:
+    """The name of a size without the word for one of the two sides that have it.
+
+    >>> _side("patch_height") == _side("patch_width"), _side("image_height") == _side("patch_height")
+    (True, False)
+    """
+    words = normal(name).split("_")
+    return "_".join("side" if word in _SIDES else word for word in words) if len(words) > 1 else name
 
 
 def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> list[tuple[str, str]]:
@@ -267,8 +289,7 @@ def told_apart(
         twin: the small model's config, whose depth is enough.
         within: how large the module may become, without values.
     """
-    given = Counter(asked.values())
-    names = [name for name, field in asked.items() if given[field] > 1 and _may_be_two(field) and not _number(name)]
+    names = [name for name in _doubtful(asked) if not _number(name)]
     if not names:  # a number of layers is the size of no axis
         return {}
     wanted: Shapes = Counter(map(_sizes, shapes))
@@ -308,6 +329,7 @@ def _is_size(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 
+@cache
 def hinted(name: str) -> Role | None:
     """What a name may be short for.
 
@@ -322,6 +344,7 @@ def hinted(name: str) -> Role | None:
     return next((role for role, part in words if part.startswith(stem)), None)
 
 
+@cache
 def abbreviated(name: str) -> dict[Role, int]:
     """What the letters of a short name may stand for: the first letters of the words of a usual field.
 
