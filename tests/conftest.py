@@ -42,7 +42,7 @@ SLOW_EXAMPLES = (
 """Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
 
 
-SLOW_CASES = 4
+SLOW_CASES = 2
 """Of the slow cases of one test so many are in the slow tier, which would take an hour otherwise."""
 
 

@@ -14,6 +14,7 @@ import builtins
 import linecache
 import sys
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -192,6 +193,8 @@ class _Source:
     def __init__(self, file: str, text: str, names: Mapping[str, object]) -> None:
         self.file, self.text, self.names = file, text, names
         self.tree = ast.parse(text)
+        self._functions = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+        self._computing: dict[ast.FunctionDef, bool] = {}
         self._starts = [0]
         for line in text.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
@@ -208,11 +211,7 @@ class _Source:
 
     def function_at(self, line: int) -> ast.FunctionDef | None:
         """Return the innermost function that has a line."""
-        found = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
-        ]
+        found = [node for node in self._functions if node.lineno <= line <= (node.end_lineno or 0)]
         return max(found, key=lambda node: node.lineno, default=None)
 
     def called_by(self, function: ast.FunctionDef) -> list[ast.FunctionDef]:
@@ -222,16 +221,18 @@ class _Source:
             for node in ast.walk(function)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)
         }
-        every = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
-        return [node for node in every if node.name in called and node is not function]
+        return [node for node in self._functions if node.name in called and node is not function]
 
     def only_computes(self, function: ast.FunctionDef) -> bool:
         """Whether a function and those of the file that it calls do nothing that a change could turn into harm."""
-        found, open_ = [function], [function]
-        while open_:
-            called = [other for other in self.called_by(open_.pop()) if other not in found]
-            found, open_ = [*found, *called], [*open_, *called]
-        return all(self._is_harmless(node) for each in found for node in ast.walk(each))
+        if function not in self._computing:
+            found, open_ = [function], [function]
+            while open_:
+                called = [other for other in self.called_by(open_.pop()) if other not in found]
+                found, open_ = [*found, *called], [*open_, *called]
+            harmless = all(self._is_harmless(node) for each in found for node in ast.walk(each))
+            self._computing[function] = harmless
+        return self._computing[function]
 
     def _is_harmless(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
@@ -271,10 +272,11 @@ class _Source:
                 part = f"{self.text[first:start]}{bare}{self.text[end:last]}"
                 watched = f"{self.text[:first]}{COMPARED}({part}){self.text[last:]}" if compared else changed
                 code = self._compiled(watched, function)
-                line = self.text.count("\n", 0, start)
                 if code is not None and code.co_freevars == owner.__code__.co_freevars:
-                    old, new = (whole.splitlines()[line].strip()[:MAX_LINE] for whole in (self.text, changed))
-                    yield LineEdit(self.file, line + 1, old, new, code, owner)
+                    line = bisect_right(self._starts, start)
+                    begin = self._starts[line - 1]
+                    old, new = (f"{whole}\n"[begin : f"{whole}\n".index("\n", start)] for whole in (self.text, changed))
+                    yield LineEdit(self.file, line, old.strip()[:MAX_LINE], new.strip()[:MAX_LINE], code, owner)
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         place: ast.expr = node  # type: ignore[assignment]  # only nodes with a place are changed

@@ -20,7 +20,7 @@ __all__ = ["checkpoint", "one_thread"]  # fixtures
 
 
 @pytest.mark.few(1)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

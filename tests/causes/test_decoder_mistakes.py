@@ -49,7 +49,7 @@ def test_without_a_mistake_nothing_is_named(verified: Verified, name: str) -> No
 
 
 @pytest.mark.few(2)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "edit"),
     [

@@ -125,7 +125,7 @@ def test_the_order_is_in_the_draft(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @CASES
 def test_the_order_is_found_and_proven(
     family: str, fields: Mapping[str, object], build: Callable[..., nn.Module], said: str, tmp_path: Path
@@ -214,7 +214,7 @@ def test_a_small_model_rotates_three_pairs_of_a_head_at_least(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wrong", ["late", "apart"])
 @pytest.mark.parametrize(
     ("family", "fields", "style"),
