@@ -97,6 +97,7 @@ def test_a_misspelled_target_is_named_with_what_was_meant(folder: Path) -> None:
     assert "did you mean 'blocks.0.up.weight'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_heads_of_the_page_guess_words_and_judge_sentences(folder: Path) -> None:
     """As the bundled model does, with the pooler, both heads and a decoder of its own."""
     for command, shown in CONSOLES[-3:-1]:

@@ -92,6 +92,7 @@ def test_under_xdist_each_failure_has_its_report_and_its_page(suite: pytest.Pyte
         assert "first guilty module" in page.read_text()
 
 
+@pytest.mark.slow
 def test_no_traceback_and_no_page_where_none_was_asked_for(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_port=SUITE)
     done = suite.runpytest_inprocess(*PLUGIN, "-k", "marked_and_broken", "--junit-xml", "junit.xml")
@@ -171,6 +172,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(suite: pytest.Pytester) ->
     done.stderr.fnmatch_lines(["ERROR: --porting-html: *own.toml is a file, and a folder is needed"])
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_does_not_hide_the_report(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_port=SUITE)
     done = suite.runpytest_inprocess(*PLUGIN, "-k", "marked_and_broken", "--porting-html", "c/config.json/pages")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.few(3)
 __all__ = ["checkpoint", "one_thread"]  # fixtures
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(

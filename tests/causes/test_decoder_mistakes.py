@@ -48,6 +48,7 @@ def test_without_a_mistake_nothing_is_named(verified: Verified, name: str) -> No
     assert (report.verdict, report.causes) == ("faithful", ())
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(

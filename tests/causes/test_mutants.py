@@ -183,6 +183,7 @@ def test_a_mistake_in_one_layer_accuses_no_other() -> None:
     assert re.fullmatch(r"(en|de)coder\.layers\.\d", found.where)
 
 
+@pytest.mark.slow
 def test_one_layer_of_three_is_placed(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "bert")
     model = load(path)

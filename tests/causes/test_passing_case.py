@@ -113,6 +113,7 @@ def verified(family: str, module: ModuleType) -> Report:
     return verify(into=port, table=compared, reference=reference, loaded=True, dtypes=(), longest=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_condition_that_the_reference_does_not_have_is_named(name: str, load: Load) -> None:
     family, changes, condition, fix = CONDITIONS[name]
@@ -124,6 +125,7 @@ def test_a_condition_that_the_reference_does_not_have_is_named(name: str, load: 
     assert found.residual <= 1e-10 < found.difference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_step_is_named_that_goes_wrong_on_some_inputs(name: str, load: Load) -> None:
     """It is not that the rotation calls other functions than the reference's: so it does where both agree."""

@@ -34,6 +34,7 @@ def is_named(plant: Plant, folder: Path) -> None:
     assert any(plant.says in f"{cause.detail} {cause.fix}" for cause in report.causes), report.causes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
     is_named(ALL[name], tmp_path)

@@ -243,6 +243,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_that_the_catalogue_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ def test_what_is_not_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [cause.name for cause in report.causes if cause.name] == []
 
 
+@pytest.mark.slow
 def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
     hidden = 'scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))'
     own = hidden.replace("== 0", "< 7")
@@ -170,6 +171,7 @@ class Scaled(nn.Linear):
         return nn.functional.linear(input, self.weight + 0.01 * self.weight.sin(), self.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("repairing", "name"), [(0.0, "other weights"), (60.0, "wrong tensor")])
 def test_no_fix_says_what_the_run_has_refuted(repairing: float, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that were compared bit by bit need not be loaded."""

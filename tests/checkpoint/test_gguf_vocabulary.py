@@ -214,6 +214,7 @@ def test_tokens_of_an_embedding_that_is_not_known_are_charged(tmp_path: Path) ->
         written(tmp_path, {"tokenizer.json": fast()}, rows=None, vocab_size=10**9)
 
 
+@pytest.mark.slow
 def test_the_time_of_reading_a_vocabulary_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
     merges = [["a", "b"]] * 900_000

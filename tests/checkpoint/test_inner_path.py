@@ -577,6 +577,7 @@ HOSTILE_INSIDE: list[tuple[str, Callable[[], bytes], str]] = [
 """What is wrong, the file, and what is said of ``file#model``."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"), [row[1:] for row in HOSTILE_INSIDE], ids=[row[0] for row in HOSTILE_INSIDE]
 )

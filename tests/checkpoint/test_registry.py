@@ -157,6 +157,7 @@ def test_nothing_outside_of_the_containers_names_one() -> None:
 # --------------------------------------------------------------------------------------------------- its promises
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
 def test_what_lies_between_descriptions_is_not_charged(
     container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +238,7 @@ def test_the_metadata_of_a_header_is_kept_or_not(container: Container, tmp_path:
     assert (kept == ["me"]) == container.promises.metadata
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", HOLDING, ids=lambda container: container.name)
 def test_a_part_of_a_tensor_is_read_without_the_rest(container: Container, tmp_path: Path) -> None:
     large = {"w": values((4 << 20,), torch.float32, 3), "small": torch.ones(3)}

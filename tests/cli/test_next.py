@@ -137,6 +137,7 @@ def test_a_suggestion_that_was_printed_is_to_be_written(run: Run, workbench: Pat
     assert run(*advised(written.stdout)).exit_code == written.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_destination_that_exists_is_not_advised(run: Run, workbench: Path) -> None:
     Path("exported").mkdir()
     first = run("verify", "c", "--longest", "9")

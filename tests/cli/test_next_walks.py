@@ -153,6 +153,7 @@ def prepare(run: Run, words: str) -> None:
         save_file(state, "held/model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "faithful"), WALKS)
 def test_every_line_works_when_it_is_typed(run: Run, bench: Path, words: str, faithful: bool) -> None:
     prepare(run, words)

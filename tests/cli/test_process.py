@@ -231,6 +231,7 @@ main()
 """A command to which a signal comes once something is written."""
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
@@ -307,6 +308,7 @@ def test_the_client_of_the_hub_prints_no_line_of_its_own(folder: Path, tmp_path:
     assert advice.startswith("next: ")
 
 
+@pytest.mark.slow
 def test_only_verify_imports_transformers(folder: Path) -> None:
     """All the others in one process, since each import of torch takes a second."""
     program = (

@@ -133,6 +133,7 @@ def test_no_planted_file_runs(repository: Path, command: str) -> None:
     assert done.returncode in (0, 1) or command in ("suggest", "verify-files", "record"), done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_matplotlib_that_lie_in_the_folder_are_not_read(tmp_path: Path) -> None:
     """It reads them when it is imported, before those of the user: of a pipe, for ever."""
     settings, env = tmp_path / "matplotlibrc", {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -215,6 +215,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_one_line(
     assert after == "next: porting explain file-changed"
 
 
+@pytest.mark.slow
 def test_memory_does_not_depend_on_the_size_of_a_tensor(tmp_path: Path) -> None:
     """Two tensors of 105 MB, one of them transposed: what is held are the windows of both sides in each thread."""
     code = (

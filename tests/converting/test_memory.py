@@ -82,6 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "reverse"), [("bfloat16", "no"), ("none", "yes")])
 def test_nothing_grows_with_a_tensor(dtype: str, reverse: str, folder: Path, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def quantised(folder: Path, name: str, size: int) -> None:
     write(folder / name, found)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 def test_formulas_are_computed_in_the_memory_that_there_is(tmp_path: Path) -> None:
     """A row along the slowest index of ``unpacked`` takes 30 MB alone: it is divided along the next."""

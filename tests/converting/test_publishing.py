@@ -271,6 +271,7 @@ def test_another_conversion_begins_anew(what: str, source: Path) -> None:
     assert contents(source.parent / "out") == contents(source.parent / "expected")
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments() -> None:
     """A few of what ``make crash`` does by the hundred."""
     program = [sys.executable, "-m", "scripts.crash", "--kills", "10", "--seed", "1"]

@@ -89,6 +89,7 @@ def far(found: list[Tensor], meant: list[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, meant, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("family", "architecture"), HEADS)
 def test_every_head_is_faithful_and_goes_back(family: str, architecture: str, tmp_path: Path) -> None:
@@ -233,6 +234,7 @@ def test_a_span_of_more_than_two_scores_is_refused(family: str, tmp_path: Path) 
         porting.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_electra_whose_embeddings_are_as_wide_as_its_layers_has_no_projection(tmp_path: Path) -> None:
     reference("electra", "ElectraForMaskedLM", embedding_size=24).save_pretrained(tmp_path)
     report = verify(tmp_path)

@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("table", "kind", "model_type", "architecture"),

@@ -121,6 +121,7 @@ def with_positions(weights: Weights) -> Weights:
 SIDES = ("encoder", "decoder")
 
 
+@pytest.mark.slow
 def test_positions_that_a_file_has_are_taken_from_it(tmp_path: Path) -> None:
     directory = checkpoint("marian", tmp_path / "older", with_positions)
     module = porting.load(directory)
@@ -259,6 +260,7 @@ def scratch(family: str) -> nn.Module:
     return trained(Seq2Seq(config=Seq2SeqConfig(**fields, embedding_norm=family == "bart")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_trained_from_scratch_becomes_a_checkpoint_of_the_family(family: str, tmp_path: Path) -> None:
     module = scratch(family)

@@ -66,6 +66,7 @@ def test_a_new_head_stands_on_the_encoder(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_new_head_is_never_part_of_a_faithful(tmp_path: Path) -> None:
     report = verify(checkpoint(tmp_path), table=TABLE, fresh=True)
     assert report.verdict == "unproven", str(report)

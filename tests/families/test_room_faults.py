@@ -194,6 +194,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Ported]
     return find
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.pair.architecture}: {fault.name}")
 def test_a_fault_of_a_room_is_caught_and_placed(fault: Fault, ported: Callable[[Pair], Ported]) -> None:

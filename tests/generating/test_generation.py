@@ -73,6 +73,7 @@ GRID = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.few(12)
 @pytest.mark.parametrize(("case", "num_beams", "rules"), GRID)
 def test_the_tokens_are_those_of_transformers(tmp_path: Path, case: str, num_beams: int, rules: dict[str, Any]) -> None:

@@ -87,6 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_a_weak_test_misses_is_listed(folder: Path) -> None:
     before = contents(folder)
     score = mutate(["test_weak.py"], "mine:build", only=[EPS, BIAS, RESIDUAL])

@@ -267,6 +267,7 @@ def test_the_key_bias_is_shown_to_be_invisible_end_to_end(checkpoint: Path) -> N
     assert rows[0].endswith("same")
 
 
+@pytest.mark.slow
 def test_innocent_layers_are_called_so(checkpoint: Path) -> None:
     bug = next(bug for bug in BUGS if bug.name == "tanh GELU")
     rows = [line for line in with_bug(checkpoint, bug).details().splitlines() if line.startswith("layer 2")]
@@ -294,6 +295,7 @@ def test_colour_where_there_is_a_terminal(checkpoint: Path, faithful: Report) ->
     assert "\x1b" not in faithful.details()
 
 
+@pytest.mark.slow
 def test_parts_that_nothing_uses_are_not_called_shown(checkpoint: Path) -> None:
     class Idle(nn.Module):
         """Loads a pooler and never calls it."""

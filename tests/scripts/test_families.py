@@ -106,6 +106,7 @@ def test_a_faithful_pair(tmp_path: Path) -> None:
     assert 0.5 < proof.rounding <= 4
 
 
+@pytest.mark.slow
 def test_one_that_is_not_faithful_is_named_and_fails_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

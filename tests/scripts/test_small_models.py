@@ -53,6 +53,7 @@ def test_no_two_numbers_have_the_same_words() -> None:
         assert len({words(number) for number in range(LARGEST)}) == LARGEST
 
 
+@pytest.mark.slow
 def test_the_corpus_becomes_rows_of_sentences_between_a_start_and_an_end() -> None:
     tokenizer = Tokenizer.from_file(str(porting.embedded_checkpoint() / "tokenizer.json"))
     start, end = known_id(tokenizer, "[CLS]"), known_id(tokenizer, "[SEP]")

@@ -92,6 +92,7 @@ def test_two_runs_give_the_same_bytes_and_another_seed_does_not(library: Path, t
     assert first["model.safetensors"] != third["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process(tokenizer: Tokenizer) -> None:
     program = (
         "from scripts.train_demo_checkpoint import train_tokenizer\n"

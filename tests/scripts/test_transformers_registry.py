@@ -34,6 +34,7 @@ def test_a_tensor_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "embeddings.cls_token" in found.said
 
 
+@pytest.mark.slow
 def test_an_entry_that_nothing_stands_for_is_not_built() -> None:
     assert architectures("no_such_entry") == ()
     assert tried("no_such_entry", "").outcome == BUILD

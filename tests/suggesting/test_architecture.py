@@ -109,6 +109,7 @@ def test_a_norm_of_another_kind_has_its_place(tmp_path: Path) -> None:
     assert '"layers.{i}.norm1.bias" = "zeros"' in text.partition("[make]")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_architecture_is_impossible(name: str, tmp_path: Path) -> None:
@@ -167,6 +168,7 @@ NEUTRAL: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_what_can_do_nothing_is_made_and_no_reason(name: str, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_scores_and_probabilities_are_no_outputs() -> None:
     assert probed(None) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SEEN)
 def test_what_hides_from_the_usual_batches_is_not_proven(source: Path, name: str) -> None:

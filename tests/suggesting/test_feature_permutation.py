@@ -58,6 +58,7 @@ def reference(tmp_path: Path) -> Any:  # one of transformers' models
     return source("MarianMTModel", FIELDS, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_draft_does_what_the_handwritten_table_does(tmp_path: Path, reference: Any) -> None:
     assert_right(tmp_path, reference, drafted(tmp_path, build))
 

@@ -163,6 +163,7 @@ def staged(config: dict[str, Any]) -> nn.Module:
     return nn.Sequential(first, *convs)
 
 
+@pytest.mark.slow
 def test_a_list_of_sizes_is_solved_for(tmp_path: Path) -> None:
     fields = {"hidden_sizes": [8, 12, 20, 28], "depths": [1, 1, 1, 1], "image_size": 64}
     source = written("ConvNextModel", tmp_path, **fields)

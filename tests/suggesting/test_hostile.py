@@ -70,6 +70,7 @@ def everything() -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_it_is_refused_in_a_line(source: Path, name: str) -> None:
@@ -106,6 +107,7 @@ def snapshot(module: nn.Module) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*modules()], ids=lambda kind: kind.__name__)
 def test_a_module_that_was_passed_is_as_it_was(source: Path, kind: Callable[..., nn.Module]) -> None:
     """Of every kind, also when it is refused."""

@@ -108,6 +108,7 @@ def test_a_mask_is_given_to_a_decoder_that_sees_later_tokens_without_one() -> No
     assert ("decoder_causal_mask [q k]", "mask -> bool [q k]") in found.rules
 
 
+@pytest.mark.slow
 def test_sounds_and_words_have_their_places(tmp_path: Path) -> None:
     model = source("WhisperForConditionalGeneration", FIELDS, tmp_path)
     assert_right(model, tmp_path, drafted(tmp_path, Ear))

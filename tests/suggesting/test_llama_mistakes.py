@@ -23,6 +23,7 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fields", "changes", "verdict", "said"),

@@ -144,6 +144,7 @@ def draft(checkpoint: Path) -> Callable[[str], str]:
     return drawn_up
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_nothing_is_made(case: str, checkpoint: Path, draft: Callable[[str], str], tmp_path: Path) -> None:
@@ -172,6 +173,7 @@ def test_a_norm_that_does_something_whatever_its_gain_is_not_made(checkpoint: Pa
     assert "make" not in tomllib.loads(found.text)
 
 
+@pytest.mark.slow
 def test_a_bias_that_is_not_zero_is_a_difference_to_verify(
     checkpoint: Path, draft: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_all_is_proven_but_what_is_returned(source: Path) -> None:
     assert found.stop.behind == "layers.1"  # of the twin's two
 
 
+@pytest.mark.slow
 def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> None:
     found = suggest(source, Plain, trials=4)
     assert found.verdict is Verdict.NOT_FOUND

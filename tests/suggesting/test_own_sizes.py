@@ -110,6 +110,7 @@ def with_40_positions(folder: Path) -> Path:
     return write_checkpoint(folder / "bert", change={"max_position_embeddings": 40}, values={positions: drawn})
 
 
+@pytest.mark.slow
 def test_a_module_that_takes_rows_of_one_length_is_matched_on_these(tmp_path: Path) -> None:
     folder = with_40_positions(tmp_path)
     report = verify(folder, Whole, drafted(folder, Whole).table, dtypes=())

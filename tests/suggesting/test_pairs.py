@@ -158,10 +158,12 @@ def test_what_no_table_can_do_is_said_at_once(bart: Path, kind: Callable[..., nn
     assert found.trials < FEW
 
 
+@pytest.mark.slow
 def test_a_second_table_of_words_is_a_copy_of_the_first(bart: Path) -> None:
     assert '\n"others.weight" = "equals words.weight"\n' in drafted(bart, TwoTables).text.partition("[make]")[2]
 
 
+@pytest.mark.slow
 def test_words_one_after_the_other_have_their_places(bart: Path) -> None:
     text = drafted(bart, Flat).text
     assert '"lm_head [b t e]" = ". [(b t) e]"' in text

@@ -251,12 +251,14 @@ def lines(found: Suggestion) -> Iterator[str]:
     return (line.partition("  #")[0] for line in found.text.splitlines())
 
 
+@pytest.mark.slow
 def test_slices_of_one_tensor_are_one_place(vit: Path) -> None:
     found = suggest(vit, InSlices)
     assert found.verdict is Verdict.EXACT, str(found)
     assert found.trials < 40
 
 
+@pytest.mark.slow
 def test_a_height_and_a_width_positions_and_a_dropout_that_has_to_be(vit: Path, tmp_path: Path) -> None:
     with pytest.warns(PortingWarning, match="seq_len = "):
         found = suggest(vit, Sided)
@@ -290,6 +292,7 @@ def test_a_kernel_that_sees_less_cannot_hold_the_checkpoint_s(vit: Path) -> None
     assert "is one of 4 x 4" in str(found)
 
 
+@pytest.mark.slow
 def test_what_only_the_search_sees_is_no_proof(tmp_path: Path) -> None:
     found = suggest(written(tmp_path, "ViTModel"), OneNormedOtherwise)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
@@ -441,6 +444,7 @@ class Fixed(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_what_was_nearest_in_one_layer_is_not_searched_for_in_the_next_ones(tmp_path: Path) -> None:
     """Norms with another eps leave a little everywhere: no way of laying weights out shows the reference's numbers."""
     tried = {}

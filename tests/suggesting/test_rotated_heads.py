@@ -113,6 +113,7 @@ def off(reference: Any, folder: Path, build: Callable[..., nn.Module], found: An
     return apart(reference, folder, build, found, {"input_ids": ids}, {"tokens": ids})
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @CASES
 def test_the_order_is_in_the_draft(

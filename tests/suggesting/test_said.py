@@ -34,6 +34,7 @@ class PreNorm(Plain):
             layer.__class__ = PreNormLayer
 
 
+@pytest.mark.slow
 def test_what_has_no_counterpart_is_left_to_the_user(source: Path) -> None:
     text = drafted(source, PreNorm).text
     assert '"bert.encoder.layer.{i}.intermediate.{*rest}" = "no counterpart was found"' in text

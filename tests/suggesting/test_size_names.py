@@ -387,6 +387,7 @@ def divided(config: Mapping[str, Any]) -> nn.Module:
     return Encoder(*(config[name] for name in (*names, "intermediate_size", "num_hidden_layers")))
 
 
+@pytest.mark.slow
 def test_a_size_that_nothing_tells_is_said_and_the_proof_decides(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = reference()

@@ -122,6 +122,7 @@ class Convolutions(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_images_are_as_large_as_the_module_needs(tmp_path: Path) -> None:
     source("ConvNextModel", {"hidden_sizes": [8, 12], "depths": [1, 1], "num_stages": 2}, tmp_path)
     found = suggest(tmp_path, Convolutions)

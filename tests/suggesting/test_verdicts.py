@@ -92,6 +92,7 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
     return found.verdict, " | ".join(reason.said for reason in found.reasons), found
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "expected", "said"),
@@ -145,6 +146,7 @@ class Broken(Plain):
         raise ValueError("nothing works")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -72,6 +72,7 @@ def test_a_file_that_is_cut_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         held["a"]
 
 
+@pytest.mark.slow
 def test_a_verification_is_the_same_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_checkpoint(tmp_path / "bert")
     before = verify(path, gradients=True, trials=False)

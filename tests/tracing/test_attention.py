@@ -415,6 +415,7 @@ def test_what_is_not_seen_is_left_as_it_is(name: str) -> None:
             torch.testing.assert_close(form.model(X), form.result(X, form.scores(X).softmax(-1)))
 
 
+@pytest.mark.slow
 def test_flex_attention_is_not_compiled_when_it_is_the_first_to_import_the_compiler() -> None:
     """In a fresh process, as for a user's first forward."""
     code = (

@@ -223,6 +223,7 @@ class Slightly(Plain):
         return super().turn(x, cos, sin * (1 + 1e-10))
 
 
+@pytest.mark.slow
 def test_a_mistake_below_float32_s_rounding_is_caught_behind_the_cast() -> None:
     torch.manual_seed(0)
     report = verify(reference=Turned(), into=Slightly, inputs=BATCH)
@@ -241,6 +242,7 @@ class Elsewhere(Single):
         return context + (lowered.to(context.dtype) - context).detach(), shares
 
 
+@pytest.mark.slow
 def test_what_cannot_be_left_out_is_bounded_where_it_is_and_end_to_end_behind_it(checkpoint: Path) -> None:
     """The float32 of layer 0 is carried over to all that lies behind, and to nothing that is isolated from it."""
     model = porting.load(checkpoint)

@@ -172,6 +172,7 @@ def test_a_report_tells_where_the_first_guilty_modules_differ(checkpoint: Path) 
     assert torch.allclose(torch.tensor(spread.positions, dtype=torch.float64), channels.max() * token)
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_rounding_is_not_spread_out(checkpoint: Path) -> None:
     model = load(checkpoint)
     assert isinstance(model, BertForPreTraining)

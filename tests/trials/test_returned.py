@@ -57,6 +57,7 @@ def test_outputs_are_paired_whatever_they_are_packed_in(make: Callable[[dict[str
     assert ". -> logits" in report.scope.returned.pairs.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -306,6 +307,7 @@ def test_axes_of_one_size_are_not_exchanged() -> None:
     assert [axes for axes, _ in layouts((2, 3, 3), (2, 3, 3))] == [("", "")]
 
 
+@pytest.mark.slow
 def test_outputs_that_are_one_tensor_of_the_reference_are_both_compared() -> None:
     report = returning(lambda out: (out["logits"], [out["logits"] * 1, out["pooled"]]))
     assert report.faithful, str(report)

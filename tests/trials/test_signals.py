@@ -162,6 +162,7 @@ class KeptPictures(Towers):
         return copy(self.known.setdefault(key, copy(output)))  # what is returned is changed by whoever asked for it
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_are_another_batch() -> None:
     report = verify(reference=Towers().eval(), into=KeptPictures().eval(), dtypes=(), loaded=True, causes=False)
     assert not report.faithful, str(report)

@@ -77,6 +77,7 @@ def test_a_port_that_is_no_pure_function_is_different(what: str) -> None:
     assert report.verdict == "different", str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -507,6 +508,7 @@ class Nested(Encoder):
         return {"logits": self.head(F.gelu(mixed)), "pooled": mixed[:, 0].tanh()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_modules_that_compute_on_nested_tensors_are_skipped_and_the_output_decides() -> None:
     report = verified(Nested())
@@ -755,6 +757,7 @@ class CountingByLogarithms(Counting):
     logarithms = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", [Counting, CountingByLogarithms])
 def test_a_decision_that_rounding_turns_excuses_no_difference(port: type[Counting]) -> None:
     wrong_port = port()

@@ -150,6 +150,7 @@ class Needs(BertForPreTraining):
         return super().forward(input_ids, attention_mask, token_type_ids)
 
 
+@pytest.mark.slow
 def test_a_default_that_fails_is_told(checkpoint: Path) -> None:
     report = verify(checkpoint, lambda config: Needs(config=config), causes=False)
     assert report.faithful

@@ -59,6 +59,7 @@ def test_a_bug_is_named(checkpoint: Path, bug: Bug) -> None:
     assert found.fix
 
 
+@pytest.mark.slow
 def test_two_bugs_are_two_findings(checkpoint: Path) -> None:
     one, two = Bug("eps", epsilon, ()), Bug("gelu", tanh_gelu, ())
     names = [found.name for found in verified(checkpoint, one, two).causes]

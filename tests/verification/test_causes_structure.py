@@ -25,6 +25,7 @@ def verified(ported: Ported, module: nn.Module, longest: int = 24) -> Report:
     return verify(ported.directory, module, table=ported.pair.table, loaded=True, longest=longest)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("pair", "norm_first", "name"),

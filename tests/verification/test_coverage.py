@@ -87,6 +87,7 @@ def test_the_page_lists_them() -> None:
     assert "for training" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mistake_in_a_branch_that_no_input_takes_is_not_called_faithful_without_a_word(
     tmp_path: Path, stream: bool
@@ -99,6 +100,7 @@ def test_a_mistake_in_a_branch_that_no_input_takes_is_not_called_faithful_withou
     assert f"the branches at {report.not_taken[0].where}" in sentence(report)
 
 
+@pytest.mark.slow
 def test_the_row_of_the_padding_word_is_shown_like_any_other(tmp_path: Path) -> None:
     """It takes no gradient in training; what it computes at the places of padding is compared all the same."""
     report = verify(write_checkpoint(tmp_path / "bert", parts=(TRUNK,), architecture="BertModel"))

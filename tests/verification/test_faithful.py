@@ -88,6 +88,7 @@ def rewritten(path: Path, kinds: dict[type[nn.Module], type[nn.Module]]) -> nn.M
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", REWRITTEN)
 def test_other_code_for_the_same_mathematics(tmp_path: Path, how: str) -> None:
     """Eight variants, each in float32, bfloat16 and float16; other weights and inputs are tried below."""

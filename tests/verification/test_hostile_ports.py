@@ -92,6 +92,7 @@ def test_the_users_module_is_left_as_it_was(checkpoint: Path) -> None:
     assert found == hooks
 
 
+@pytest.mark.slow
 def test_a_loaded_module_is_left_as_it_was_too(checkpoint: Path) -> None:
     model = loaded(checkpoint).train()
     model.requires_grad_(False)

@@ -60,6 +60,7 @@ def tanh_gelu(config: BertConfig) -> Bert:
     return Bert(config=replace(config, hidden_act="gelu_new"))
 
 
+@pytest.mark.slow
 def test_the_search_for_a_cause_casts_each_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_checkpoint(tmp_path / "bert")
     made: list[torch.dtype] = []

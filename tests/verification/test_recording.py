@@ -46,6 +46,7 @@ def test_a_verification_from_it_is_the_one_with_the_reference(checkpoint: Path, 
     assert recorded.reference == f"transformers.BertForPreTraining, recorded in {golden},"
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bug", [BUGS[1], BUGS[5], BUGS[10], ROUNDS_WORSE], ids=lambda bug: bug.name)
 def test_a_bug_is_placed_as_with_the_reference(checkpoint: Path, golden: Path, bug: object) -> None:

@@ -113,6 +113,7 @@ def scratch(tmp_path: Path) -> Iterator[Any]:  # Any: a module of its own
     del sys.modules[spec.name]
 
 
+@pytest.mark.slow
 def test_a_wrong_pooler_is_found_with_the_config_of_the_hub(tmp_path: Path, scratch: Any) -> None:
     source = write_base(tmp_path / "c")
     (tmp_path / "t.toml").write_text(tied())

@@ -53,6 +53,7 @@ def close(one: Report, other: Report) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("table", TABLES)
 def test_it_finds_what_passes_in_turn_find(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

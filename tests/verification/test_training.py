@@ -22,6 +22,7 @@ def taught(path: Path, module: nn.Module, steps: int = 3) -> Report:
     return verify(path, module, loaded=True, steps=steps, dtypes=(torch.float32, torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["einsum", "all by hand"])
 @pytest.mark.parametrize("seed", [3, 4])

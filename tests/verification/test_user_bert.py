@@ -53,6 +53,7 @@ class Transposing(nn.Linear):
         return nn.functional.linear(input, self.weight.T, self.bias)
 
 
+@pytest.mark.slow
 def test_a_bug_is_named_in_the_users_terms(checkpoint: Path) -> None:
     def plant(module: nn.Module) -> None:
         module.get_submodule("blocks.2.attn.proj").__class__ = Transposing

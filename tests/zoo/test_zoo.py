@@ -132,6 +132,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("zoo") / "bert")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("animal", ZOO, ids=str)
 def test_it_is_bert(animal: Animal, checkpoint: Path, tmp_path: Path) -> None:
     table = HERE / f"{animal.table}.toml"
