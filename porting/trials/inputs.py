@@ -392,6 +392,11 @@ def for_port(
         if rule.targets[0].output not in ("", *MASK_KINDS)
     ]
     rules = [rule for rule in rules if str(rule.sources[0].key) in inputs]
+    given = {str(rule.targets[0].key).partition(" -> ")[0]: torch.empty(0) for rule in rules}  # in this order
+    for rule in filter(_only_renames, rules):
+        name, _, kind = str(rule.targets[0].key).partition(" -> ")
+        given[name] = _mask(inputs[str(rule.sources[0].key)], kind, dtype)
+    rules = [rule for rule in rules if not _only_renames(rule)]
     sources = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     targets = {str(rule.targets[0].key): _shape(rule, sources) for rule in rules}
     alignment = align(rules, sources, targets)
@@ -399,7 +404,6 @@ def for_port(
     if faults:
         raise VerifyError(faults)
     shapes = {name: TensorSpec(shape, torch.long) for name, shape in targets.items()}
-    given: dict[str, Tensor] = {}
     for step in alignment.steps:
         for point, value in forward(step, shapes, inputs.__getitem__):
             name, _, kind = point.partition(" -> ")
@@ -407,6 +411,13 @@ def for_port(
             same = own.shape == value.shape and torch.equal(own, value)
             given[name] = _mask(own if same else value, kind, dtype)  # as it lies in memory
     return given
+
+
+def _only_renames(rule: Rule) -> bool:
+    """Whether an argument is passed on as it is, or as another kind of mask."""
+    terms = (*rule.sources, *rule.targets)
+    named = not any(term.axes is not None or "{" in str(term.key) for term in terms)
+    return len(terms) == 2 and rule.formula is None and named
 
 
 def _shape(rule: Rule, sources: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
