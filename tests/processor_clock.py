@@ -1,4 +1,4 @@
-"""The clock that limits on time go by in tests: what this process computed, whatever else the machine does."""
+"""Limits on time in tests: a machine that is slow, or has other work, decides none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-LIMITED = (
-    "porting.suggesting.pipeline",
-    "porting.suggesting.search.search",
-    "porting.suggesting.search.search_state",
-    "porting.suggesting.subjects.guarded_run",
-    "porting.verification.accepted_inputs",
-)
-"""The modules that stop after so many seconds of the day.  What goes by the processor's time already is not here."""
-
+from porting.suggesting.subjects import guarded_run
 
 SEARCHING = (
     "porting.causes.cause_matching",
@@ -30,25 +22,13 @@ SEARCHING = (
 SLOWER = 2.0
 """A machine that is so many times slower than a developer's names the same causes in a test, later."""
 
-
-class Clock:
-    """Seconds of processor time; a test may set it ahead."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        """What :func:`time.monotonic` is replaced with."""
-        return time.process_time() + self.ahead
-
-
-clock = Clock()
+PATIENCE = 20.0
+"""By the clock, a search may take so many times the processor's time that is its limit."""
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Have the modules go by this clock."""
-    stand_in = SimpleNamespace(monotonic=clock.monotonic)
+    """Have the modules go by these limits."""
     slow = SimpleNamespace(thread_time=lambda: time.thread_time() / SLOWER)
-    for names, one in ((LIMITED, stand_in), (SEARCHING, slow)):
-        for name in names:
-            patch.setattr(importlib.import_module(name), "time", one)
+    for name in SEARCHING:
+        patch.setattr(importlib.import_module(name), "time", slow)
+    patch.setattr(guarded_run, "PATIENCE", PATIENCE)

@@ -36,7 +36,7 @@ from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
-from porting.suggesting.subjects.guarded_run import OutOfTime, bounded, guarded, outside
+from porting.suggesting.subjects.guarded_run import Deadline, OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
     completed_config,
@@ -123,8 +123,9 @@ def suggest(
         name: the table's name.
         seed: of the twin's weights and of all inputs.
         trials: the search ends after so many candidates.
-        limit: seconds for all of it: the search ends so that the proof can still be run, and what was not found or not
-            proven by then is said.  Where it is met, the next module is not run; one that runs is waited for.
+        limit: seconds of computing for all of it, and by the clock twice as many at most: the search ends so that the
+            proof can still be run, and what was not found or not proven by then is said.  Where it is met, the next
+            module is not run; one that runs is waited for.
         revision: for a hub id.
         progress: called with what is done, how many steps are done and how many there are.
         ask: answers what is the user's to decide; by default every :class:`Question` gets its own default.
@@ -144,7 +145,7 @@ def suggest(
     >>> found.proven, found.missing
     (True, ('cls',))
     """
-    begun = time.monotonic()
+    begun, until = time.monotonic(), Deadline(limit)
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     into = with_fields(into, config or {}, checkpoint.config)
     asker = Asker(None if ask is None else outside(ask))
@@ -166,7 +167,7 @@ def suggest(
     with untimed(), guarded(seed), rows_of(LENGTH), tempfile.TemporaryDirectory(prefix="porting-suggest-") as folder:
         try:
             for number, depth in enumerate(_depths(checkpoint, kind)):
-                with bounded(begun + limit), restored_threads():
+                with bounded(until), restored_threads():
                     tell("making a twin", 0, 0)
                     subjects = prepare(
                         checkpoint,
@@ -179,11 +180,10 @@ def suggest(
                         tell=tell,
                         depth=depth,
                     )
-                    left = begun + limit * (1 - RESERVE) - time.monotonic()
-                    searched = _searched(subjects, seed, trials, left, tell)
+                    searched = _searched(subjects, seed, trials, Deadline(until.left - limit * RESERVE), tell)
                 fields = named_fields(subjects.into)
                 guessed = {ours: theirs for ours, theirs in fields.items() if ours not in (config or {})}
-                prover = _Prover(into=subjects.into, subjects=subjects, until=begun + limit, seed=seed, tell=tell)
+                prover = _Prover(into=subjects.into, subjects=subjects, until=until, seed=seed, tell=tell)
                 proposed = _proposed(checkpoint, prover, searched, asker, name)
                 found = proposed.suggestion if found is None or proposed.suggestion.proven else found
                 if not proposed.too_shallow:
@@ -347,10 +347,9 @@ def _against(checkpoint: Checkpoint, architecture: str | None, ask: Asker) -> Re
 
 
 def _searched(
-    subjects: ModelPair, seed: int, trials: int, seconds: float, tell: Callable[[str, int, int], None]
+    subjects: ModelPair, seed: int, trials: int, until: Deadline, tell: Callable[[str, int, int], None]
 ) -> tuple[SearchResult, list[tuple[str, str]]]:
     """What was found, and the lines of [probes] that look into attention."""
-    until = time.monotonic() + seconds
     port, reference = traced_models(subjects, seed)
     searching = partial(
         WeightSearch,
@@ -361,7 +360,7 @@ def _searched(
         config=subjects.twin.config,
         scales=scales_of(subjects.twin.config),
         most=trials,
-        seconds=seconds,
+        until=until,
         tell=tell,
         asleep=untrained_adapters(port, reference, subjects.zeros),
         copies=subjects.twin.copies,
@@ -381,7 +380,7 @@ def _searched(
             guesses = (
                 _guessed(port, searching(), sure[:count], seconds=copies, least=found)
                 for count in counts
-                if time.monotonic() < until
+                if not until.past
             )
             found = next((one for one in guesses if one is not None), found)
         check_deterministic(port, AGAIN)
@@ -425,7 +424,7 @@ class _Prover:
 
     into: Builder
     subjects: ModelPair
-    until: float
+    until: Deadline
     seed: int
     tell: Progress
 
@@ -449,7 +448,7 @@ class _Prover:
         """
         small = checkpoint is self.subjects.twin.checkpoint
         stage = f"proving on the {'twin' if small else 'checkpoint'}"
-        causes = min(CAUSES, max(self.until - time.monotonic(), 1.0)) if small else 0.0
+        causes = min(CAUSES, max(self.until.left, 1.0)) if small else 0.0
         try:
             table = parse_table(write(made), where="suggested")
         except PortingError as error:  # what was found cannot be written down: never a proof

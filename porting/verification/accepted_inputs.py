@@ -75,7 +75,7 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
         full = completed(text, module, config)
         more = first is not None and len(full) > len(text) and trial(reference, full) is None
         alone = first is None or more
-    begun, tried = time.monotonic(), 0
+    begun, tried = time.thread_time(), 0
     found: dict[str, tuple[Signal, frozenset[str]]] = {}
     idle: dict[str, tuple[Signal, frozenset[str]]] = {}
     for signal in signals_of(module, config):
@@ -84,7 +84,7 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
         for way, given in _ways(signal, module, config, taken, text, main):
             one, inputs = way, completed(given, module, config)
             tried += 1
-            if tried > TRIALS or time.monotonic() - begun > SECONDS:
+            if tried > TRIALS or time.thread_time() - begun > SECONDS:
                 break
             error = trial(reference, inputs)
             told = _COUNTED.search(str(error)) if error is not None and one.token is not None else None

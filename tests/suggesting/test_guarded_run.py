@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,26 @@ import pytest
 from torch import Tensor
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.subjects import guarded_run
 from porting.suggesting.subjects.guarded_run import OutOfTime
 from porting.suggesting.verdict.proof import Proof, prove
-from tests.processor_clock import clock
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.position_buffer import PositionBuffer
 
 
 class Slow(PositionBuffer):
-    """Each forward pass takes a third of a second of the clock that the limit goes by."""
+    """Each forward pass takes a third of a second, in which nothing is computed."""
 
     runs = 0
 
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         Slow.runs += 1
-        clock.ahead += 0.3
+        time.sleep(0.3)
         return super().forward(ids, keep, segments)
 
 
-def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path) -> None:
+def test_a_forward_that_takes_long_does_not_go_beyond_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_run, "PATIENCE", 1.0)
     told: list[str] = []
     found = suggest(source, Slow, limit=2.0, progress=lambda what, done, total: told.append(what))
     assert found.verdict is Verdict.NOT_FOUND

@@ -8,7 +8,6 @@ the key, is tried out, and only as far as the next place, where a wrong choice s
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
@@ -69,7 +68,7 @@ class WeightSearch(NormSearch):
             self._tell("matching", len(self._filled), total)
             if unit is None:
                 break
-            if found.trials >= self._most or time.monotonic() > self._until:
+            if found.trials >= self._most or self._until.past:
                 found.exhausted = True
                 break
             known = len(self._filled), len(found.divergences)
@@ -153,7 +152,7 @@ class WeightSearch(NormSearch):
             found.trials, found.trace = found.trials + 1, self.port.run()
             found.outputs = [one for one in found.trace.outputs if one.is_floating_point()]
             far = min((apart(one, other) for one in found.outputs[:1] for other in returned), default=math.inf)
-            if far <= ROUNDED or time.monotonic() > self._until:
+            if far <= ROUNDED or self._until.past:
                 break
         if not (values and far <= ROUNDED):
             return None
@@ -464,7 +463,7 @@ class WeightSearch(NormSearch):
                 best = (far, list(moves), values)
             if far <= max(SAME, self._usual(moves)) or len(tried) >= matrix_candidates.MOST:
                 break
-            if time.monotonic() > self._until:
+            if self._until.past:
                 break
         self._put(before)
         if best is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from porting.suggesting.search.layouts import (
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
+from porting.suggesting.subjects.guarded_run import Deadline
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.traced_model import ForcedActivations, TracedModel
 from porting.suggesting.subjects.twin import is_frequencies
@@ -119,7 +119,7 @@ class SearchState:
         config: the twin's config.
         scales: constants that embeddings may have to be multiplied by.
         most: the bound on trials.
-        seconds: the bound on time.
+        until: the bound on time.
         tell: told about progress.
         asleep: the module's tensors that change nothing and have no source.
         stored: what the checkpoint's file holds, also what the reference keeps otherwise, as experts in one tensor.
@@ -136,7 +136,7 @@ class SearchState:
         config: Mapping[str, object],
         scales: Sequence[str],
         most: int,
-        seconds: float,
+        until: Deadline,
         tell: Tell,
         asleep: frozenset[str] = frozenset(),
         copies: Mapping[str, str] | None = None,
@@ -150,7 +150,7 @@ class SearchState:
         self._orders = orders(heads) if heads is not None and rotary else ()
         self._attended: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._projected: tuple[Sequence[Unit], Sequence[Unit]] | None = None
-        self._most, self._until = most, time.monotonic() + seconds
+        self._most, self._until = most, until
         self._tell = tell
         self.found = SearchResult()
         self._filled: set[str] = set(asleep)

@@ -35,12 +35,35 @@ class OutOfTime(BaseException):
     """The time is over.  No error: code that catches those, the user's included, is not to catch this."""
 
 
-@contextmanager
-def bounded(until: float) -> Iterator[None]:
-    """End what is inside when the time is over.
+PATIENCE = 2.0
+"""A limit ends a search after so many times its seconds by the clock, however little was computed in them."""
+
+
+class Deadline:
+    """The end of so many seconds of this thread's computing: what else a machine runs costs no answer.
 
     Args:
-        until: when that is, as :func:`time.monotonic` has it.
+        seconds: of the processor's time; by the clock it is :data:`PATIENCE` times as many at most.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._computed, self._clock = seconds, time.thread_time(), time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """How many seconds are left; negative where it is past."""
+        computed, passed = time.thread_time() - self._computed, time.monotonic() - self._clock
+        return self._seconds - max(computed, passed / PATIENCE)
+
+    @property
+    def past(self) -> bool:
+        """Whether no time is left."""
+        return self.left < 0
+
+
+@contextmanager
+def bounded(until: Deadline) -> Iterator[None]:
+    """End what is inside when the time is over.
 
     Raises:
         OutOfTime: it is over.
@@ -48,7 +71,7 @@ def bounded(until: float) -> Iterator[None]:
     thread = get_ident()
 
     def look(*_: object) -> None:
-        if time.monotonic() > until and get_ident() == thread:
+        if get_ident() == thread and until.past:
             raise OutOfTime
 
     hook = register_module_forward_pre_hook(look)
