@@ -132,13 +132,11 @@ def test_every_mistake_is_another_one() -> None:
 
 
 BERT = (
-    "norm gain with 1 added", "LayerNorm with Bessel's correction", "ReLU for another activation", "value bias missing",
-    "square weight transposed", "query and key swapped", "1/sqrt(d) twice", "heads merged in the wrong order",
-    "softmax over the queries", "padding mask inverted", "padding mask added as 0 and 1", "mask precedence",
-    "token types ignored", "position offset", "vocabulary shifted", "residual doubled", "layers in another order",
-    "pooled from the wrong place", "dropout active", "bfloat16 norm",
+    "norm gain with 1 added", "ReLU for another activation", "value bias missing", "square weight transposed",
+    "1/sqrt(d) twice", "softmax over the queries", "padding mask inverted", "token types ignored", "residual doubled",
+    "pooled from the wrong place", "dropout active",
 )  # fmt: skip
-"""Each kind of event, and each way in which a planted mistake answers it; make causes plants them all, everywhere."""
+"""One of each kind of event; make causes plants all mistakes, everywhere."""
 
 
 @pytest.mark.slow
