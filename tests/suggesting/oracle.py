@@ -19,7 +19,7 @@ from porting.notation.table import Table, parse_table
 from porting.suggesting import Suggestion, pipeline
 from porting.suggesting.draft.table_draft import draft, onto
 from porting.suggesting.draft.table_writer import write
-from porting.suggesting.subjects.guarded_run import guarded
+from porting.suggesting.subjects.guarded_run import Deadline, guarded
 from porting.suggesting.subjects.model_pair import prepare
 from porting.suggesting.subjects.questions import Ask, Asker
 from porting.suggesting.subjects.twin import draw_parameters
@@ -53,7 +53,7 @@ def drafted(folder: Path, into: Any, *, architecture: str | None = None, ask: As
     kind = pipeline._against(checkpoint, architecture, asker).name
     with guarded(0), tempfile.TemporaryDirectory(prefix="porting-drafted-") as twin:
         subjects = prepare(checkpoint, into, kind, Path(twin), seed=0, inputs={}, ask=asker, tell=tell)
-        found, inner = pipeline._searched(subjects, 0, pipeline.TRIALS, pipeline.LIMIT, tell)
+        found, inner = pipeline._searched(subjects, 0, pipeline.TRIALS, Deadline(pipeline.LIMIT), tell)
         pipeline.fold(found, asker)
         made, _, _ = draft(subjects, found, "drafted", (), close=bool(found.divergences))
         made = pipeline.with_probes(made, [*made.probes, *inner], found)
