@@ -141,7 +141,6 @@ BERT = (
 
 @pytest.mark.slow
 @pytest.mark.sampled(2)  # the first of them has a mistake of each kind
-@pytest.mark.timeout(400)  # as below
 @pytest.mark.parametrize(
     ("table", "names"),
     [
@@ -173,7 +172,6 @@ def test_what_is_planted_is_named(table: str, names: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # a proof, with its causes, of each of many mistakes
 def test_a_mistake_in_one_layer_accuses_no_other() -> None:
     pair = next(pair for pair in PAIRS if pair.table == "marian")
     (found,) = score(pair, ["softmax over the queries"]).alone.values()
