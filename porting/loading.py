@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import warnings
 from collections import Counter
@@ -235,7 +236,8 @@ def weights(
             found = dict(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
             values.update(found)
             if infinite is not None and (plan.arithmetic(step) or any(map(_narrowed, stored.values(), read.values()))):
-                before, after = (sum(map(_infinities, some.values())) for some in (stored, found))
+                after = sum(map(_infinities, found.values()))
+                before = sum(map(_infinities, stored.values())) if after else 0
                 infinite.update({next(iter(found)): after - before} if after > before else {})
     for recipe in plan.made:
         with moving(recipe.nbytes):
@@ -256,7 +258,11 @@ def _narrowed(stored: Tensor, read: Tensor) -> bool:
 
 
 def _infinities(value: Tensor) -> int:
-    return int(value.isinf().sum()) if value.is_floating_point() or value.is_complex() else 0
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0
+    if value.is_floating_point() and value.itemsize > 1 and all(map(math.isfinite, value.aminmax())):
+        return 0  # nearly always so, and told without memory for each element
+    return int(value.isinf().sum())
 
 
 def require_floating(dtype: torch.dtype) -> None:
