@@ -17,7 +17,6 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from porting.causes.diverging import CLOSE, MOVING, TensorIndex, is_moved_weight, line_of, moments, same_moments
 from porting.causes.replay import Around, Values
@@ -35,6 +34,7 @@ from porting.causes.step_differences import (
     step_key,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
+from porting.tracing.calls import tensors_in
 
 MAX_DEPARTED = 3
 """Number of lines whose results are replaced together."""
@@ -240,7 +240,7 @@ def _replayed(port: Tape, replaced: Mapping[Ref, Tensor], around: Around) -> Val
     for call in port.calls:
         if not call.writes or call.result in replaced or not any(read in changed.changed for read in call.reads):
             continue
-        tensors = [leaf for leaf in tree_leaves(changed.run(call)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(changed.run(call))
         changed.changed.update(zip(call.writes, tensors, strict=True))
     return changed
 

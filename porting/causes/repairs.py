@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, takewhile
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex
 from porting.causes.linear import linears
@@ -34,6 +33,7 @@ from porting.causes.step_differences import (
     unmoved,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
+from porting.tracing.calls import tensors_in
 
 MAX_STEPS = 96
 """Largest number of repaired steps."""
@@ -340,7 +340,7 @@ class RepairSearch:
         changed = Values(self._port, {**values.changed, step.result: replacement.value}, around=values.around)
         for call in self._port.calls[step.number + 1 : last]:
             if call not in kept and any(read in changed.changed for read in call.reads):
-                tensors = [leaf for leaf in tree_leaves(changed.run(call)) if isinstance(leaf, Tensor)]
+                tensors = tensors_in(changed.run(call))
                 changed.changed.update(zip(call.writes, tensors, strict=True))
         return changed
 

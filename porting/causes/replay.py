@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from porting.causes.tape import Call, Ref, Tape, call_again
+from porting.tracing.calls import tensors_in
 
 Rewrite = Callable[["Values", Call], Any]
 """The present values and a call -> what the call returns instead, a tree like its own output."""
@@ -134,9 +135,7 @@ class Stage:
             if rewrite is None and not any(read in values.changed for read in call.reads):
                 continue
             output = values.run(call) if rewrite is None else rewrite(values, call)
-            for ref, value in zip(
-                call.writes, (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), strict=True
-            ):
+            for ref, value in zip(call.writes, tensors_in(output), strict=True):
                 if ref == goal:
                     result = value
                 if ref not in pins:
@@ -151,7 +150,7 @@ class Stage:
             if rewrite is None and not any(read in values.changed for read in call.reads):
                 continue
             output = values.run(call) if rewrite is None else rewrite(values, call)
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            tensors = tensors_in(output)
             values.changed.update(zip(call.writes, tensors, strict=True))
         return {mark: values.changed[ref] for mark, ref in self.tape.marks.items() if ref in values.changed}
 

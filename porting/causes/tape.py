@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from porting.frames import current_lines
 from porting.tracing.activations import StoredTensor, TensorFile
-from porting.tracing.calls import Kind, kind_of
+from porting.tracing.calls import Kind, kind_of, tensors_in
 from porting.tracing.torch_modes import FunctionMode
 
 apis: Any = _apis  # torch does not type this module
@@ -239,7 +239,7 @@ class Recorder(FunctionMode):
 
     def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:  # whatever it is given
-            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            tensors = tensors_in(args)
             lines = current_lines() if self._lines else ()
             self._path.append((path, len(self.tape.calls), self._ref(tensors[0]) if tensors else None, lines))
 
@@ -303,7 +303,7 @@ class Recorder(FunctionMode):
             self._keep(args[0])
         result = func(*args, **kwargs)
         written = args[0] if func is Tensor.__setitem__ else result
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(written)):
+        if tensors_in(written):
             output = tree_map(lambda leaf: self._new(leaf) if isinstance(leaf, Tensor) else leaf, written)
             path = self._path[-1][0] if self._path else ""
             lines = current_lines() if self._lines else ()

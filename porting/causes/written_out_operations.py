@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from porting.causes.functions import RMS, activation_of, norm_of
-from porting.tracing.calls import Kind
+from porting.tracing.calls import Kind, tensors_in
 
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "true_divide", "pow", "square", "sqrt", "rsqrt", "exp", "erf", "tanh", "sigmoid", "neg",
@@ -97,7 +97,7 @@ class WrittenOutOperations:
         name = plain_name(function)
         if name in ELEMENTWISE:
             step = _Step(name, (*args, *kwargs.values()))
-            for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+            for tensor in tensors_in(result):
                 self._step_of[id(tensor)] = step
                 self._order.setdefault(id(tensor), len(self._order))
                 self._tensors.append(tensor)
@@ -157,15 +157,13 @@ class WrittenOutOperations:
     def inside(self, args: tuple[Any, ...], source: Tensor) -> set[int]:
         """Return the ids of the tensors between an activation's input and its last step."""
         ids: set[int] = set()
-        pending = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        pending = tensors_in(args)
         while pending:
             tensor = pending.pop()
             if tensor is not source and id(tensor) not in ids:
                 ids.add(id(tensor))
                 step = self._step_of.get(id(tensor))
-                pending += (
-                    [] if step is None else [each for each in tree_leaves(step.given) if isinstance(each, Tensor)]
-                )
+                pending += [] if step is None else tensors_in(step.given)
         return ids
 
     def _steps_before(self, args: tuple[Any, ...]) -> tuple[set[str], list[Tensor], list[float], list[Tensor]]:

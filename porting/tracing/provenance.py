@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_leaves
 
+from porting.tracing.calls import tensors_in
 from porting.tracing.float64 import LoweredOperations, address_of, is_low_precision, running, spelled_operations
 from porting.tracing.torch_modes import DispatchMode
 
@@ -87,7 +87,7 @@ def _tensors(tree: object) -> list[Tensor]:
     if isinstance(tree, Mapping):
         tree = tree.values()
     elif not isinstance(tree, list | tuple):  # a container of another kind, such as a model output
-        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        return tensors_in(tree)
     return [tensor for branch in tree for tensor in _tensors(branch)]
 
 
@@ -185,8 +185,8 @@ class ProvenanceRecorder(DispatchMode):
         if self._paused:
             return result
         self._producers.ran(running(), func, args, kwargs, result)
-        if any(is_low_precision(leaf) for leaf in tree_leaves(result)) and any(
-            isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves((args, kwargs))
+        if any(is_low_precision(one) for one in tensors_in(result)) and any(
+            one.is_floating_point() for one in tensors_in((args, kwargs))
         ):
             self._lowered.setdefault(running(), {})[str(func).removesuffix(".default")] = None
         return result

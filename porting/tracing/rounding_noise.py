@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from porting.tracing.calls import tensors_in
 from porting.tracing.float64 import LESS, is_low_precision
 from porting.tracing.torch_modes import DispatchMode
 
@@ -36,16 +37,14 @@ class RoundingNoise(DispatchMode):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`DispatchMode.dispatch`."""
-        floating = [
-            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        ]
+        floating = [one for one in tensors_in((args, kwargs)) if one.is_floating_point()]
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)
         if self._exact:
             args, kwargs = tree_map(self._with_noise, (args, kwargs))
             return tree_map(self._with_noise, func(*args, **kwargs))
         result = func(*args, **kwargs)
-        low = [leaf for leaf in tree_leaves(result) if is_low_precision(leaf)]
+        low = [one for one in tensors_in(result) if is_low_precision(one)]
         if not low or (len(floating) == 1 and any(_only_cast(floating[0], tensor) for tensor in low)):
             return result
         if any(map(is_low_precision, floating)):
@@ -96,10 +95,10 @@ class RoundedNumbers(DispatchMode):
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
         """See :meth:`DispatchMode.dispatch`."""
         result = func(*args, **kwargs)
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        given = [one for one in tensors_in((args, kwargs)) if one.is_floating_point()]
         low = [leaf for leaf in given if is_low_precision(leaf)]
         if low and not func.is_view:
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            made = [one for one in tensors_in(result) if one.is_floating_point()]
             if len(low) < len(given) or not made or not all(map(is_low_precision, made)):
                 with _disable_current_modes():
                     self._add(low)

@@ -203,6 +203,9 @@ def test_a_coincidence_in_one_case_is_no_cause() -> None:
     assert "reads the output of div in vit of the port, where the reference's reads an input" in found.detail
 
 
+OF_CONVOLUTIONS = "group norm or batch norm eps"
+
+
 class Standardised(nn.Conv2d):
     """A convolution with standardised weights (Qiao et al. 2019)."""
 
@@ -235,5 +238,5 @@ def test_the_eps_of_a_norm_of_a_convolution(
     pixels = [Case("one", {"input": 0.2 * torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))})]
     report = verify(into=port.eval(), reference=reference.eval(), inputs=pixels, dtypes=())
     (found,) = report.causes
-    assert found.name == "group norm or batch norm eps"
+    assert found.name == OF_CONVOLUTIONS
     assert found.detail == f"eps of {function} is {eps[1]:g} where the reference has {eps[0]:g}"

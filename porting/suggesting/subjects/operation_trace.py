@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from porting.frames import current_line
 from porting.tracing.angle_tables import ANGLES
 from porting.tracing.attention import WrittenOut
+from porting.tracing.calls import tensors_in
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.tracing.trace import leaves
@@ -351,7 +352,7 @@ class _OperationRecorder(DispatchMode):
         if self._until is not None and number > self._until:
             raise _Enough
         name = func.overloadpacket.__name__.rstrip("_") if not func.overloadpacket.__name__.startswith("__") else ""
-        given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        given = tensors_in((args, kwargs))
         origins = [self._origin(one) for one in given]
         weights = tuple(dict.fromkeys(one for origin in origins if not origin.active for one in origin.weights))
         active = any(origin.active for origin in origins)
@@ -374,7 +375,7 @@ class _OperationRecorder(DispatchMode):
         result = func(*args, **kwargs)
         if number in self._after:
             result = _given_back(result, self._after[number].movedim(-1, channels), args)
-        outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
+        outputs = tensors_in(result)
         self.trace.angles += [(number, one.detach().clone()) for one in outputs if name in ANGLES]
         self._kept += outputs
         if any(part in name for part in NEW):
