@@ -125,8 +125,8 @@ def load(
     filled = _fill_shards(plan, checkpoint, module)
     if filled is None:
         prove_left_out(plan, checkpoint)
-    infinite = Counter[str]()
-    values = weights(plan, checkpoint, own=own, infinite=infinite) if filled is None else dict(filled.values)
+    lost = Counter[str]()
+    values = weights(plan, checkpoint, own=own, lost=lost) if filled is None else dict(filled.values)
     checkpoint.require_in_place()
     if isinstance(into, nn.Module):
         _require_values(module, values)
@@ -138,9 +138,9 @@ def load(
         filled.put(module)
     for fault in plan.warnings:
         warnings.warn(fault.line, PortingWarning, stacklevel=3)  # past the decorator
-    if infinite:
-        counts = ", ".join(f"{count} of {name}" for name, count in infinite.items())
-        warnings.warn(f"finite values became infinite: {counts}", PortingWarning, stacklevel=3)
+    if lost:
+        counts = ", ".join(f"{count} of {name}" for name, count in lost.items())
+        warnings.warn(f"finite values became infinite or NaN: {counts}", PortingWarning, stacklevel=3)
     if plan.fresh:
         message = f"{len(plan.fresh)} parameters are new and untrained: {', '.join(plan.fresh)}"
         warnings.warn(message, PortingWarning, stacklevel=3)
@@ -216,13 +216,13 @@ def fit(
 
 @spending()
 def weights(
-    plan: Plan, checkpoint: Checkpoint, *, own: bool = False, infinite: Counter[str] | None = None
+    plan: Plan, checkpoint: Checkpoint, *, own: bool = False, lost: Counter[str] | None = None
 ) -> dict[str, Tensor]:
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
         own: copy all values, so that none is a view of a file.
-        infinite: is told how many finite values of a tensor became infinite, in a cast or in what is computed.
+        lost: is told how many finite values of a tensor became infinite or NaN, in a cast or in what is computed.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -235,10 +235,10 @@ def weights(
             read = stored if plan.dtype is None else {name: cast(one, plan.dtype) for name, one in stored.items()}
             found = dict(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
             values.update(found)
-            if infinite is not None and (plan.arithmetic(step) or any(map(_narrowed, stored.values(), read.values()))):
-                after = sum(map(_infinities, found.values()))
-                before = sum(map(_infinities, stored.values())) if after else 0
-                infinite.update({next(iter(found)): after - before} if after > before else {})
+            if lost is not None and (plan.arithmetic(step) or any(map(_narrowed, stored.values(), read.values()))):
+                after = sum(map(_not_finite, found.values()))
+                before = sum(map(_not_finite, stored.values())) if after else 0
+                lost.update({next(iter(found)): after - before} if after > before else {})
     for recipe in plan.made:
         with moving(recipe.nbytes):
             value = compute_whole(recipe, checkpoint.read)  # a copy of another target has values of its own
@@ -257,12 +257,13 @@ def _narrowed(stored: Tensor, read: Tensor) -> bool:
     return floating and torch.finfo(read.dtype).max < torch.finfo(stored.dtype).max
 
 
-def _infinities(value: Tensor) -> int:
+def _not_finite(value: Tensor) -> int:
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0
-    if value.is_floating_point() and value.itemsize > 1 and all(map(math.isfinite, value.aminmax())):
+    value = value if value.itemsize > 1 else value.float()  # torch finds no extremes in dtypes of 8 bits
+    if value.is_floating_point() and all(map(math.isfinite, value.aminmax())):
         return 0  # nearly always so, and told without memory for each element
-    return int(value.isinf().sum())
+    return int((~value.isfinite()).sum())
 
 
 def require_floating(dtype: torch.dtype) -> None:

@@ -358,9 +358,11 @@ def test_a_cast_that_is_not_asked_for_is_refused(source: Path, table: Path) -> N
         (torch.tensor([6e4, 1.0, torch.inf]).half(), "2", None, "1 of v"),
         (torch.tensor([6e4, 1.0, torch.inf]), "1", torch.float16, ""),
         (torch.tensor([1e5, 1.0, torch.inf]), "2", None, ""),
+        (torch.tensor([1e5, 1.0, 2.0]), "1", torch.float8_e5m2, "1 of v"),
+        (torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn), "2", None, ""),
     ],
 )
-def test_values_that_become_infinite_are_told(
+def test_values_that_are_finite_no_longer_are_told(
     tmp_path: Path, stored: Tensor, scale: str, dtype: torch.dtype | None, told: str
 ) -> None:
     save_file({"w": stored}, tmp_path / "model.safetensors")
@@ -375,8 +377,8 @@ def test_values_that_become_infinite_are_told(
     with warnings.catch_warnings(record=True, category=PortingWarning) as seen:
         warnings.simplefilter("always")
         porting.load(tmp_path / "model.safetensors", One(), table, dtype=dtype)
-    said = f"finite values became infinite: {told}" if told else ""
-    assert [str(one.message) for one in seen if "infinite" in str(one.message)] == [said] * bool(told)
+    said = f"finite values became infinite or NaN: {told}" if told else ""
+    assert [str(one.message) for one in seen if "finite" in str(one.message)] == [said] * bool(told)
 
 
 # ----------------------------------------------------------------------------------------------------------- the choice
