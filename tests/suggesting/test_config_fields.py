@@ -161,6 +161,8 @@ def test_a_field_that_a_part_lacks_is_asked_for_with_its_part() -> None:
         ("mlp_mid_size", "inner"),
         ("num_att_heads", "heads"),
         ("vocab_sz", "vocabulary"),
+        ("forward_mul", "inner size by hidden size"),
+        ("fwd_times", "inner size by hidden size"),
     ],
 )
 def test_names_are_understood_by_their_words(name: str, role: str) -> None:
