@@ -231,6 +231,8 @@ def _target(
 
 def _without(padding: int, ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
     """The ids, with another word in each place of the padding word."""
+    if vocabulary < 2:  # there is no other word
+        return ids
     others = torch.randint(0, vocabulary - 1, ids.shape, generator=generator)
     return torch.where(ids == padding, others + (others >= padding), ids)
 
@@ -238,6 +240,8 @@ def _without(padding: int, ids: Tensor, vocabulary: int, generator: torch.Genera
 def _but(never: Collection[int], ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
     """The ids, with another word in each place of those that must not occur."""
     allowed = torch.tensor([one for one in range(vocabulary) if one not in never])
+    if not len(allowed):
+        return ids
     others = allowed[torch.randint(0, len(allowed), ids.shape, generator=generator)]
     return torch.where(torch.isin(ids, torch.tensor(sorted(never))), others, ids)
 

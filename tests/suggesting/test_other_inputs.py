@@ -13,8 +13,9 @@ import transformers
 from torch import Tensor, nn
 
 import porting
+from porting.errors import PortingError
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.sampler import Sampler
+from porting.suggesting.subjects.sampler import Sampler, ordinary_tokens
 from porting.trials.modalities import features_of
 from tests.suggesting.oracle import BOUND, drafted, source
 
@@ -161,3 +162,20 @@ def test_words_and_regions_of_pictures(tmp_path: Path) -> None:
     found = suggest(tmp_path, TextAndRegions)
     assert found.verdict is Verdict.EXACT, str(found)
     assert '"visual_pos" = "boxes"' in found.text
+
+
+@pytest.mark.parametrize("vocabulary", [0, 1, 2, 5, 6, 99])
+def test_tokens_are_drawn_from_a_vocabulary_of_any_size(vocabulary: int) -> None:
+    low, high = ordinary_tokens(vocabulary)
+    assert 0 <= low < high <= max(vocabulary, 1)
+
+
+def test_a_model_that_takes_no_words_is_refused_in_a_line(tmp_path: Path) -> None:
+    """The config of Decision Transformer has a vocabulary of one word, and its inputs are states and actions."""
+    config = transformers.DecisionTransformerConfig(
+        state_dim=5, act_dim=3, hidden_size=24, n_layer=1, n_head=2, n_positions=32, max_ep_len=9
+    )
+    transformers.DecisionTransformerModel(config).save_pretrained(tmp_path)
+    with pytest.raises(PortingError) as raised:
+        suggest(tmp_path, lambda hidden_size: nn.Linear(hidden_size, hidden_size))
+    assert "\n" not in str(raised.value)

@@ -41,7 +41,7 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.sampler import LENGTH, Sampler, row_length, use_rows_of
+from porting.suggesting.subjects.sampler import LENGTH, Sampler, ordinary_tokens, row_length, use_rows_of
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
@@ -490,8 +490,8 @@ def _longest(twin: Twin, module: nn.Module, way: ArgumentMapping) -> int:
     most: int = min(config_number(twin.config, Role.POSITIONS, 64), 128)
     lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
     for length in lengths:
-        words = torch.randint(3, vocabulary - 2, (1, length))
-        words[words == padding] = vocabulary - 2
+        words = torch.randint(*ordinary_tokens(vocabulary), (1, length))
+        words[words == padding] = max(vocabulary - 2, 0)
         given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
         given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
         given |= {name: one for name, one in twin.sampler.batch(rows=1).items() if name not in given}

@@ -139,8 +139,8 @@ class Sampler:
         length = row_length()
 
         def tokens(count: int) -> Tensor:
-            drawn = torch.randint(3, self.vocabulary - 2, (rows, count), generator=generator)
-            drawn = torch.where(drawn == self.padding, drawn + 1, drawn)
+            drawn = torch.randint(*ordinary_tokens(self.vocabulary), (rows, count), generator=generator)
+            drawn = torch.where(drawn == self.padding, (drawn + 1) % max(self.vocabulary, 1), drawn)
             if ended and self.end is not None:
                 drawn[:, -1] = self.end
             return drawn
@@ -164,6 +164,17 @@ class Sampler:
             made |= completed({IDS: made[IDS]}, self.reference, self.config)
         return {name: value for name, value in made.items() if name in wanted}
 
+
+def ordinary_tokens(vocabulary: int) -> tuple[int, int]:
+    """The token ids from which rows are drawn, ``[low, high)``: not the first three, which are special in many models.
+
+    A vocabulary of fewer is that of a model that takes no words, as the one of 1 in Decision Transformer's config.
+    """
+    return (3, vocabulary - 2) if vocabulary > FEWEST else (0, max(vocabulary, 1))
+
+
+FEWEST = 5
+"""Of no more tokens all are drawn."""
 
 FRAMES = 2
 """Frames for each position of the encoder: one of its convolutions takes every second."""

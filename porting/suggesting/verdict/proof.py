@@ -253,7 +253,7 @@ def _words(
 
     The last word is left to the trials, which name the batches that a difference shows on.
     """
-    known = [one for one in range(vocabulary - 1) if one != padding]
+    known = [one for one in range(vocabulary - 1) if one != padding] or [max(vocabulary - 1, 0)]
     count = len(lengths) * max(lengths)
     dealt = [torch.randperm(len(known), generator=generator) for _ in range(-(-count // len(known)))]
     drawn = torch.tensor(known)[torch.cat(dealt)[:count]].view(len(lengths), max(lengths))
