@@ -15,7 +15,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, indexed
 from porting.suggesting.draft.probes import attention_probes, ordered, probes
 from porting.suggesting.draft.table_writer import TableDraft, write
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, transformed
 from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.per_head import PerHead
@@ -176,3 +176,12 @@ def test_what_fused_projections_compare_is_compared_once() -> None:
     lines = probes(port, reference, [move])
     assert ("attn.{p:q,k,v} [b t o]", "mix.qkv [b t (p o)]") in lines
     assert not [line for line in lines if line[0] == "attn.q"]
+
+
+@pytest.mark.parametrize(("width", "fits"), [(1, False), (2, True)])
+def test_a_factor_without_a_value_is_a_candidate_that_does_not_fit(width: int, fits: bool) -> None:
+    """As Bessel's correction has none for a norm of one number."""
+    terms = ((RuleTerm("theirs", ("theirs",), "e"),), (RuleTerm("ours", ("ours",), "e"),))
+    move = CandidateRule(*terms, scale=f"({width} / ({width} - 1)) ** 0.5")
+    made = transformed(move, {"theirs": torch.ones(width)}, {"ours": torch.ones(width)}, {}, {})
+    assert (made is not None) is fits

@@ -175,7 +175,10 @@ def transformed(
     alignment = align([rule], theirs, ours, sizes=sizes)
     if alignment.faults or alignment.unplaced or alignment.unsourced or alignment.unread or not alignment.steps:
         return None
-    arithmetic = rule.arithmetic(config)
+    try:
+        arithmetic = rule.arithmetic(config)
+    except NotationError:  # a factor without a value, as n / (n - 1) is for a norm of one number
+        return None
     found: dict[str, Tensor] = {}
     for step in alignment.steps:
         found |= dict(forward(step, targets, sources.__getitem__, arithmetic))
