@@ -53,6 +53,19 @@ class Typed(nn.Module):
         return 0.5 * x * (1 + torch.erf(0.70710678 * x))
 
 
+class TypedShort(nn.Module):
+    """The same with four digits less."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+class FewDigits(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.act = TypedShort()  # type: ignore[assignment]  # the flaw
+
+
 class TypedConstant(Plain):
     def change(self) -> None:
         for layer in each(self):
@@ -113,6 +126,19 @@ def test_a_difference_that_float32_cannot_tell_is_rounding(source: Path) -> None
     assert said in found.reasons[0].said
     assert found.difference is not None
     assert 1e-12 < found.difference < 1e-8
+
+
+@pytest.mark.slow
+def test_a_constant_of_few_digits_is_an_approximation_also_without_a_name(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # as above
+    monkeypatch.setattr(fixes, "CHANGING", 0.0)
+    found = suggest(source, FewDigits)
+    assert found.verdict is Verdict.APPROXIMATE, str(found)
+    assert [reason.kind for reason in found.reasons] == ["constant"]
+    assert found.reasons[0].size is not None
+    assert 1e-7 < found.reasons[0].size < 1e-5
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import roles
 from porting.suggesting.subjects.building import build_for
 from porting.suggesting.subjects.config_fields import field_for
+from porting.suggesting.subjects.model_pair import _could
 from porting.suggesting.subjects.twin import draw_parameters, is_frequencies
 from porting.target import TargetError
 from porting.trials.modalities import IDS
@@ -389,3 +390,10 @@ def test_a_field_that_nothing_is_known_by_is_named_with_the_option_that_gives_it
 
     with pytest.raises(TargetError, match=r"asks for 'blow_up'.*config=\{'blow_up'"):
         build_for(build, {"hidden_size": 24})
+
+
+def test_widths_of_stages_that_a_module_has_fixed_make_it_no_small_one() -> None:
+    twin: Any = SimpleNamespace(config={"hidden_sizes": [8, 16], "depths": [1, 1]})
+    assert _could(nn.Linear(8, 16), twin)
+    assert not _could(nn.Linear(32, 64), twin)
+    assert not _could(nn.Linear(8, 64), twin)

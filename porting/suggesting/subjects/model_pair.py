@@ -28,7 +28,7 @@ from porting.suggesting.subjects.building import (
     with_fields,
     with_own_options,
 )
-from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch
+from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch, stage_field
 from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
     hides_padding,
@@ -461,11 +461,14 @@ def _one_depth(built: BuiltModule, config: Mapping[str, object]) -> bool:
 
 
 def _could(module: nn.Module, twin: Twin) -> bool:
-    """Whether a module has the twin's width: then it has taken the config to heart."""
-    width = config_number(twin.config, Role.HIDDEN, 0)
+    """Whether a module has the twin's width, or its widths of all stages: then it has taken the config to heart."""
+    staged = stage_field(Role.HIDDEN, twin.config)
+    widths = {config_number(twin.config, Role.HIDDEN, 0)}
+    if staged and isinstance(several := twin.config[staged], list):
+        widths = set(several)
     sizes = {size for _, tensor in named_tensors(module) if not nn.parameter.is_lazy(tensor) for size in tensor.shape}
     lazy = any(nn.parameter.is_lazy(tensor) for _, tensor in named_tensors(module))
-    return lazy or not width or width in sizes
+    return lazy or widths - {0} <= sizes
 
 
 def _causal(twin: Twin) -> bool:

@@ -105,9 +105,9 @@ def judge(
     *Exact* and *trunk only* need both: the float64 proof, with nothing found that differs, and a table that fits the
     checkpoint itself.  *Impossible* needs a reason that was shown: a part that one side has and the other has not, at a
     place up to which all is proven; or an entry of the catalogue of causes that turns the reference into the module, to
-    the last digits, and that no weights can take away.  *Approximate* needs a cause as well.  *Exact on some inputs*
-    needs the proof on the first batches, and outputs that differ on others without a shown reason.  All else was not
-    found.
+    the last digits, and that no weights can take away.  *Approximate* needs a cause as well, or
+    differences as small as those of a constant with few digits.  *Exact on some inputs* needs the proof on the first
+    batches, and outputs that differ on others without a shown reason.  All else was not found.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     ends = any(is_last(found, one) for one in found.divergences) or any(one.side == "module" for one in unmapped)

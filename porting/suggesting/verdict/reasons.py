@@ -30,6 +30,10 @@ ALSO = 0.9
 FINE = 2.0**-24
 """A difference in float64 that float32 cannot tell, of the activation's scale: half of its last digit."""
 
+SLIGHT = 1e-5
+"""A difference up to this is that of a constant with few digits, as 1.41421 for the root of 2, or of an eps: an
+approximation, also where it has no name."""
+
 _THEMES = MappingProxyType({cause.name: theme for theme, causes in THEMES.items() for cause in causes})
 _OTHER_FUNCTION = frozenset(
     (
@@ -92,8 +96,8 @@ def _reproduced(one: Finding) -> bool:
 
 
 def unknown(proof: Proof) -> list[Finding]:
-    """What has no name."""
-    return [one for one in _unnamed(proof) if one.difference > FINE]
+    """What has no name, and is more than slight."""
+    return [one for one in _unnamed(proof) if one.difference > SLIGHT]
 
 
 def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
@@ -115,6 +119,11 @@ def fine(proof: Proof) -> Iterator[Reason]:
         size, where = max(one.difference for one in some), several([probe for one in some for probe in one.probes])
         text = f"{where} is rounded otherwise, as with a constant in float32 or in few digits: {_far(size)}"
         yield Reason(kind="rounding", said=text, size=size)
+    slight = [one for one in _unnamed(proof) if FINE < one.difference <= SLIGHT]
+    if slight:
+        size, where = max(one.difference for one in slight), several([probe for one in slight for probe in one.probes])
+        text = f"as with a constant of few digits, and no known mistake makes it, at {where}: {_far(size)}"
+        yield Reason(kind="constant", said=text, size=size)
 
 
 def _fine(one: Finding) -> bool:
