@@ -40,10 +40,10 @@ class Exact(Placed):
 
 
 class Later(Placed):
-    """The table is read behind a layer, and its angles are whole numbers, which float32 holds exactly."""
+    """The table is read behind a layer, and its angles are quarters, which float32 holds exactly."""
 
     def forward(self, x: Tensor) -> Tensor:
-        angles = torch.arange(x.shape[1]).to(self.dtype)[:, None] * torch.ones(1, 8, dtype=self.dtype)
+        angles = torch.arange(x.shape[1]).to(self.dtype)[:, None] * torch.full((1, 8), 0.25, dtype=self.dtype)
         table = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
         hidden = self.second(torch.tanh(self.first(x)) + table)
         result: Tensor = self.out(torch.tanh(hidden) * self.factor)
