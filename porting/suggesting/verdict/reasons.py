@@ -122,7 +122,8 @@ def fine(proof: Proof) -> Iterator[Reason]:
     slight = [one for one in _unnamed(proof) if FINE < one.difference <= SLIGHT]
     if slight:
         size, where = max(one.difference for one in slight), several([probe for one in slight for probe in one.probes])
-        text = f"as with a constant of few digits, and no known mistake makes it, at {where}: {_far(size)}"
+        text = f"a small difference, as from a constant with few digits, at {where}: {_far(size)}"
+        text += "; no known mistake explains it"
         yield Reason(kind="constant", said=text, size=size)
 
 
