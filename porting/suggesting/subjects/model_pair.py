@@ -227,7 +227,7 @@ def _prepared(
     """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
     config = completed_config(checkpoint.config, architecture)
     into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
-    limit_threads(sum(one.numel() for one in built.module.parameters()))
+    limit_threads(sum(one.numel() for _, one in named_tensors(built.module) if not nn.parameter.is_lazy(one)))
     sampler = twin.sampler
     available = sampler.available
     refuse_computed(built.module, twin.reference)
