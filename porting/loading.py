@@ -222,7 +222,7 @@ def weights(
 
     Args:
         own: copy all values, so that none is a view of a file.
-        lost: is told how many finite values of a tensor became infinite or NaN, in a cast or in what is computed.
+        lost: for each tensor, how many of its finite values a cast or a computation made infinite or NaN; added here.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

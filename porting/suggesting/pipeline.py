@@ -123,9 +123,9 @@ def suggest(
         name: the table's name.
         seed: of the twin's weights and of all inputs.
         trials: the search ends after so many candidates.
-        limit: seconds of computing for all of it, and by the clock twice as many at most: the search ends so that the
-            proof can still be run, and what was not found or not proven by then is said.  Where it is met, the next
-            module is not run; one that runs is waited for.
+        limit: seconds of computing for search and proof together, and by the clock twice as many at most.  The search
+            stops early enough to leave time for the proof.  At the limit no further forward pass begins, one that is
+            running is waited for, and the report names what is missing.
         revision: for a hub id.
         progress: called with what is done, how many steps are done and how many there are.
         ask: answers what is the user's to decide; by default every :class:`Question` gets its own default.
