@@ -28,7 +28,7 @@ from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.verdict.architecture import differs
 from porting.suggesting.verdict.extra_checks import ExtraChecks, outputs_of_other_weights, unshown
 from porting.suggesting.verdict.proof import Proof, probed
-from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown
+from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown, unnamed
 from porting.suggesting.verdict.suggestion import Reason, Stop, Verdict
 from porting.tracing.angle_tables import ROUNDED
 from porting.tracing.measure import MEANING
@@ -204,7 +204,7 @@ def _all(
     rounded = [*_rounded(found, proof), *_unseen(found, proof)]
     yield from rounded
     yield from () if rounded or decided else puzzles(left)
-    tiny = [*fine(proof)]
+    tiny = [*fine(proof, rounded=bool(rounded))]
     yield from tiny
     strange = [*_strange(subjects, found)]
     if found.divergences or any(one.side == "module" for one in unmapped):  # they explain what is only unlike
@@ -244,9 +244,9 @@ def _rounded(found: SearchResult, proof: Proof) -> Iterator[Reason]:
     if not found.rounded or proof.exact or proof.difference is None:
         return
     parts = set() if known(proof) else {one.port.rpartition(".")[0] for one in found.divergences}
-    left = [one for one in unknown(proof) if one.difference > ROUNDED or parts & set(one.probes)]
+    left = [one for one in unnamed(proof) if one.difference > ROUNDED or parts & set(one.probes)]
     left = [one for one in left if not elsewhere(one, proof, found.rounded)]
-    if not left and (unknown(proof) or proof.difference <= ROUNDED):
+    if not left and (unnamed(proof) or proof.difference <= ROUNDED):
         said = f"its positions are the reference's but for their rounding, off by {found.rounded:.0e}"
         if not found.divergences:
             said += "; with the reference's own nothing else differs"

@@ -95,9 +95,14 @@ def _reproduced(one: Finding) -> bool:
     return (one.residual if one.name else one.nearest[0].residual) <= SAME
 
 
+def unnamed(proof: Proof) -> list[Finding]:
+    """What has no name, slight or not."""
+    return [one for one in _findings(proof) if not (one.name or _near(one) or _dominated(one))]
+
+
 def unknown(proof: Proof) -> list[Finding]:
     """What has no name, and is more than slight."""
-    return [one for one in _unnamed(proof) if one.difference > SLIGHT]
+    return [one for one in unnamed(proof) if one.difference > SLIGHT]
 
 
 def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
@@ -112,15 +117,19 @@ def elsewhere(one: Finding, proof: Proof, rounded: float = 0.0) -> bool:
     )
 
 
-def fine(proof: Proof) -> Iterator[Reason]:
-    """Differences that float32 cannot tell, as a constant makes that is kept in it or typed by hand."""
+def fine(proof: Proof, *, rounded: bool = False) -> Iterator[Reason]:
+    """Differences that float32 cannot tell, as a constant makes that is kept in it or typed by hand.
+
+    Args:
+        rounded: positions are rounded otherwise, which is why slight differences are there.
+    """
     some = [one for one in _findings(proof) if _fine(one)]
     if some:
         size, where = max(one.difference for one in some), several([probe for one in some for probe in one.probes])
         text = f"{where} is rounded otherwise, as with a constant in float32 or in few digits: {_far(size)}"
         yield Reason(kind="rounding", said=text, size=size)
-    slight = [one for one in _unnamed(proof) if FINE < one.difference <= SLIGHT]
-    if slight:
+    slight = [one for one in unnamed(proof) if FINE < one.difference <= SLIGHT]
+    if slight and not rounded:
         size, where = max(one.difference for one in slight), several([probe for one in slight for probe in one.probes])
         text = f"a small difference, as from a constant with few digits, at {where}: {_far(size)}"
         text += "; no known mistake explains it"
@@ -133,10 +142,6 @@ def _fine(one: Finding) -> bool:
     Nor does an entry about positions name it: tables that are made otherwise are rounded otherwise, whatever theta is.
     """
     return one.difference <= FINE and _THEMES.get(one.name, "positions") == "positions" and not _near(one)
-
-
-def _unnamed(proof: Proof) -> list[Finding]:
-    return [one for one in _findings(proof) if not (one.name or _near(one) or _dominated(one))]
 
 
 def _findings(proof: Proof) -> Sequence[Finding]:
