@@ -128,7 +128,7 @@ class TensorIndex:
 
     def __init__(self, tape: Tape, *, weights: bool = False, close: float = CLOSE) -> None:
         self._close = close
-        refs = (ref for ref in map(Ref, range(len(tape.values))) if (ref in tape.weights) == weights)
+        refs = (ref for ref in tape.refs if (ref in tape.weights) == weights)
         vectors = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
         for linear in () if weights else linears(tape):  # a port may add the bias in a call of its own
             if linear.bias is not None:

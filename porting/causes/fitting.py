@@ -15,11 +15,14 @@ from porting.causes.replay import Alteration, Rewrite
 STEPS = 25
 """Largest number of times that the bracket around a start is narrowed."""
 
-PATIENCE = 4
+PATIENCE = 2
 """Give up after so many narrowings without progress: a V gets smaller each time, a rounded minimum does not."""
 
-STARTS = 2
-"""Number of starting values, the best first, from which the tip is searched."""
+TIPS = 2
+"""Number of starting values, the best first, about which the tip is searched: of neighbours the better one."""
+
+NEARLY = 1e3
+"""A value that leaves so many times the bound may be a simple number that fits, but for its last digits."""
 
 Loss = Callable[[Mapping[int, Rewrite]], tuple[float, float]]
 """Rewrites -> the distance between the altered reference and the port, as (root mean square, maximum)."""
@@ -105,16 +108,22 @@ def solved_for(parameters: Sequence[FreeParameter], loss: Loss, bound: float) ->
         value = min(first.starts, key=lambda start: gap(start)[1])
         found = Solution(f"{value:+.0f}", value)
     else:
-        found = Solution(*as_written(_solve(first.starts, lambda value: gap(value)[0], bound), fits))
+        value = _solve(first.starts, lambda value: gap(value)[0], bound)
+        found = Solution(*as_written(value, fits)) if gap(value)[1] <= NEARLY * bound else Solution("", value)
     return found if fits(found.value) else None
 
 
 def _solve(starts: Sequence[float], error_at: Callable[[float], float], bound: float) -> float:
     """Return the value at the tip of the V, or the best start where there is none."""
     errors = {value: error_at(value) for value in starts}
-    order = sorted(starts, key=errors.__getitem__)
+    tips = [
+        value
+        for number, value in enumerate(starts)
+        if all(errors[value] <= errors[other] for other in starts[max(number - 1, 0) : number + 2])
+    ]
+    order = sorted(tips or starts, key=errors.__getitem__)
     best = order[0], errors[order[0]]
-    for start in (place for place in order[:STARTS] if math.isfinite(errors[place])):
+    for start in (place for place in order[:TIPS] if math.isfinite(errors[place])):
         best = min(best, _tip(start, dict(errors), error_at), key=lambda point: point[1])
         if best[1] <= bound / 10:
             break

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from porting.causes.cause import Cause, alter, map_result, replace_with
 from porting.causes.linear import Linear
@@ -17,6 +16,7 @@ from porting.causes.projections import added_biases
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref, call_again
 from porting.printable import dtype_name
+from porting.tracing.calls import with_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class LowPrecision(Cause):
             return value.to(self.dtype).to(value.dtype) if floats and isinstance(value, Tensor) else value
 
         args, kwargs = values.fill(call.args), values.fill(dict(call.kwargs))
-        result: Tensor = call_again(call.function, tree_map(rounded, args), tree_map(rounded, kwargs))
+        result: Tensor = call_again(call.function, with_leaves(rounded, args), with_leaves(rounded, kwargs))
         return result.to(self.dtype).to(result.dtype)
 
     def _computed(self, values: Values, call: Call) -> Tensor:
@@ -64,9 +64,8 @@ class LowPrecision(Cause):
         def lower(value: object) -> object:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        result: Tensor = call_again(
-            call.function, tree_map(lower, values.fill(call.args)), tree_map(lower, values.fill(dict(call.kwargs)))
-        )
+        args, kwargs = values.fill(call.args), values.fill(dict(call.kwargs))
+        result: Tensor = call_again(call.function, with_leaves(lower, args), with_leaves(lower, kwargs))
         return result.to(values.tape[call.result].dtype)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from porting.causes.tape import Call, Ref, Tape, call_again
-from porting.tracing.calls import tensors_in
+from porting.tracing.calls import tensors_in, with_leaves
 
 Rewrite = Callable[["Values", Call], Any]
 """The present values and a call -> what the call returns instead, a tree like its own output."""
@@ -47,29 +46,22 @@ class Values:
     """The values of a pass that is replayed: those of the tape, unless a rewrite has changed them.
 
     Attributes:
-        held: values that replace those of the tape from the start.
+        held: tensors of the tape, each with the one that is read in its place from the start.
         around: the context in which calls are repeated.
     """
 
     tape: Tape
     changed: dict[Ref, Tensor] = field(default_factory=dict)
-    held: Mapping[Ref, Tensor] = field(default_factory=dict)
+    held: Mapping[Ref, Ref] = field(default_factory=dict)
     around: Around = nullcontext
 
     def __getitem__(self, ref: Ref) -> Tensor:
-        found = self.changed.get(ref, self.held.get(ref))
-        return self.tape[ref] if found is None else found
+        found = self.changed.get(ref)
+        return self.tape[self.held.get(ref, ref)] if found is None else found
 
     def fill(self, tree: Any) -> Any:  # a tree of arguments
         """Replace the references in a tree of arguments by tensors."""
-        if isinstance(tree, Ref):
-            return self[tree]
-        kind = type(tree)
-        if kind is tuple or kind is list:  # nearly all; tree_map takes ten times as long
-            return kind([self.fill(leaf) for leaf in tree])
-        if kind is dict:
-            return {name: self.fill(leaf) for name, leaf in tree.items()}
-        return tree_map(lambda leaf: self[leaf] if isinstance(leaf, Ref) else leaf, tree)
+        return with_leaves(lambda leaf: self[leaf] if isinstance(leaf, Ref) else leaf, tree)
 
     def run(self, call: Call) -> Any:  # what the call gives
         """Repeat a call with the present values of its arguments."""
@@ -94,11 +86,15 @@ class Stage:
         self.around = around
         self._pinned = pinned
         self._cones: dict[str, tuple[Call, ...]] = {}
+        self._pins_of: dict[str, Mapping[Ref, Ref]] = {}
+        self._reached: dict[tuple[str, frozenset[int]], Sequence[Call]] = {}
 
-    def _pins(self, mark: str) -> dict[Ref, Tensor]:
-        """Return the values that are kept fixed while this mark is looked at."""
-        marks = self.tape.marks
-        return {ref: self.tape[marks[name]] for name, ref in self._pinned.items() if name != mark}
+    def _pins(self, mark: str) -> Mapping[Ref, Ref]:
+        """Return what is kept fixed while this mark is looked at, each with the marked tensor that is read there."""
+        if mark not in self._pins_of:
+            marks = self.tape.marks
+            self._pins_of[mark] = {ref: marks[name] for name, ref in self._pinned.items() if name != mark}
+        return self._pins_of[mark]
 
     def _is_fixed_already(self, mark: str) -> bool:
         """Return whether the same tensor is kept fixed under an earlier mark."""
@@ -121,6 +117,18 @@ class Stage:
             self._cones[mark] = tuple(sorted(set(calls), key=lambda call: call.number))
         return self._cones[mark]
 
+    def _changed(self, mark: str, rewritten: frozenset[int]) -> Sequence[Call]:
+        """Return the calls before a mark that are rewritten, and those that read what these give, in order."""
+        key = mark, rewritten
+        if key not in self._reached:
+            pins, changed, reached = self._pins(mark), set[Ref](), list[Call]()
+            for call in self.cone(mark):
+                if call.number in rewritten or not changed.isdisjoint(call.reads):
+                    reached.append(call)
+                    changed.update(ref for ref in call.writes if ref not in pins)
+            self._reached[key] = reached
+        return self._reached[key]
+
     def play(self, mark: str, rewrites: Mapping[int, Rewrite]) -> Tensor | None:
         """Replay the calls before a mark with some calls rewritten.
 
@@ -130,13 +138,11 @@ class Stage:
         goal, pins = self.tape.marks[mark], self._pins(mark)
         values = Values(self.tape, held=pins, around=self.around)
         result: Tensor | None = None
-        for call in self.cone(mark):
+        for call in self._changed(mark, frozenset(rewrites)):
             rewrite = rewrites.get(call.number)
-            if rewrite is None and not any(read in values.changed for read in call.reads):
-                continue
             output = values.run(call) if rewrite is None else rewrite(values, call)
             for ref, value in zip(call.writes, tensors_in(output), strict=True):
-                if ref == goal:
+                if ref is goal:
                     result = value
                 if ref not in pins:
                     values.changed[ref] = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ref as weak_reference
 
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._functorch import apis as _apis
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from porting.frames import current_lines
 from porting.tracing.activations import StoredTensor, TensorFile
-from porting.tracing.calls import Kind, kind_of, tensors_in
+from porting.tracing.calls import Kind, kind_of, tensors_in, with_leaves
 from porting.tracing.torch_modes import FunctionMode
 
 apis: Any = _apis  # torch does not type this module
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ref:
-    """A tensor on a tape, identified by its number."""
+    """A tensor on a tape, which makes one of each: its number is its place there."""
 
     number: int
 
@@ -115,7 +115,8 @@ class Tape:
 
     Attributes:
         parts: the calls of modules, in the order in which they returned.
-        values: the tensors, by :attr:`Ref.number`; large ones are in a file, and are read by ``tape[ref]``.
+        refs: the tensors, by :attr:`Ref.number`.
+        values: their values, in the same order; large ones are in a file, and are read by ``tape[ref]``.
         weights: the names of the tensors that are parameters or buffers.
         marks: the tensors that were marked with a name, such as the probes.
     """
@@ -123,6 +124,7 @@ class Tape:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.parts: list[Part] = []
+        self.refs: list[Ref] = []
         self.values: list[Tensor | StoredTensor] = []
         self.weights: dict[Ref, str] = {}
         self.marks: dict[str, Ref] = {}
@@ -259,6 +261,7 @@ class Recorder(FunctionMode):
     def _new(self, tensor: Tensor) -> Ref:
         """Give a tensor the next number; until it is stored the tape keeps it, so that its id is not reused."""
         ref = Ref(len(self.tape.values))
+        self.tape.refs.append(ref)
         self.tape.values.append(tensor)
         self._known[id(tensor)] = ref
         if _can_be_stored(tensor):
@@ -296,18 +299,17 @@ class Recorder(FunctionMode):
             return func(*args, **kwargs)
         if func is Tensor.__iter__:  # it calls unbind internally, which the mode would not see
             return iter(self.call(Tensor.unbind, args, kwargs))
-        arguments = tree_map(
-            lambda leaf: self._ref(leaf) if isinstance(leaf, Tensor) else leaf, {"args": args, "kwargs": kwargs}
-        )
+        refs_to = partial(with_leaves, lambda leaf: self._ref(leaf) if isinstance(leaf, Tensor) else leaf)
+        read, named = refs_to(args), refs_to(kwargs)
         if _in_place(func):
             self._keep(args[0])
         result = func(*args, **kwargs)
         written = args[0] if func is Tensor.__setitem__ else result
         if tensors_in(written):
-            output = tree_map(lambda leaf: self._new(leaf) if isinstance(leaf, Tensor) else leaf, written)
+            output = with_leaves(lambda leaf: self._new(leaf) if isinstance(leaf, Tensor) else leaf, written)
             path = self._path[-1][0] if self._path else ""
             lines = current_lines() if self._lines else ()
-            self.tape.add(Call(len(self.tape.calls), func, arguments["args"], arguments["kwargs"], output, path, lines))
+            self.tape.add(Call(len(self.tape.calls), func, read, named, output, path, lines))
         return result
 
     def _vmap(self, *args: Any, **kwargs: Any) -> Any:  # as torch has them
@@ -349,6 +351,7 @@ def vmap(*args: Any, **kwargs: Any) -> Any:  # as torch has them
     return _vmapped(*args, **kwargs)
 
 
+@lru_cache(maxsize=1024)
 def _in_place(function: Callable[..., Any]) -> bool:
     name: str = getattr(function, "__name__", "")
     return function is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name in _OPERATORS

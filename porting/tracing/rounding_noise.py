@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
-from porting.tracing.calls import tensors_in
+from porting.tracing.calls import tensors_in, with_leaves
 from porting.tracing.float64 import LESS, is_low_precision
 from porting.tracing.torch_modes import DispatchMode
 
@@ -41,16 +40,16 @@ class RoundingNoise(DispatchMode):
         if func.is_view or func._schema.is_mutable or not floating:
             return func(*args, **kwargs)
         if self._exact:
-            args, kwargs = tree_map(self._with_noise, (args, kwargs))
-            return tree_map(self._with_noise, func(*args, **kwargs))
+            args, kwargs = with_leaves(self._with_noise, (args, kwargs))
+            return with_leaves(self._with_noise, func(*args, **kwargs))
         result = func(*args, **kwargs)
         low = [one for one in tensors_in(result) if is_low_precision(one)]
         if not low or (len(floating) == 1 and any(_only_cast(floating[0], tensor) for tensor in low)):
             return result
         if any(map(is_low_precision, floating)):
-            args, kwargs = tree_map(self._with_noise, (args, kwargs))
+            args, kwargs = with_leaves(self._with_noise, (args, kwargs))
             result = func(*args, **kwargs)
-        return tree_map(self._with_noise, result)
+        return with_leaves(self._with_noise, result)
 
     def _with_noise(self, value: object) -> object:
         if not isinstance(value, Tensor) or not value.is_floating_point() or is_low_precision(value) == self._exact:

@@ -17,7 +17,7 @@ from porting.causes.alibi import linear_biases
 from porting.causes.attention import BLOCKS, BY_GROUPS, Projections
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Stage, Values
-from porting.causes.tape import Recorder, Ref
+from porting.causes.tape import Recorder
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.tracing.activations import StoredTensor
 from porting.tracing.attention import WrittenOut
@@ -49,7 +49,7 @@ def recorded() -> tuple[Small, Tensor, Recorder]:
 
 
 def tensors(tape_: tape.Tape) -> list[Tensor]:
-    return [tape_[Ref(number)] for number in range(len(tape_.values))]
+    return [tape_[ref] for ref in tape_.refs]
 
 
 def test_every_call_is_there_with_its_module() -> None:
@@ -165,9 +165,12 @@ def test_a_tape_in_a_file_plays_as_one_in_memory(monkeypatch: pytest.MonkeyPatch
     _, _, stored = recorded()
     assert any(isinstance(value, StoredTensor) for value in stored.tape.values)
     assert [call.name for call in stored.tape.calls] == [call.name for call in usual.tape.calls]
-    assert [call.reads for call in stored.tape.calls] == [call.reads for call in usual.tape.calls]
-    for number in range(len(usual.tape.values)):
-        assert torch.equal(stored.tape[Ref(number)], usual.tape[Ref(number)])
+    stored_reads, usual_reads = (
+        [[ref.number for ref in call.reads] for call in one.tape.calls] for one in (stored, usual)
+    )
+    assert stored_reads == usual_reads
+    for ref, other in zip(stored.tape.refs, usual.tape.refs, strict=True):
+        assert torch.equal(stored.tape[ref], usual.tape[other])
     doubled = {1: lambda values, call: 2 * values.run(call)}
     played = [Stage(one.tape, {}).play("last", doubled) for one in (usual, stored)]
     assert played[0] is not None

@@ -52,6 +52,35 @@ def test_what_is_multiplied_by_zero_is_not_used() -> None:
     assert {name for one in found.units for name in one.names} <= {"first"}
 
 
+class PartlyReturned(nn.Module):
+    """A pooler that is computed and not returned; a gate, a part and a count, which what is returned depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.pooler, self.gate, self.part, self.count, self.last = (nn.Linear(6, 6) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        self.pooler(x[:1]).tanh()
+        x = x * self.gate(x).mean(-1, keepdim=True)
+        x[0] = self.part(x[0])
+        many = int(self.count(x).sum().abs().clamp(1, 2).item())
+        last: Tensor = self.last(x[:many])
+        return last
+
+
+def test_what_is_not_returned_is_idle() -> None:
+    assert traced(PartlyReturned(), torch.randn(2, 6, dtype=torch.float64)).idle == {"pooler.weight"}
+
+
+def test_nothing_is_idle_where_it_is_unknown_what_is_returned() -> None:
+    class Detour(PartlyReturned):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor(super().forward(x).tolist())
+
+    assert not traced(Detour(), torch.randn(2, 6, dtype=torch.float64)).idle
+
+
 class TwoTexts(nn.Module):
     """Both texts are embedded before the first is encoded."""
 

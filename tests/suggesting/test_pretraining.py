@@ -200,3 +200,17 @@ class DecoderBlock(nn.Module):
         x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         y: Tensor = x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
         return y
+
+
+@pytest.mark.slow
+def test_a_pooler_that_nothing_returned_comes_from_is_left_alone(tmp_path: Path, scratch: Any) -> None:
+    class Words(scratch.Tied):  # type: ignore[misc]  # a class of a module of its own
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+            words: Tensor = super().forward(input_ids, attention_mask, token_type_ids)[0]
+            return words
+
+    source = write_base(tmp_path / "c")
+    with pytest.warns(PortingWarning, match="transformers.BertForMaskedLM has no "):
+        found = suggest(source, Words, architecture="BertForMaskedLM")
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert '"cls.predictions.transform.dense.{w:weight,bias}" = "mlm.dense.{w:weight,bias}"' in found.text

@@ -27,7 +27,7 @@ def test_buffers_that_the_module_computes(tmp_path: Path) -> None:
     assert verify(checkpoint, module, "marian").faithful
     assert all(torch.equal(one, before[name]) for name, one in module.state_dict().items())
     module.decoder.positions.table[3] += 1e-6  # and they are really its own
-    report = verify(checkpoint, module, "marian")
+    report = verify(checkpoint, module, "marian", causes=False)
     assert report.verdict == "different"
     first = report.first_difference
     assert first is not None

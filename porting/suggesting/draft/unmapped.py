@@ -138,11 +138,14 @@ def _nearest(name: str, shape: tuple[int, ...], others: Shapes) -> Iterator[str]
 
 
 def behind(trace: OperationTrace) -> dict[str, str]:
-    """Where each tensor runs: behind which other one."""
+    """Where each tensor runs: behind which other one, or for nothing that is returned."""
     found: dict[str, str] = {}
     before = ""
     for unit in trace.units:
+        idle = unit.weights and trace.idle.issuperset(unit.weights)
         for name in unit.names:
-            found.setdefault(name, f"behind {before}" if before else "first")
+            found.setdefault(
+                name, "for nothing that is returned" if idle else f"behind {before}" if before else "first"
+            )
         before = next(iter(unit.names), before)
     return found

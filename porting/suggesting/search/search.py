@@ -64,7 +64,11 @@ class WeightSearch(NormSearch):
         self._positions(self.port.run())
         while True:
             trace = found.trace = self.port.run(forced=self._forced)
+            self._later = trace.idle
             unit = next((one for one in trace.units if self._is_open(one)), None)
+            if unit is None and self._later:
+                self._later = frozenset()
+                unit = next((one for one in trace.units if self._is_open(one)), None)
             self._tell("matching", len(self._filled), total)
             if unit is None:
                 break

@@ -155,6 +155,7 @@ class SearchState:
         self.found = SearchResult()
         self._filled: set[str] = set(asleep)
         self._asleep = asleep
+        self._later = frozenset[str]()  # matrices that wait for all others, since they reach nothing that is returned
         self._copies = dict(copies or {})
         self._stored = dict(stored or {})
         self._used: set[str] = set()
@@ -163,7 +164,8 @@ class SearchState:
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
 
     def _is_open(self, unit: Unit) -> bool:
-        return bool(set(unit.names) & self.port.loadable - self._filled)
+        waits = bool(unit.weights) and self._later.issuperset(unit.weights)
+        return not waits and bool(set(unit.names) & self.port.loadable - self._filled)
 
     def _free(self, unit: Unit) -> bool:
         """Whether a unit of the reference is nobody's yet, or only its weight is somebody's: a decoder that is tied."""

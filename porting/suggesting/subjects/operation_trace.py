@@ -195,6 +195,7 @@ class OperationTrace:
         scores: what each softmax was given, with the number of the operation.
         roots: how many norms there are, with weights or without: each takes one root.
         angles: the cosines and sines that were computed, with the number of the operation.
+        idle: matrices whose products reach nothing that is returned, such as those of a pooler that nobody asked for.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -211,6 +212,7 @@ class OperationTrace:
     scores: list[tuple[int, Tensor]] = field(default_factory=list)
     roots: int = 0
     angles: list[tuple[int, Tensor]] = field(default_factory=list)
+    idle: frozenset[str] = frozenset()
 
 
 def _several(output: object) -> dict[str, Tensor]:
@@ -253,6 +255,7 @@ def trace_operations(
             returned = None
     found = watch.trace
     found.outputs = [one.detach() for one in tensors_of(returned)]
+    found.idle = watch.idle(tensors_of(returned))
     found.operations = watch.count
     return found
 
@@ -290,6 +293,7 @@ class _OperationRecorder(DispatchMode):
         self._units: dict[int, Unit] = {}
         self._before: dict[int, frozenset[int]] = {}
         self._stored: dict[int, TensorOrigin] = {}  # memory that activations were written into, as into a cache
+        self._unfollowed: set[int] = set()  # units whose values go on in ways that origins do not tell
         self._sources: dict[int, TensorSource] = {}
         self._joined: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
         for name, tensor in leaves.items():
@@ -358,10 +362,7 @@ class _OperationRecorder(DispatchMode):
         active = any(origin.active for origin in origins)
         if active and func.overloadpacket.__name__ in WRITES:
             weights = ()  # what it held is gone
-            written = [one for one in origins if one.active]
-            near = frozenset().union(*(one.near for one in written))
-            origin = TensorOrigin(active=True, near=near, moved=all(one.moved for one in written))
-            self._stored[given[0].untyped_storage().data_ptr()] = origin
+            self._note_written(given[0], origins)
         if name in RANDOM and not (name == "native_dropout" and args[2:] and not args[2]):
             self.trace.random = True
             self.trace.random_at = self.trace.random_at or current_line()
@@ -407,13 +408,38 @@ class _OperationRecorder(DispatchMode):
         acting = [(tensor, origin) for tensor, origin in zip(given, origins, strict=True) if origin.active]
         if name in {"mul", "div"}:
             sources = [self._sources.get(id(tensor)) for tensor, _ in acting]
-            whole = [
-                one for one, source in zip(acting, sources, strict=True) if source is None or source.statistic is None
-            ]
-            acting = whole or acting
+            sized = [source is not None and source.statistic is not None for source in sources]
+            if any(sized) and not all(sized):
+                self._unfollowed.update(*(origin.near for (_, origin), by in zip(acting, sized, strict=True) if by))
+                acting = [one for one, by in zip(acting, sized, strict=True) if not by]
         return frozenset().union(*(origin.near for _, origin in acting))
 
+    def idle(self, returned: Sequence[Tensor]) -> frozenset[str]:
+        """See :class:`OperationTrace`; nothing where it is not known what one of the returned tensors comes from."""
+        origins = [self._origin(one) for one in returned if one.is_floating_point()]
+        if not all(one.active for one in origins):
+            return frozenset()
+        pending = [*self._unfollowed.union(*(one.near for one in origins))]
+        reached = set[int]()
+        while pending:
+            number = pending.pop()
+            if number not in reached:
+                reached.add(number)
+                pending += self._units[number].behind if number in self._units else ()
+        matrices = {name for one in self.trace.units if one.kind is WeightUse.LINEAR for name in one.weights}
+        used = {name for one in self.trace.units if one.number in reached for name in one.weights}
+        return frozenset(matrices - used) if reached else frozenset()
+
+    def _note_written(self, into: Tensor, origins: Sequence[TensorOrigin]) -> None:
+        written = [one for one in origins if one.active]
+        near = frozenset().union(*(one.near for one in written))
+        origin = TensorOrigin(active=True, near=near, moved=all(one.moved for one in written))
+        self._stored[into.untyped_storage().data_ptr()] = origin
+        self._unfollowed |= origins[0].near  # what is not written over is still there
+
     def _note_origin(self, name: str, origin: TensorOrigin, outputs: Sequence[Tensor]) -> None:
+        if name == "_local_scalar_dense":  # the model goes on with a number
+            self._unfollowed |= origin.near
         for one in outputs:
             self._origins[id(one)] = origin if origin.active or name not in MOVES else self._part(one, origin)
             if self._keep and origin.active and one.is_floating_point() and name not in MOVES:

@@ -62,9 +62,13 @@ def _alone(found: SearchResult, one: DifferingPlace) -> bool:
 
 
 def is_last(found: SearchResult, one: DifferingPlace) -> bool:
-    """Whether a part that only the module has stands behind all that was found, as a new head does."""
-    places = [unit.number for unit in found.trace.units if one.port in unit.names]
-    return bool(places) and min(places) > max(found.mates, default=-1)
+    """Whether a part that only the module has stands behind all that was found, as a new head does, or reaches nothing.
+
+    What is computed and not returned, as by a pooler in front of an MLM head, changes nothing.
+    """
+    units = [unit for unit in found.trace.units if one.port in unit.names]
+    places = [unit.number for unit in units if found.trace.idle.isdisjoint(unit.weights)]
+    return bool(units) and (not places or min(places) > max(found.mates, default=-1))
 
 
 @dataclass(frozen=True, kw_only=True)
