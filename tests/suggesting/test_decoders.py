@@ -167,6 +167,28 @@ def test_a_size_that_a_module_computes_is_taken_from_the_module_and_no_other_is(
     assert found(lambda *_: 7, lambda words: words) == {}  # the checkpoint's does not fit either
 
 
+def test_a_size_that_one_part_has_whatever_it_is_given_and_another_follows() -> None:
+    """As a table of words whose width is a default that nobody hands on."""
+    config = {"hidden_size": 48, "embedding_size": 128, "num_attention_heads": 4, "vocab_size": 500}
+    twin = {"hidden_size": 40, "embedding_size": 24, "num_attention_heads": 5, "vocab_size": 97}
+
+    def make(vocab_size: int, hidden_size: int, embedding_size: int, table: int = 0, out: int = 0) -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(vocab_size, table or embedding_size), nn.Linear(embedding_size, out or hidden_size)
+        )
+
+    def found(**fixed: int) -> dict[str, int]:
+        def fixedly(vocab_size: int, hidden_size: int, embedding_size: int) -> nn.Module:
+            return make(vocab_size, hidden_size, embedding_size, **fixed)
+
+        return own_sizes(fixedly, config, fixedly(97, 40, 24), twin, Bounds(parameters=100, nbytes=2**30))
+
+    assert found() == {}
+    assert found(table=128) == {"embedding_size": 128}
+    assert found(table=64) == {}  # which the checkpoint's is not
+    assert found(out=48) == {}  # the width: all of the checkpoint's sizes are tried then
+
+
 def test_shapes_of_a_builder_that_computes_with_values() -> None:
     def make(hidden_size: int) -> nn.Module:
         made = nn.Linear(hidden_size, 2)

@@ -28,6 +28,7 @@ from porting.suggesting.subjects.config_fields import (
     WORDS,
     Role,
     composed_role,
+    config_number,
     fields_of,
     normal,
     numbers_by_stage,
@@ -56,6 +57,10 @@ NEAR = 4
 
 COMPUTED = (Role.INNER, Role.VOCABULARY, Role.PATCH)
 """Sizes that modules compute from others, or have as a constant."""
+
+FOLLOWED = (Role.DEPTH, Role.HEADS, Role.GROUPS, Role.IMAGE, Role.LABELS)
+"""Numbers on which others depend, as on the width: a module that has one of these as a constant is met with all of the
+checkpoint's sizes."""
 
 LAYERS = "layer_types"
 
@@ -250,7 +255,7 @@ def own_sizes(
     axes = [(real[name][axis], ours[name][axis]) for name, count in known.items() for axis in range(count)]
     pairs = ((name, config[name], twin.get(name)) for name in config)
     sizes = {name: (theirs, mine) for name, theirs, mine in pairs if _is_size(theirs) and _is_size(mine)}
-    found = {}
+    found, width = {}, config_number(config, Role.HIDDEN)
     for name, (size, follows) in sizes.items():
         if role_of(name) is Role.POSITIONS:
             more = {theirs - size for theirs, mine in rows if theirs != mine and theirs - size == mine - follows}
@@ -258,13 +263,15 @@ def own_sizes(
             if len(seen) == 1 and follows not in seen:
                 found[name] = seen.pop()
             continue
-        if role_of(name) not in COMPUTED or size == follows:
+        if role_of(name) in FOLLOWED or size in {follows, width}:
             continue
         seen = {mine for theirs, mine in axes if theirs == size}
         # Two of them may be fused, as the gate with what it opens.
         seen = seen or {mine // 2 for theirs, mine in axes if theirs == 2 * size and mine % 2 == 0}
         others = {mine for theirs, mine in sizes.values() if theirs == size}
-        if len(own := seen - others) == 1 and follows not in seen:
+        own = seen - others
+        constant = own == {size}  # a part may have it whatever it is given, and another one follow
+        if constant or (len(own) == 1 and follows not in seen and role_of(name) in COMPUTED):
             found[name] = own.pop()
     return found
 
