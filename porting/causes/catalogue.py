@@ -8,6 +8,7 @@ from types import MappingProxyType
 from porting.causes import (
     activations,
     alibi,
+    convolutions,
     embeddings,
     experts,
     heads,
@@ -29,6 +30,7 @@ THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
         "norms": (*norms.CAUSES, *own_norms.CAUSES),
         "activations": activations.CAUSES,
         "projections": projections.CAUSES,
+        "convolutions": convolutions.CAUSES,
         "heads": heads.CAUSES,
         "masks": masks.CAUSES,
         "embeddings": embeddings.CAUSES,

@@ -286,6 +286,9 @@ class Search:
         return found
 
     def _apart(self, mark: Mark, rewrites: Mapping[int, Rewrite]) -> tuple[float, float]:
+        """Return the distance as a number is solved for; infinite after the deadline."""
+        if time.thread_time() > self.until:
+            return math.inf, math.inf
         gap = self._distance(mark, rewrites)
         return gap.rms, gap.largest
 

@@ -116,15 +116,16 @@ class SignalRows:
             if name not in base or base[name].ndim < 2:
                 continue
             size = base[name].shape[axis]
-            for length in dict.fromkeys((size - 1, size - 3, size // 2 + 1, size - size // 3, size // 4)):
+            lengths = dict.fromkeys((size - 1, size - 3, size // 2 + 1, size - size // 3, size // 4))
+            for length in (one for one in lengths if 0 < one < size):
                 cut = {
                     other: one.narrow(axis if one.ndim == base[name].ndim else -1, 0, length)
                     for other, one in base.items()
                     if other == name or ("mask" in other and one.ndim > 1 and size in one.shape[1:])
                 }
-                what = f"{length} of {size} places" if 0 < length < size else ""
-                if what:
-                    yield self._trial(Kind.LENGTH, what, rows_of({**base, **cut}, torch.arange(2) % most))
+                yield self._trial(
+                    Kind.LENGTH, f"{length} of {size} places", rows_of({**base, **cut}, torch.arange(2) % most)
+                )
 
     def _masks(self, most: int, generator: torch.Generator) -> Iterator[Trial]:
         """Masks of sounds and series that hide their ends, their starts, and single values."""

@@ -13,7 +13,7 @@ from tests.causes.decoder_edits import EDITS
 from tests.causes.listed import LISTED
 from tests.causes.plants import FORTY, TABLES, TWENTY
 from tests.causes.test_other_mistakes import FUSED, MODERN, PAIRED
-from tests.causes.test_wrong_ports import MORE, OF_CONVOLUTIONS
+from tests.causes.test_wrong_ports import MORE, OF_CONVOLUTIONS, OF_WINDOWS
 from tests.causes.thirty import THIRTY
 from tests.causes.twelve import TWELVE
 from tests.verification.test_causes import NAMES
@@ -43,7 +43,15 @@ def test_the_page_is_what_the_catalogue_gives() -> None:
 def test_every_entry_is_seen_to_name_a_mistake() -> None:
     """One that somebody made in the source of a port, or one that is planted there; each has its test."""
     planted = {name for plant in PLANTS for name in truth(plant.name)}
-    written = {*EDITS, *MISTAKES, *(name for name, _ in NAMES.values()), *STRUCTURE, "mask precedence", OF_CONVOLUTIONS}
+    written = {
+        *EDITS,
+        *MISTAKES,
+        *(name for name, _ in NAMES.values()),
+        *STRUCTURE,
+        "mask precedence",
+        OF_CONVOLUTIONS,
+        *OF_WINDOWS,
+    }
     written |= {name for ports in (LISTED, THIRTY, TWELVE, MORE) for port in ports.values() for name in port.names}
     written |= {name for _, name, _ in (*MODERN.values(), *FUSED)} | {name for _, _, name, _ in PAIRED.values()}
     written |= {name for plants in (FORTY, TABLES, TWENTY) for plant in plants.values() for name in plant.names}

@@ -240,3 +240,81 @@ def test_the_eps_of_a_norm_of_a_convolution(
     (found,) = report.causes
     assert found.name == OF_CONVOLUTIONS
     assert found.detail == f"eps of {function} is {eps[1]:g} where the reference has {eps[0]:g}"
+
+
+def _stem(conv: nn.Module, *more: nn.Module) -> nn.Module:
+    return nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU(), *more, nn.Conv2d(8, 6, 1))
+
+
+class TensorFlowPadded(nn.Conv2d):
+    """Padded before the convolution, with one place more behind."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's own signature
+        return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
+
+
+GEOMETRY = "convolution stride, padding or dilation"
+POOLING = "pooling window, stride or padding"
+LEFT_OUT = "pooling missing"
+OF_WINDOWS = {GEOMETRY, POOLING, LEFT_OUT}
+WINDOW = "window 3, stride 2, padding 1"
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "name", "detail"),
+    [
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 7, 2, 3)),
+            lambda: _stem(nn.Conv2d(3, 8, 7, 1, 0)),
+            GEOMETRY,
+            "stride 1, padding 0 where the reference has stride 2, padding 3",
+        ),
+        (
+            lambda: _stem(TensorFlowPadded(3, 8, 3, 2)),
+            lambda: _stem(nn.Conv2d(3, 8, 3, 2, 1)),
+            GEOMETRY,
+            "stride 2, padding 1 where the reference has stride 2, padding (0, 1)",
+        ),
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 3, padding=2, dilation=2)),
+            lambda: _stem(nn.Conv2d(3, 8, 3, padding=1)),
+            GEOMETRY,
+            "stride 1, padding 1 where the reference has stride 1, padding 2, dilation 2",
+        ),
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect")),
+            lambda: _stem(nn.Conv2d(3, 8, 3, padding=1)),
+            GEOMETRY,
+            "stride 1, padding 1 where the reference has stride 1, padding 1 (reflect)",
+        ),
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.MaxPool2d(3, 2, 1)),
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 2, 1)),
+            POOLING,
+            f"avg_pool2d with {WINDOW} where the reference has max_pool2d with {WINDOW}",
+        ),
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.MaxPool2d(3, 2, 1)),
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2, 2)),
+            POOLING,
+            f"max_pool2d with window 2, stride 2, padding 0 where the reference has max_pool2d with {WINDOW}",
+        ),
+        (
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.MaxPool2d(3, 1, 1)),
+            lambda: _stem(nn.Conv2d(3, 8, 3), nn.Identity()),
+            LEFT_OUT,
+            "max_pool2d is left out",
+        ),
+    ],
+)
+def test_where_a_kernel_is_laid(
+    reference: Callable[[], nn.Module], port: Callable[[], nn.Module], name: str, detail: str
+) -> None:
+    theirs, ours = reference(), port()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ours.load_state_dict(theirs.state_dict())
+    pixels = [Case("one", {"input": torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))})]
+    report = verify(into=ours.eval(), reference=theirs.eval(), inputs=pixels, dtypes=())
+    (found,) = report.causes
+    assert (found.name, found.detail) == (name, detail)

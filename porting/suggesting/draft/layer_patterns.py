@@ -93,18 +93,36 @@ def _told_apart(found: Sequence[Line]) -> list[Line]:
 
     Where the index is computed with, as in ``{2*i}``, that cannot be written: it is a line for each layer then.
     """
-    names = [name for line in found for name in (*line.reads, *line.writes)]
+    read, written = ([name for line in found for name in one(line)] for one in (_reads, _writes))
     told: list[Line] = []
     for line in found:
-        others = [one for one in names if one not in {*line.reads, *line.writes}]
-        told += _spelled_out(line, others)
+        others = ([one for one in read if one not in line.reads], [one for one in written if one not in line.writes])
+        told += _spelled_out(line, *others)
     return told
 
 
-def _spelled_out(line: Line, others: Sequence[str]) -> tuple[Line, ...]:
+def _reads(line: Line) -> tuple[str, ...]:
+    return line.reads
+
+
+def _writes(line: Line) -> tuple[str, ...]:
+    return line.writes
+
+
+def _spelled_out(line: Line, read: Sequence[str], written: Sequence[str]) -> tuple[Line, ...]:
+    """The line, or what it has to be where others read or write these names."""
     for index in "pijkl":
-        shapes = [shape for name, _ in line.terms if (shape := _Shape.of(name, index)) is not None]
-        if not any(shape.matches(one) for shape in shapes for one in others):
+        sides = [
+            [shape for name, _ in terms if (shape := _Shape.of(name, index)) is not None]
+            for terms in (line.sources, line.targets)
+        ]
+        shapes = [*sides[0], *sides[1]]
+        if not any(
+            shape.matches(one)
+            for some, names in zip(sides, (read, written), strict=True)
+            for shape in some
+            for one in names
+        ):
             continue
         if any(shape.factor != 1 or shape.shift for shape in shapes):
             return line.single
@@ -175,11 +193,21 @@ def name_pattern(name: str) -> re.Pattern[str]:
 def indexed(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Tuples of names with the numbers that vary together made an index.
 
+    Of pairs no two stand for one name: ``{i}`` is spelled out where a number besides those is another pair's.
+
     >>> indexed([("h.0.ln", "b.0.n"), ("h.1.ln", "b.1.n"), ("ln_f", "norm")])
     [('h.{i}.ln', 'b.{i}.n'), ('ln_f', 'norm')]
+
+    >>> indexed([("conv.0", "b.0"), ("conv.1", "b.3"), ("h.0", "b.1"), ("h.1", "b.2")])
+    [('conv.{i}', 'b.{3*i}'), ('h.0', 'b.1'), ('h.1', 'b.2')]
     """
-    plain = [Line(tuple((one, "") for one in some), ()) for some in names]
-    return [tuple(name for name, _ in line.sources) for line in _counted(plain)]
+    plain = [
+        Line(
+            tuple((one, "") for one in some[:1]), tuple((one, "") for one in some[1:]), reads=some[:1], writes=some[1:]
+        )
+        for some in names
+    ]
+    return [tuple(name for name, _ in line.terms) for line in _told_apart(_counted(plain))]
 
 
 def joined(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

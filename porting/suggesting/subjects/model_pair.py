@@ -13,7 +13,7 @@ from warnings import catch_warnings
 import torch
 from torch import Tensor, nn
 
-from porting.build import bounded, bounds
+from porting.build import Bounds, bounded, bounds
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
@@ -345,20 +345,41 @@ def _sized(
         usable = told, twin, small
         if _takes_images(small.module, twin):
             return usable
-    if usable is not None:
-        return usable
+    return usable or _large(config, into, architecture, made, folder, within)
+
+
+def _large(
+    config: Mapping[str, object],
+    into: Builder,
+    architecture: str,
+    made: Callable[..., Twin],
+    folder: Path,
+    within: Bounds,
+) -> tuple[Builder, Twin, BuiltModule]:
+    """The builder, the twin and the module, of the checkpoint's own sizes."""
+    built, refused = None, None
+    try:
+        with bounded(within):
+            built = build_for(into, config)
+    except UnknownSizesError as error:  # shapes may tell what a name means
+        refused = error
     with bounded(within):
-        built = build_for(into, config)
-    with bounded(within):
-        twin = _of_own_sizes(made, config, built.module, folder)
+        twin = _of_own_sizes(made, config, None if built is None else built.module, folder)
     with suppress(PortingError), bounded(within):  # a name may mean another field than it says
         told, read = _understood(into, twin, completed_config(twin.config, architecture))
         return told, twin, read
+    if built is None:
+        raise refused or AssertionError("what was not built was refused")
     return into, twin, built
 
 
-def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module, folder: Path) -> Twin:
-    """The twin of the checkpoint's own sizes; where no field tells how large images are, one that both models take."""
+def _of_own_sizes(
+    made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module | None, folder: Path
+) -> Twin:
+    """The twin of the checkpoint's own sizes.
+
+    Where no field tells how large images are, it is one that both models take, or the first where there is no module.
+    """
     twin: Twin | None = None
     fault: VerifyError | None = None
     for width in IMAGES if not pictured(config) else (0,):
@@ -367,7 +388,7 @@ def _of_own_sizes(made: Callable[..., Twin], config: Mapping[str, object], modul
         except VerifyError as error:
             fault = error
             continue
-        if _takes_images(module, twin):
+        if module is None or _takes_images(module, twin):
             return twin
     if twin is None:
         raise fault or AssertionError("no twin was made")

@@ -251,7 +251,9 @@ def trace_operations(
     with watch.attached(module), torch.no_grad(), ordered, watch, forced_float64(module), WrittenOut():
         try:
             returned = call(module)
-        except _Enough:
+        except Exception:
+            if not watch.ended:  # what ends a run arrives as another error where TorchScript or the module caught it
+                raise
             returned = None
     found = watch.trace
     found.outputs = [one.detach() for one in tensors_of(returned)]
@@ -281,6 +283,7 @@ class _OperationRecorder(DispatchMode):
         super().__init__()
         self.trace = OperationTrace()
         self.count = 0
+        self.ended = False
         self._until = until
         self._instead = instead
         self._after = after
@@ -354,6 +357,7 @@ class _OperationRecorder(DispatchMode):
         """See :meth:`DispatchMode.dispatch`."""
         number, self.count = self.count, self.count + 1
         if self._until is not None and number > self._until:
+            self.ended = True
             raise _Enough
         name = func.overloadpacket.__name__.rstrip("_") if not func.overloadpacket.__name__.startswith("__") else ""
         given = tensors_in((args, kwargs))
