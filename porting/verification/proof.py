@@ -71,8 +71,12 @@ from porting.verification.trial_setup import explore
 
 Prove = Callable[..., Report]
 
-SEARCHING = 180.0
-"""So many seconds of processor time causes are looked for, unless the caller says how many: a batch may be large."""
+SEARCHING, LONGEST_SEARCH = 60.0, 180.0
+"""So many seconds of processor time causes are looked for in a small model, and at most in any, unless the caller says
+how many."""
+
+SEARCHED_PASSES = 1000
+"""As long as so many forward passes take, between the two."""
 
 
 @repeated_on_cpu
@@ -129,8 +133,8 @@ def verify(
         trials: compare what is returned on many other batches, and check that the port is a pure function: see
             :mod:`porting.trials`.  None: of ``inputs`` that are given only other rows are tried, since nothing says
             what else is legal; True: everything.  Without trials the scope of the verdict is the batches.
-        causes: look for the cause when a module is guilty, for three minutes of processor time at most; a number: for
-            so many seconds at most.
+        causes: look for the cause when a module is guilty, for one to three minutes of processor time at most, by
+            the model's size; a number: for so many seconds at most.
         stream: for models larger than memory: all passes go through the model side by side, and the weights of a layer
             are read when it is reached and forgotten behind it.  The numbers are the same; which weights reach a probe,
             gradients and causes are not looked for.
@@ -180,6 +184,11 @@ def verify(
             tell=progress or (lambda what, done, total: None),
         )
     return replace(report, call=spelled_call("porting.verify", verify, given))
+
+
+def _searching(clock: Clock) -> float:
+    """For how many seconds causes are looked for in a model whose passes take as long as those until now."""
+    return min(max(SEARCHING, SEARCHED_PASSES * clock.seconds / max(clock.passes, 1)), LONGEST_SEARCH)
 
 
 def _verify(
@@ -280,7 +289,7 @@ def _verify(
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
     drawn, turned, simple = _drawn(theirs, sides.both, given.table, batch, cases[0], seed)
-    weighed, seconds = given.weighed and not seen.differing, SEARCHING if causes is True else float(causes)
+    weighed, seconds = given.weighed and not seen.differing, _searching(clock) if causes is True else float(causes)
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
     found, diverges = name_causes(
