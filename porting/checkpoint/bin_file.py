@@ -167,7 +167,8 @@ def _read_inside(
     except (CheckpointError, LimitError) as error:
         raise refused or error from error
     if refused is not None and not tree.is_module:
-        raise InnerPathNeededError(source, places, notes=tree.notes()) if places else refused
+        inside = places and not tree.is_state_dict  # else a tensor is why, and no path leads around it
+        raise InnerPathNeededError(source, places, notes=tree.notes()) if inside else refused
     tensors, notes = tree.state_dict(part or "")
     contents = read_tensors(tensors, loaded.records, source, name=name)
     require_stored(loaded.machine.tensors, loaded.records, source)

@@ -104,6 +104,15 @@ class Tree:
         """Whether the root is a module."""
         return isinstance(self.root, Stub) and self.root.is_module and bool(self._count(self.root)[0])
 
+    @property
+    def is_state_dict(self) -> bool:
+        """Whether the root holds tensors by name and nothing else, some of a kind that is not read."""
+        children = [*_children(self.root)]
+        return bool(children) and all(
+            isinstance(key, str) and (isinstance(child, TensorSpec) or (isinstance(child, Stub) and bool(child.tensor)))
+            for key, child in children
+        )
+
     def places(self) -> tuple[InnerPath, ...]:
         """The inner paths that lead to state dicts, those with the most tensors first.
 

@@ -320,6 +320,8 @@ def _element(descr: object) -> tuple[ElementType, bool]:
     """The element type of a header, and whether its elements are big-endian."""
     if isinstance(descr, list):
         raise _ArrayError("its elements are records of several fields", "save each field as an array of its own")
+    if isinstance(descr, str) and re.fullmatch(r"[<>|][mM]8(\[\w{1,12}\])?", descr):
+        raise _ArrayError(f"its descr is {quote(descr)}: dates or durations", "save arrays of numbers")
     parts = re.fullmatch(r"([<>|])([A-Za-z])([0-9]{0,9})", descr) if isinstance(descr, str) else None
     if parts is None:
         raise _ArrayError(f"its descr {quote(descr)} is none of numpy's")

@@ -155,7 +155,8 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange],
     """Where the tensor's elements lie; None if they do not fit, which is noted."""
     reason = _shape_fault(spec)
     if reason:
-        faults.add(Code.BIN_TENSOR, reason, tensor=key, hint=FETCH_AGAIN)
+        hint = f"save it resolved: tensor.{RESOLVED[spec.lazy]}" if spec.lazy in RESOLVED else FETCH_AGAIN
+        faults.add(Code.BIN_TENSOR, reason, tensor=key, hint=hint)
         return None
     storage = spec.storage
     record = records.get(storage.key)
@@ -196,6 +197,14 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange],
     start = record.start + begin
     stride = None if _is_contiguous(spec) else spec.stride
     return Extent(start=start, stop=start + steps * itemsize, stride=stride, record=record)
+
+
+RESOLVED = {
+    "conjugated": "resolve_conj()",
+    "negated": "resolve_neg()",
+    "conjugated and negated": "resolve_conj().resolve_neg()",
+}
+"""What gives a tensor that torch reads so its own values."""
 
 
 def _shape_fault(spec: TensorSpec) -> str:

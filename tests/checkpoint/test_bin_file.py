@@ -125,6 +125,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("one tensor", lambda: saved(torch.zeros(1)), "it holds a tensor where a state dict"),
     ("empty", lambda: saved({}), "it holds no tensor"),
     ("sparse", lambda: saved({"a": SPARSE}), "a sparse tensor (_rebuild_sparse_tensor)"),
+    ("sparse beside another", lambda: saved({"a": SPARSE, "b": torch.ones(1)}), "a sparse tensor (_rebuild_sparse"),
     ("conjugated", lambda: saved({"a": CONJUGATED}), "to be read conjugated"),
     ("deep pickle", lambda: with_pickle(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."), "it holds a list"),
     ("deep tuples as a key", lambda: with_pickle(b"\x80\x02})" + b"\x85" * 100_000 + b"Ns."), "as the key of a"),
@@ -254,3 +255,9 @@ def test_archive_without_checksums_is_read(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(before)
     assert torch.equal(open_checkpoint(path).read("a"), WEIGHTS["a"])
+
+
+def test_what_is_to_be_read_conjugated_says_how_to_save_it(tmp_path: Path) -> None:
+    torch.save({"a": CONJUGATED}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"save it resolved: tensor\.resolve_conj\(\)"):
+        open_checkpoint(tmp_path / "m.pt")

@@ -509,7 +509,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("bfloat16 of ml_dtypes", lambda: npz(("a.npy", npy("<V2", (4,)))), "bfloat16 and float8 of ml_dtypes"),
     ("bytes without a type", lambda: npz(("a.npy", npy("|V2", (4,)))), "its descr is '|V2': bytes without a type"),
     ("text", lambda: npz(("a.npy", npy("<U2", (1,)))), "its descr is '<U2': text"),
-    ("dates", lambda: npz(("a.npy", npy("<M8[ns]", (1,)))), "its descr '<M8[ns]' is none of numpy's"),
+    ("dates", lambda: npz(("a.npy", npy("<M8[ns]", (1,)))), "its descr is '<M8[ns]': dates or durations"),
     ("records", lambda: npz(("a.npy", npy([("x", "<f4")]))), "its elements are records of several fields"),
     ("a long double", lambda: npz(("a.npy", npy("<f16", (1,), bytes(16)))), "its descr '<f16' is no dtype"),
     ("no byte order", lambda: npz(("a.npy", npy("|f4"))), "its descr '|f4' is no dtype that torch has"),
