@@ -352,7 +352,7 @@ class StepComparison:
     def constant(self, step: Call, call: Call, own: Tensor, needed: Tensor) -> Repair:
         """Describe a constant of the port, which a step reads, that has other numbers than the reference's."""
         place, name = generic_path(call.module), operation_of(step)
-        own, needed = torch.broadcast_tensors(own.double(), needed.double())  # type: ignore[no-untyped-call]  # of torch
+        own, needed = _common(own.double(), needed.double())
         hidden = mask_text(own, needed)
         if hidden:
             return Repair(Kind.MASK, line_of(step), name, f"{name} in {place} {hidden}", call.module)
@@ -535,8 +535,19 @@ def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
 
 def same_but_rounded(value: Tensor, theirs: Tensor) -> bool:
     """Return whether two constants differ as float32 and float64 do: sines of positions, say, may be either."""
-    value, theirs = torch.broadcast_tensors(value.double(), theirs.double())  # type: ignore[no-untyped-call]  # as above
+    value, theirs = _common(value.double(), theirs.double())
     return torch.allclose(value, theirs, rtol=1e-5, atol=1e-5)
+
+
+def _common(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Broadcast two constants; of tables of other lengths, as of positions, what both have."""
+    axes = max(first.ndim, second.ndim)
+    first, second = (one[(None,) * (axes - one.ndim)] for one in (first, second))
+    for axis, sizes in enumerate(zip(first.shape, second.shape, strict=True)):
+        if 1 not in sizes:
+            first, second = (one.narrow(axis, 0, min(sizes)) for one in (first, second))
+    first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]  # torch does not type it
+    return first, second
 
 
 def _close(value: Tensor, theirs: Tensor) -> bool:

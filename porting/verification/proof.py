@@ -14,6 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from porting.build import one_line
+from porting.causes.diverging import Divergence
+from porting.causes.finding import Finding
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, VerifyError
 from porting.loading import Into, weights
@@ -191,6 +194,17 @@ def _searching(clock: Clock) -> float:
     return min(max(SEARCHING, SEARCHED_PASSES * clock.seconds / max(clock.passes, 1)), LONGEST_SEARCH)
 
 
+def _searched(
+    search: Callable[[], tuple[tuple[Finding, ...], Divergence | None]],
+) -> tuple[tuple[Finding, ...], Divergence | None, tuple[str, ...]]:
+    """What a search for causes finds; a warning where it fails, which takes nothing from the verdict."""
+    try:
+        return (*search(), ())
+    except Exception as error:  # noqa: BLE001  # a fault of this library is no reason to say nothing of the port
+        said = f"{type(error).__name__}: {one_line(error)}"
+        return (), None, (f"the search for the cause failed, by a fault of this library ({said}); the verdict stands",)
+
+
 def _verify(
     given: ComparedModels,
     *,
@@ -292,17 +306,20 @@ def _verify(
     weighed, seconds = given.weighed and not seen.differing, _searching(clock) if causes is True else float(causes)
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
-    found, diverges = name_causes(
-        comparison,
-        probes,
-        sides.both,
-        dtypes,
-        drawn=drawn,
-        turned=turned,
-        simple=simple,
-        layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
-        weights_compared=weighed,
-        seconds=0.0 if comparison.no_numbers else seconds,  # what is solved for a cause has no solution with NaN in it
+    found, diverges, failed = _searched(
+        partial(
+            name_causes,
+            comparison,
+            probes,
+            sides.both,
+            dtypes,
+            drawn=drawn,
+            turned=turned,
+            simple=simple,
+            layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
+            weights_compared=weighed,
+            seconds=seconds * (not comparison.no_numbers),  # what is solved for has no solution with NaN in it
+        )
     )
     tell("done", stages, stages)
     ended = time.perf_counter()
@@ -321,7 +338,7 @@ def _verify(
         unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
-        warnings=(*warned(subject, random), *comparison.warnings, *comparison.misfits, *exact.searched.failed),
+        warnings=(*warned(subject, random), *comparison.warnings, *comparison.misfits, *exact.searched.failed, *failed),
         notes=tuple(comparison.notes),
         idle=never_ran(subject.module, comparison.ran, seen),
         branches=exact.reach.branches,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from porting.causes.repairs import RepairSearch, _Replacement
 from porting.causes.replay import Values
-from porting.causes.step_differences import Kind
+from porting.causes.step_differences import Kind, same_but_rounded
 from porting.causes.tape import Recorder
 from porting.verification import cause_search
 from tests.causes.wrong_ports import Wrong, verified
@@ -336,3 +336,11 @@ def test_a_repair_without_which_nothing_fits_stays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tape, "before", lambda result: [])
     assert search._needed([first], last) == [first, last]
     assert search._without_chance([first, last]) == [first, last]
+
+
+def test_tables_of_other_lengths_are_compared_where_both_have_rows() -> None:
+    table = torch.randn(9, 4, dtype=torch.float64)
+    longer = torch.cat([table.float().double(), torch.randn(3, 4, dtype=torch.float64)])
+    assert same_but_rounded(table, longer)
+    assert same_but_rounded(longer, table[None])
+    assert not same_but_rounded(table + 1e-3, longer)

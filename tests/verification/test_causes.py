@@ -16,7 +16,7 @@ from porting.models.bert import BertPooler
 from porting.models.bert_heads import BertForPreTraining
 from porting.reporting.terminal import LEAST
 from porting.tracing.trace import like
-from porting.verification import Report, cause_search, verify
+from porting.verification import Report, cause_search, proof, verify
 from tests.verification.planted import BUGS, FAR_FROM_ZERO, ROUNDS_WORSE, Bug, becomes, epsilon, tanh_gelu
 
 pytestmark = pytest.mark.few(2)
@@ -173,3 +173,15 @@ def test_what_is_put_in_the_place_of_a_value_has_its_layout() -> None:
     assert torch.equal(like(exact, value), exact.float())
     assert like(exact, value.T.contiguous().T).stride() == (1, 3)
     assert like(exact[:2], value).shape == (2, 4)
+
+
+def test_a_fault_of_the_search_for_causes_takes_nothing_from_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("the size of tensor a must match the size of tensor b")
+
+    monkeypatch.setattr(proof, "name_causes", fails)
+    reference, port = Returning(), Returning(1e-2)
+    report = verify(into=port, reference=reference, inputs=[{"x": torch.randn(4, 5, 6)}], dtypes=())
+    assert report.verdict == "different"
+    (warning,) = (one for one in report.warnings if "the search for the cause failed" in one)
+    assert "the size of tensor a must match" in warning
