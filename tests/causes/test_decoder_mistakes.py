@@ -50,7 +50,7 @@ def test_without_a_mistake_nothing_is_named(verified: Verified, name: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.few(2)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "edit"),
     [

@@ -41,7 +41,7 @@ def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in QUICK])
 def test_each_other_mistake_is_named(name: str, tmp_path: Path) -> None:
     is_named(ALL[name], tmp_path)

@@ -32,7 +32,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pair], Ported]
 
 
 @pytest.mark.few(1)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_an_edit_of_the_source_is_named(ported: Callable[[Pair], Ported], edit: Edit) -> None:
 

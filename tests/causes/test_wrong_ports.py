@@ -70,7 +70,7 @@ def test_without_a_mistake_nothing_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name, wrong in ALL.items() if wrong.names])
 def test_a_mistake_is_named(name: str) -> None:
     wrong = ALL[name]
