@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeGuard
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource
@@ -245,6 +246,8 @@ class Tree:
             self._require_clear(node, full, faults)
         if plain is not None:
             plain.add(id(node))
+        if begin.startswith(f"{full}." if above else "") or full.startswith(begin):
+            self._require_named(node, full, faults)
         entries: Iterable[tuple[object, object]] = _children(node)
         if isinstance(node, Stub) and not node.is_module and not (begin and full.startswith(begin)):
             entries = chain(entries, node.attributes.items())  # of an object that the path itself names
@@ -262,6 +265,13 @@ class Tree:
                 if plain is not None and isinstance(child, TensorSpec):
                     plain |= {id(child), child.storage.key}
                 yield sub.removeprefix(begin), child
+
+    def _require_named(self, node: object, full: str, faults: FaultList) -> None:
+        """Note tensors whose key is no name, such as a tuple."""
+        for key, value in _entries(node):
+            if not _is_name(key) and (_is_tensor(value) or (_is_container(value) and self._count(value)[0])):
+                message = "the key of a tensor is neither text nor a whole number"
+                faults.add(Code.INNER_PATH, message, tensor=full or None, hint="save the state dict again by names")
 
     def _require_clear(self, node: Stub, full: str, faults: FaultList) -> None:
         """Note where an object's class decides what it holds."""
@@ -365,18 +375,22 @@ def _is_tensor(node: object) -> bool:
 
 def _children(node: object) -> Iterator[tuple[str | int, object]]:
     """The entries of an object by names and numbers; of a module, those of its state dict."""
-    entries: Iterable[tuple[object, object]] = ()
+    return ((key, value) for key, value in _entries(node) if _is_name(key))
+
+
+def _is_name(key: object) -> TypeGuard[str | int]:
+    return isinstance(key, str | int) and not isinstance(key, bool)
+
+
+def _entries(node: object) -> Iterable[tuple[object, object]]:
+    """The entries of an object, whatever their keys are."""
     if isinstance(node, Stub) and node.is_module:
-        entries = (entry for entry in node.tensors_of_module() if _is_container(entry[1]) or _is_tensor(entry[1]))
-    elif isinstance(node, Stub):
-        entries = node.items.items()
-    elif isinstance(node, dict):
-        entries = node.items()
-    elif isinstance(node, list | tuple):
-        entries = enumerate(node)
-    for key, value in entries:
-        if isinstance(key, str | int) and not isinstance(key, bool):
-            yield key, value
+        return (entry for entry in node.tensors_of_module() if _is_container(entry[1]) or _is_tensor(entry[1]))
+    if isinstance(node, Stub):
+        return node.items.items()
+    if isinstance(node, dict):
+        return node.items()
+    return enumerate(node) if isinstance(node, list | tuple) else ()
 
 
 def _shown(place: InnerPath) -> str:

@@ -61,7 +61,8 @@ class RemoteFile:
             size, raw = guarded(lambda: self._answer(headers, start, count), guard)
         wanted = min(count, size - start)
         if size < 0 or len(raw) < wanted or (self.size and size != self.size):
-            raise self._odd(f"{len(raw)} bytes came where {wanted} were asked for")
+            asked = f"{wanted} were asked for" if size >= 0 else "the server did not say how many the file has"
+            raise self._odd(f"{len(raw)} bytes came where {asked}")
         self._spans.append((start, raw[:wanted]))
         return size
 

@@ -44,6 +44,7 @@ def hash_(
     with Screen("hash", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
         from porting.comparing import digest
+        from porting.errors import Code
 
         checkpoint = open_checkpoint(options.checkpoint_source(source))
         with screen.working("reading") as tell:
@@ -64,6 +65,9 @@ def hash_(
                 "tensors": [vars(one) for one in found.tensors],
             }
         )
+        for warning in checkpoint.warnings:
+            if warning.code is Code.NOT_READ:
+                screen.warn(warning.line)
         if tensors and not as_json:
             screen.text(found.text)
             return

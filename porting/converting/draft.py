@@ -267,7 +267,8 @@ def _draft(
         more, lacking = writer.beside(settings, tokenizer, {one.name: one for one in recipes.tensors})
         settings |= more
         said = (*said, *lacking)
-    recipes = replace(recipes, warnings=(*recipes.warnings, *said))
+    unread = (fault.line for fault in checkpoint.warnings if fault.code is Code.NOT_READ)
+    recipes = replace(recipes, warnings=(*recipes.warnings, *unread, *said))
     if raw is not None:
         changed = any(
             one.dtype != checkpoint.tensors[one.copies[0].source].dtype for one in recipes.tensors if one.copies

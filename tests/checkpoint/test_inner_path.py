@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import porting
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
 from porting.errors import Code, PortingError
 from tests.checkpoint.test_bin_against_torch import bits, bytes_changed, pickle_changed
@@ -664,3 +665,17 @@ def test_what_is_read_inside_torch_reads_too_with_the_same_numbers(seed: int) ->
             read += 1
             assert torchs(raw) == mine, f"seed {seed}, file {number}"
     assert read > 20, "some changes are harmless"
+
+
+@pytest.mark.parametrize("key", [("layer", 0), None, 1.5, True, b"x"])
+def test_a_tensor_whose_key_is_no_name_is_not_left_out_silently(tmp_path: Path, key: object) -> None:
+    torch.save({"model": {"x": torch.ones(4), key: torch.ones(4)}}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="the key of a tensor is neither text nor a whole number"):
+        open_checkpoint(f"{tmp_path}/m.pt#model")
+
+
+def test_what_a_conversion_leaves_unread_is_said(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(4), "steps": [1, 2]}, tmp_path / "m.pt")
+    table = porting.parse_table('[rest]\n"{*rest}" = "{*rest}"\n')
+    done = porting.convert(f"{tmp_path}/m.pt#", tmp_path / "out", table, derive=True)
+    assert any("no tensor, and not read: 'steps'" in one for one in done.warnings)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import porting
+from porting.errors import Code, PortingError
 from porting.notation.faults import TableError
 from porting.plan.plan import PlanError
 
@@ -115,6 +116,16 @@ def test_what_has_no_place_is_named_beside_the_nearest(tmp_path: Path, tensors: 
     assert "'nrom.bias' [3] -> 'nrom.bias': the module does not have it (did you mean 'norm.bias'?)" in said
     assert "'norm.bias' -> 'norm.bias' [3]: the checkpoint does not have it (did you mean 'nrom.bias'?)" in said
     assert len(said.splitlines()) == 2
+
+
+def test_a_target_that_another_rule_writes_is_told_with_that_rule(tmp_path: Path) -> None:
+    source = written(tmp_path / "a", {"x": torch.ones(3), "y": torch.zeros(3)})
+    table = porting.parse_table('[tensors]\n"x" = "y"\n[rest]\n"{*rest}" = "{*rest}"\n')
+    with pytest.raises(PortingError) as caught:
+        porting.convert(source, tmp_path / "there", table, derive=True)
+    (fault,) = caught.value.faults
+    assert fault.code is Code.WRITTEN_TWICE
+    assert "'y' -> 'y', which the rule at " in fault.message
 
 
 def test_a_misspelled_line_is_no_reason_to_carry_its_tensors_over(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
