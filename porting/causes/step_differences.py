@@ -275,14 +275,16 @@ class StepComparison:
         return Repair(Kind.TENSOR, from_here(ours.lines[0]), operation_of(step), detail, theirs.path)
 
     def _described_apart(self, first: Ref, second: Ref) -> tuple[str, str]:
-        """Return what two tensors of the reference are, told apart by their layers or by the number of the call."""
-        texts = [describe(self._reference, ref) for ref in (first, second)]
-        if texts[0] == texts[1]:
-            texts = [describe(self._reference, ref, str) for ref in (first, second)]
-        if texts[0] == texts[1]:
-            texts = [
-                f"{text}{_ordinal(self._reference, ref)}" for text, ref in zip(texts, (first, second), strict=True)
-            ]
+        """Return what two tensors of the reference are, told apart by layers, by the call's number or by shape."""
+        refs = first, second
+        plain = [describe(self._reference, ref, str) for ref in refs]
+        ways = (
+            [describe(self._reference, ref) for ref in refs],
+            plain,
+            [f"{text}{_ordinal(self._reference, ref)}" for text, ref in zip(plain, refs, strict=True)],
+            [f"{text}, {list(self._reference[ref].shape)}" for text, ref in zip(plain, refs, strict=True)],
+        )
+        texts = next((one for one in ways if one[0] != one[1]), ways[-1])
         return texts[0], texts[1]
 
     def _difference(self, step: Call, value: Tensor, call: Call) -> tuple[Kind, str, str]:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from porting.causes.diverging import Region, TensorIndex
 from porting.causes.repairs import RepairSearch, _Replacement
 from porting.causes.replay import Values
-from porting.causes.step_differences import Kind, same_but_rounded
+from porting.causes.step_differences import Kind, StepComparison, same_but_rounded
 from porting.causes.tape import Recorder
 from porting.verification import cause_search
 from tests.causes.wrong_ports import Wrong, verified
@@ -344,3 +345,18 @@ def test_tables_of_other_lengths_are_compared_where_both_have_rows() -> None:
     assert same_but_rounded(table, longer)
     assert same_but_rounded(longer, table[None])
     assert not same_but_rounded(table + 1e-3, longer)
+
+
+def test_parts_of_one_tensor_are_told_apart_by_their_shapes() -> None:
+    """The mean of all hidden states, where the reference has that of those behind the class token."""
+    inner = nn.Linear(6, 8)
+    with Recorder(inner) as recorder:
+        hidden = inner(torch.randn(3, 7, 6))
+        recorder.mark("all", hidden)
+        recorder.mark("some", hidden[:, 1:])
+    tape = recorder.tape
+    index = TensorIndex(tape)
+    region = Region(tape, tape, index, {}, Values(tape))
+    comparison = StepComparison(tape, tape, index, index, Values(tape), region)
+    one, other = comparison._described_apart(tape.marks["all"], tape.marks["some"])
+    assert (one, other) == (f"{one.partition(',')[0]}, [3, 7, 8]", f"{one.partition(',')[0]}, [3, 6, 8]")
