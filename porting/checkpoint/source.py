@@ -105,6 +105,9 @@ def _open(
 ) -> Checkpoint:
     text = os.fspath(source)
     outer, part = split_inner_path(text)
+    if not outer:  # as of a variable of the shell that is not set: the current directory is not meant
+        hint = "name a directory or a file; '.' is the current directory"
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, "the path is empty", hint)
     path = expanded(outer)
     if os.path.lexists(path):
         if revision is not None:

@@ -106,6 +106,17 @@ def test_no_checkpoint_there(tmp_path: Path, weights: dict[str, torch.Tensor]) -
     refused(tmp_path, "if foo.safetensors is meant, pass its path")
 
 
+@pytest.mark.parametrize("empty", ["", "#model"])
+def test_an_empty_path_is_not_the_current_directory(
+    tmp_path: Path, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    save_file(weights, tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="the path is empty"):
+        open_checkpoint(empty)
+    assert open_checkpoint(".").tensors.keys() == weights.keys()
+
+
 def test_two_sets_of_weights(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
     shard(tmp_path, [{"a": weights["a"]}])
     save_file(weights, tmp_path / "model.safetensors")
