@@ -168,7 +168,7 @@ def test_a_size_that_a_module_computes_is_taken_from_the_module_and_no_other_is(
 
 
 def test_a_size_that_one_part_has_whatever_it_is_given_and_another_follows() -> None:
-    """As a table of words whose width is a default that nobody hands on."""
+    """As a table of words that is built with its default width."""
     config = {"hidden_size": 48, "embedding_size": 128, "num_attention_heads": 4, "vocab_size": 500}
     twin = {"hidden_size": 40, "embedding_size": 24, "num_attention_heads": 5, "vocab_size": 97}
 
