@@ -195,7 +195,7 @@ class OperationTrace:
         scores: what each softmax was given, with the number of the operation.
         roots: how many norms there are, with weights or without: each takes one root.
         angles: the cosines and sines that were computed, with the number of the operation.
-        idle: matrices whose products reach nothing that is returned, such as those of a pooler whose output is left out.
+        idle: matrices whose products reach nothing that is returned, as those of an unused pooler.
     """
 
     units: list[Unit] = field(default_factory=list)
