@@ -67,7 +67,7 @@ class ConvolutionPlaces(Cause):
         tape = model_parts.tape
         for call in tape.calls:
             axes = CONVOLUTIONS.get(call.name)
-            weight = call.argument(1, "weight")
+            weight = None if axes is None else call.argument(1, "weight")
             if axes is None or not isinstance(weight, Ref):
                 continue
             kernel, (source, own) = tuple(tape[weight].shape[2:]), _own(tape, call, axes)

@@ -78,10 +78,9 @@ def leave_out(
     free = [*alignment.unwritten, *(name for lone in alignment.unsourced for name in lone.names)]
     written = {name: step.rule for step in alignment.steps for name in step.targets}
     for lones, names in _by_rule(alignment.unplaced, dropped):
-        other = next((written[name] for lone in lones for name in lone.expected if name in written), None)
-        if other is not None:  # as of a line of [rest], whose target another rule has
-            twice = next(name for lone in lones for name in lone.expected if name in written)
-            message = f"{listed(names)} -> {twice!r}, which the rule at {other.where} writes already"
+        twice = next((name for lone in lones for name in lone.expected if name in written), None)
+        if twice is not None:  # as of a line of [rest], whose target another rule has
+            message = f"{listed(names)} -> {twice!r}, which the rule at {written[twice].where} writes already"
             hint = "write one of them under another name, or list the one that is not wanted in [drop]"
             faults.append(Fault(code=Code.WRITTEN_TWICE, where=lones[0].rule.where, message=message, hint=hint))
             continue

@@ -189,12 +189,12 @@ def verify(
     return replace(report, call=spelled_call("porting.verify", verify, given))
 
 
-def _searching(clock: Clock) -> float:
+def _search_seconds(clock: Clock) -> float:
     """For how many seconds causes are looked for in a model whose passes take as long as those until now."""
     return min(max(SEARCHING, SEARCHED_PASSES * clock.seconds / max(clock.passes, 1)), LONGEST_SEARCH)
 
 
-def _searched(
+def _searched_safely(
     search: Callable[[], tuple[tuple[Finding, ...], Divergence | None]],
 ) -> tuple[tuple[Finding, ...], Divergence | None, tuple[str, ...]]:
     """What a search for causes finds; a warning where it fails, which takes nothing from the verdict."""
@@ -303,10 +303,10 @@ def _verify(
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
     drawn, turned, simple = _drawn(theirs, sides.both, given.table, batch, cases[0], seed)
-    weighed, seconds = given.weighed and not seen.differing, _searching(clock) if causes is True else float(causes)
+    weighed, seconds = given.weighed and not seen.differing, _search_seconds(clock) if causes is True else float(causes)
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
-    found, diverges, failed = _searched(
+    found, diverges, failed = _searched_safely(
         partial(
             name_causes,
             comparison,

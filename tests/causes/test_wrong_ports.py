@@ -276,6 +276,12 @@ WINDOW = "window 3, stride 2, padding 1"
             "stride 2, padding 1 where the reference has stride 2, padding (0, 1)",
         ),
         (
+            lambda: _stem(nn.Conv2d(3, 8, 3, 2, 1)),
+            lambda: _stem(TensorFlowPadded(3, 8, 3, 2)),
+            GEOMETRY,
+            "stride 2, padding (0, 1) where the reference has stride 2, padding 1",
+        ),
+        (
             lambda: _stem(nn.Conv2d(3, 8, 3, padding=2, dilation=2)),
             lambda: _stem(nn.Conv2d(3, 8, 3, padding=1)),
             GEOMETRY,

@@ -93,20 +93,13 @@ def _told_apart(found: Sequence[Line]) -> list[Line]:
 
     Where the index is computed with, as in ``{2*i}``, that cannot be written: it is a line for each layer then.
     """
-    read, written = ([name for line in found for name in one(line)] for one in (_reads, _writes))
+    read = [name for line in found for name in line.reads]
+    written = [name for line in found for name in line.writes]
     told: list[Line] = []
     for line in found:
         others = ([one for one in read if one not in line.reads], [one for one in written if one not in line.writes])
         told += _spelled_out(line, *others)
     return told
-
-
-def _reads(line: Line) -> tuple[str, ...]:
-    return line.reads
-
-
-def _writes(line: Line) -> tuple[str, ...]:
-    return line.writes
 
 
 def _spelled_out(line: Line, read: Sequence[str], written: Sequence[str]) -> tuple[Line, ...]:

@@ -421,7 +421,7 @@ class _OperationRecorder(DispatchMode):
     def idle(self, returned: Sequence[Tensor]) -> frozenset[str]:
         """See :class:`OperationTrace`; nothing where it is not known what one of the returned tensors comes from."""
         origins = [self._origin(one) for one in returned if one.is_floating_point()]
-        if not all(one.active for one in origins):
+        if not origins or not all(one.active for one in origins):
             return frozenset()
         pending = [*self._unfollowed.union(*(one.near for one in origins))]
         reached = set[int]()
