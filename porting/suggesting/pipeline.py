@@ -71,11 +71,11 @@ BUILT = 640_000_000
 LOOSE = 0.05
 """So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
 
-MANY = 150
-"""Of more tensors it is tried first whether their order or their names say all: a search takes long for so many."""
-
 DOUBTED = 5
 """So many moves in front of a place that fits nothing may be wrong, one more each time that names are tried."""
+
+GUESSING = 10.0
+"""So many seconds are spent on exchanging names behind a place that fits nothing."""
 
 AGAIN = 8
 """So often the module is run once more in the end: what is said of one that is random would be wrong."""
@@ -368,17 +368,15 @@ def _searched(
     )
     kept = {name: tensor.detach().clone() for name, tensor in reference.leaves.items()}
     try:
-        found = None
-        if len(port.loadable) > MANY:
-            found = _guessed(port, searching(), in_order=True) or _guessed(port, searching())
-        found = found or searching().search()
+        found = searching().search()
         if any(one.ends for one in found.divergences):
             # The last ones in front of the first place that fits nothing may be what is wrong there.
             sure = found.sure
             counts = dict.fromkeys((0, *(len(sure) - left for left in range(DOUBTED) if len(sure) > left)))
             copies = found.seconds
+            guessing = partial(searching, until=Deadline(min(until.left, GUESSING)))
             guesses = (
-                _guessed(port, searching(), sure[:count], seconds=copies, least=found)
+                _guessed(port, guessing(), sure[:count], seconds=copies, least=found)
                 for count in counts
                 if not until.past
             )
@@ -389,7 +387,7 @@ def _searched(
     finally:
         with torch.no_grad():
             for name, tensor in reference.leaves.items():
-                tensor.data.copy_(kept[name])
+                tensor.detach().copy_(kept[name])
 
 
 @torch.no_grad()
@@ -414,7 +412,7 @@ def _guessed(
         found = None
     if found is None:
         for name, tensor in port.leaves.items():
-            tensor.data.copy_(before[name])
+            tensor.detach().copy_(before[name])
     return found
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.activation_matching import same_places
 from porting.suggesting.search.embedding_candidates import candidates
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm, in_every_layer
+from porting.suggesting.search.layer_repeats import in_every_layer
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from porting.suggesting.search.name_similarity import namesakes
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.twin import draw_parameters

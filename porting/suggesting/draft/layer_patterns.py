@@ -245,6 +245,9 @@ def _explain(group: list[Line]) -> list[Line]:
         return group
     columns = list(zip(*(_numbers(line) for line in group), strict=True))
     varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    alike = len({columns[place] for place in varying}) == 1 and len({*columns[varying[0]]}) == len(group)
+    if alike and not _twice(group[0], varying):  # some layers, whose numbers are the same on both sides
+        return [_spelled(group, dict.fromkeys(varying, "{i}"))]
     for base in varying:
         count = _places(columns[base])
         spelled = {place: _affine(count, columns[place]) for place in varying} if count else {}
@@ -392,7 +395,7 @@ def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool
         if _mergeable(first, index):
             for line in list(rest):
                 near = _mergeable(line, index) and belong(first.sources[0][0], line.sources[0][0])
-                if near and _joined([*together, line], index) is not None:
+                if near and _same_layers(line, first) and _joined([*together, line], index) is not None:
                     together.append(line)
         merged = _joined(together, index) if len(together) > 1 else None
         if merged is None:
@@ -402,6 +405,15 @@ def _merged(found: Sequence[Line], index: str, belong: Callable[[str, str], bool
             rest.remove(line)
         result.append(merged)
     return result
+
+
+def _same_layers(line: Line, other: Line) -> bool:
+    """Whether two lines stand for the same numbers on one side: on the other, numbers may tell query and key apart."""
+    sides = (
+        [{tuple(_NUMBER.findall(one.sources[0][0])) for one in some.single} for some in (line, other)],
+        [{tuple(_NUMBER.findall(one.targets[0][0])) for one in some.single} for some in (line, other)],
+    )
+    return any(one == two for one, two in sides)
 
 
 def _mergeable(line: Line, index: str) -> bool:

@@ -42,7 +42,7 @@ def is_other_norm(unit: Unit, mate: Unit) -> bool:
     """Whether two norms are given the same, and one of them takes off the mean: LayerNorm for RMSNorm."""
     if unit.kind is not WeightUse.NORM or unit.centred == mate.centred or unit.operand is None or mate.operand is None:
         return False
-    return apart(normed(replace(unit, centred=False)), normed(replace(mate, centred=False))) <= SAME
+    return apart(normed(replace(unit, centred=False)), normed(replace(mate, centred=False)), SAME) <= SAME
 
 
 def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -69,9 +69,13 @@ def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             yield (shorter, some) if turned else (some, shorter)
 
 
-def apart(one: Tensor, other: Tensor) -> float:
-    """How far two activations are from each other, whatever their layouts, at the positions that both have."""
-    return min((distance(a, b) for a, b in shared(one, other)), default=float("inf"))
+def apart(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
+    """How far two activations are from each other, whatever their layouts, at the positions that both have.
+
+    Args:
+        bound: more than this need not be known exactly.
+    """
+    return min((distance(a, b, bound) for a, b in shared(one, other)), default=math.inf)
 
 
 def scores_behind(
@@ -114,7 +118,7 @@ def skips(unit: Unit, norm: Unit) -> bool:
     """Whether a matrix of the module is given what the reference gives to a norm: the norm is not there."""
     if norm.kind is not WeightUse.NORM or unit.kind is WeightUse.NORM or unit.operand is None or norm.operand is None:
         return False
-    return distance(unit.operand, norm.operand) <= SAME
+    return distance(unit.operand, norm.operand, SAME) <= SAME
 
 
 def same_activation(one: Unit, other: Unit) -> bool:
@@ -123,7 +127,7 @@ def same_activation(one: Unit, other: Unit) -> bool:
         return one is other
     if one.kind is WeightUse.NORM or other.kind is WeightUse.NORM:
         return one is other
-    return distance(one.operand, other.operand) <= SAME
+    return distance(one.operand, other.operand, SAME) <= SAME
 
 
 def vector(move: CandidateRule, ours: Shapes, theirs: Shapes) -> CandidateRule:
@@ -250,7 +254,7 @@ def gains_agree(one: Unit | None, other: Unit, bound: float) -> bool:
     """Whether two norms multiply each feature by the same, whatever their eps is and whether they take off the mean."""
     sides = [None if unit is None else _bare(unit) for unit in (one, other)]
     gains = [side[0] for side in sides if side is not None]
-    return len(gains) == 2 and apart(*gains) <= bound
+    return len(gains) == 2 and apart(gains[0], gains[1], bound) <= bound
 
 
 def _bare(mate: Unit) -> tuple[Tensor, Tensor] | None:

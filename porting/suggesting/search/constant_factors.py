@@ -153,7 +153,7 @@ class FactorSearch(ScoreTableSearch):
             return False
         again = self.port.run(until=unit.last, forced=self._forced)
         now = next((one for one in again.units if one.number == unit.number), None)
-        if now is not None and any(self._apart(now, one) <= SAME for one in like):
+        if now is not None and any(self._apart(now, one, SAME) <= SAME for one in like):
             return True
         self._replace(moves, before)
         return False
@@ -165,7 +165,7 @@ class FactorSearch(ScoreTableSearch):
         again = self.port.run(until=following.last, forced=self._forced)
         now = next((one for one in again.units if one.number == following.number), None)
         mates = [one for one in self.found.reference.units if one.kind is WeightUse.NORM and one.given is not None]
-        mate = next((one for one in mates if now is not None and self._apart(now, one) <= SAME), None)
+        mate = next((one for one in mates if now is not None and self._apart(now, one, SAME) <= SAME), None)
         if now is None or now.given is None or mate is None or mate.given is None:
             return
         factor = constant_factor(now.given, mate.given)
@@ -186,7 +186,7 @@ class FactorSearch(ScoreTableSearch):
         unit = heads[-1]
         tied = self._tied_to(unit)
         returned = [one for one in self.found.reference.outputs if one.is_floating_point()][:1]
-        last = any(distance(one, unit.output) <= SAME for one in trace.outputs)
+        last = any(distance(one, unit.output, SAME) <= SAME for one in trace.outputs)
         due = returned if last else [] if tied is None else [tied.output]
         factor = next((constant_factor(unit.output, one) for one in due), None)
         names = unit.names if tied is None else self._normed_alone(unit, trace)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -224,69 +224,60 @@ def first_columns(value: Tensor, like: Tensor) -> Tensor:
     return value[..., : like.shape[-1]] if more else value
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def distance(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
     """How far two activations are from each other whatever their layouts, relative to the larger's scale.
 
     Both are sorted: equal numbers in another order are no distance.
+
+    Args:
+        bound: more than this need not be known exactly.  Large activations take long to sort, and most are told apart
+            by their means, their least and their largest numbers.
     """
     if one.numel() != other.numel():
         return float("inf")
     if not one.numel():
         return 0.0
-    (left, first), (right, second) = (_in_order(tensor) for tensor in (one, other))
-    far = float((left - right).abs_().max()) / (max(first, second) or 1.0)
+    left, right = _numbers(one), _numbers(other)
+    scale = max(left.scale, right.scale) or 1.0
+    least = max(abs(a - b) for a, b in zip(left.marks, right.marks, strict=True)) / scale
+    if least > bound:
+        return least
+    far = float((left.in_order() - right.in_order()).abs_().max()) / scale
     return far if far == far else float("inf")  # noqa: PLR0124  # a NaN is not equal to itself
 
 
-def _in_order(tensor: Tensor) -> tuple[Tensor, float]:
-    """A tensor's numbers in ascending order, and the largest size of one; kept as long as the tensor is.
+class _Numbers:
+    """A tensor's numbers, whatever their order.
+
+    Attributes:
+        marks: their mean, the least and the largest: none of them differs by more than some number does.
+        scale: the largest size of one.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values = tensor.detach().double().flatten()
+        self._ordered: Tensor | None = None
+        self.marks = tuple(float(one) for one in (self._values.mean(), *torch.aminmax(self._values)))
+        self.scale = max(abs(one) for one in self.marks)
+
+    def in_order(self) -> Tensor:
+        """The numbers, ascending."""
+        if self._ordered is None:
+            self._ordered = self._values.sort().values
+            self._values = self._ordered
+        return self._ordered
+
+
+def _numbers(tensor: Tensor) -> _Numbers:
+    """A tensor's numbers, kept as long as the tensor is.
 
     One activation is compared with those of all layers, for each way in which weights may lie.
     """
-    known = _IN_ORDER.get(tensor)
+    known = _NUMBERS.get(tensor)
     version = 0 if tensor.is_inference() else tensor._version
     if known is None or known[0] != version:
-        values = tensor.detach().double().flatten().sort().values
-        scale = max(abs(float(values[0])), abs(float(values[-1])))  # NaN is last
-        known = _IN_ORDER[tensor] = version, values, scale
-    return known[1], known[2]
+        known = _NUMBERS[tensor] = version, _Numbers(tensor)
+    return known[1]
 
 
-_IN_ORDER: MutableMapping[Tensor, tuple[int, Tensor, float]] = WeakTensorKeyDictionary()
-
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-"""A number that is a part of a name by itself: the first is the layer's."""
-
-
-def in_every_layer(
-    moves: Sequence[CandidateRule], theirs: Collection[str], ours: Collection[str]
-) -> Iterator[CandidateRule]:
-    """The moves of one layer, for the other layers that both models have.
-
-    Args:
-        theirs, ours: the names of both models' tensors.
-    """
-    written = {name for move in moves for name in move.writes}
-    layers = {number for name in ours for number in _NUMBER.findall(name)[:1]}
-    for move in moves:
-        for layer in sorted(layers, key=int):
-            other = _of_layer(move, layer)
-            if other is None or not written.isdisjoint(other.writes):
-                continue
-            if {*other.reads} <= {*theirs} and {*other.writes} <= {*ours}:
-                written |= {*other.writes}
-                yield other
-
-
-def _of_layer(move: CandidateRule, layer: str) -> CandidateRule | None:
-    """A move with another layer's number in its names; None where it is of no one layer."""
-    numbers = [_NUMBER.findall(name)[:1] for name in (*move.reads, *move.writes)]
-    if not all(numbers) or len({one[0] for one in numbers}) > 1:
-        return None
-
-    def at(term: RuleTerm) -> RuleTerm:
-        names = tuple(_NUMBER.sub(layer, name, count=1) for name in term.names)
-        return replace(term, pattern=_NUMBER.sub(layer, term.pattern, count=1), names=names)
-
-    return replace(move, sources=tuple(map(at, move.sources)), targets=tuple(map(at, move.targets)))
+_NUMBERS: MutableMapping[Tensor, tuple[int, _Numbers]] = WeakTensorKeyDictionary()

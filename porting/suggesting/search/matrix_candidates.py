@@ -383,11 +383,11 @@ def is_ignored_by_softmax(side: TracedModel, biases: Sequence[str], weights: Seq
         try:
             for name, value in kept.items():
                 noise = torch.randn(value.shape, dtype=torch.float64, generator=generator)
-                side.leaves[name].data.copy_(value + 0.5 * noise)
+                side.leaves[name].detach().copy_(value + 0.5 * noise)
             other = [one for one in side.run().outputs if one.is_floating_point()]
         finally:
             for name, value in kept.items():
-                side.leaves[name].data.copy_(value)
+                side.leaves[name].detach().copy_(value)
         return any(distance(one, two) > UNMOVED for one, two in zip(base, other, strict=True))
 
     return bool(base and biases and weights) and not moves(biases) and moves(weights)

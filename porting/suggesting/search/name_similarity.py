@@ -147,8 +147,12 @@ def parted(names: Sequence[Sequence[str]]) -> tuple[str, list[str], str]:
 
 
 def blank(text: str) -> str:
-    """A name, or a rule, with a mark for each digit: what is the same in every layer."""
-    return re.sub("[0-9]", "#", text)
+    """A name, or a rule, with a mark for each number: what is the same in every layer.
+
+    >>> blank("layers.9.norm1") == blank("layers.10.norm2")
+    True
+    """
+    return re.sub("[0-9]+", "#", text)
 
 
 def numbered(name: str) -> str:

@@ -9,7 +9,7 @@ from porting.suggesting.search import activation_matching
 from porting.suggesting.search.activation_matching import alike, apart, explained, order_of, vector
 from porting.suggesting.search.constant_factors import FactorSearch
 from porting.suggesting.search.layouts import CandidateRule, single_rule
-from porting.suggesting.search.search_result import CLOSE, SAME
+from porting.suggesting.search.search_result import CLOSE, HABITUAL, SAME
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
 
@@ -42,8 +42,10 @@ class NormSearch(FactorSearch):
         far, now = self._normed_apart(unit, mate)
         if far <= SAME or (mate.biases and not unit.biases):
             return
-        if mate.weights and self._offset(unit, mate, pieces[0], far):
+        offset = mate.weights and not self._plain / HABITUAL <= far <= self._plain * HABITUAL
+        if offset and self._offset(unit, mate, pieces[0], far):
             return
+        self._plain = far
         gains = pieces[:1] if self.reference.shapes[mate.names[0]] else []  # a single number is no norm's gain
         corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in gains]
         values = self._values(corrected) if corrected else None

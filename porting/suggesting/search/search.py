@@ -33,10 +33,11 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
-from porting.suggesting.search.layouts import CandidateRule, Ways, in_every_layer, matrix, single_rule
-from porting.suggesting.search.name_similarity import namesakes, similarity
+from porting.suggesting.search.layer_repeats import in_every_layer, layers_of, repeated
+from porting.suggesting.search.layouts import CandidateRule, Ways, matrix, single_rule
+from porting.suggesting.search.name_similarity import blank, namesakes, similarity
 from porting.suggesting.search.norm_search import OFFSET, NormSearch
-from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
+from porting.suggesting.search.search_result import CLOSE, GUESS, HABITUAL, SAME, Choice, DifferingPlace, SearchResult
 from porting.suggesting.search.search_state import TABLES
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.tracing.angle_tables import angle_columns, replacements, with_columns
@@ -45,8 +46,8 @@ BY_NAME, ROUNDED = "its name", 1e-5
 """Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
 
 
-HABITUAL = 4.0
-"""A way that was the nearest in an earlier layer may leave so many times as much in a later one."""
+REPEATED = 2
+"""In so many layers all ways are tried where none fits."""
 
 EXCHANGES = 24
 """So many ways of telling tensors of one shape apart are tried where names decide."""
@@ -75,10 +76,13 @@ class WeightSearch(NormSearch):
             if found.trials >= self._most or self._until.past:
                 found.exhausted = True
                 break
+            if self._expect(unit):
+                continue
             known = len(self._filled), len(found.divergences)
             self._settle(unit, trace, theirs)
             if known == (len(self._filled), len(found.divergences)):
                 self._give_up(unit, None)  # nothing came of it, and nothing else would the next time
+        self._put({name: value for name, value in self._expected.items() if name not in self._filled})
         self._untold(found.trace)
         self._remaining()
         self._guess_as_in_other_layers()
@@ -95,6 +99,30 @@ class WeightSearch(NormSearch):
                     self._note("unloadable", unit, None)
                     break
         return found
+
+    def _expect(self, unit: Unit) -> bool:
+        """Give a layer that begins, and those behind it, what the layer before was filled with; whether there was any.
+
+        Nothing is settled by it: each place is looked at as ever, and where the values are right it needs no run.
+        """
+        name = next(one for one in unit.names if one in self.port.loadable - self._filled)
+        begun = [one for one in layers_of(name) if one.number and one not in self._begun]
+        self._begun |= {*begun}
+        loadable = self.port.loadable - self._asleep
+        changed = False
+        for layer in begun:
+            before = layer.shifted(-1)
+            inside = [*filter(before.holds, loadable)]
+            if not inside or not self._filled.issuperset(inside):
+                continue
+            free = {*self.reference.leaves} - self._used
+            for rule in repeated(self.found.moves, before, free, loadable - self._filled):
+                values = self._values([rule]) or {}
+                changed |= bool(values)
+                for one in values.keys() - self._expected.keys():
+                    self._expected[one] = self.port.leaves[one].detach().clone()
+                self._put(values)
+        return changed
 
     def _guess_as_in_other_layers(self) -> None:
         """Make each guess as another layer, which is no guess, pairs the tensors of these names.
@@ -217,7 +245,7 @@ class WeightSearch(NormSearch):
             self._settle_tables(unit, trace, free)
             return
         like = [one for one in free if one.kind is unit.kind]
-        matches = [one for one in like if self._apart(unit, one) <= SAME]
+        matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
         matches = [one for one in matches if whole(one, unit)] or matches
         matches = matches or [one for one in like if is_other_norm(unit, one)]
         if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
@@ -226,7 +254,7 @@ class WeightSearch(NormSearch):
         if again is not None:
             trace = self.found.trace = again
             unit = next(one for one in trace.units if one.number == unit.number)
-            matches = [one for one in like if self._apart(unit, one) <= SAME]
+            matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
         if not matches and self._settle_number(unit, like):
             return
         if not matches:
@@ -265,7 +293,7 @@ class WeightSearch(NormSearch):
         found = list(matches)
         for one in slices:
             like = [mate for mate in theirs if self._free(mate) and mate.kind is one.kind and mate not in found]
-            given = [mate for mate in like if self._apart(one, mate) <= SAME]
+            given = [mate for mate in like if self._apart(one, mate, SAME) <= SAME]
             found += first_part(given, theirs) if given else []
         sizes = (element_count([unit], self.port.shapes), element_count(found, self.reference.shapes))
         return found if sizes[0] == sizes[1] else matches
@@ -341,7 +369,7 @@ class WeightSearch(NormSearch):
                 if self._choose(single, [mate], ways, self._next(single, trace), trace):
                     return
             returned = [one for one in self.found.reference.outputs if one.is_floating_point()]
-            ranked = [one for one in ranked if any(apart(one.output, other) <= SAME for other in returned)]
+            ranked = [one for one in ranked if any(apart(one.output, other, SAME) <= SAME for other in returned)]
             if ranked and self._next(single, trace) is None:
                 ways = matrix_candidates.padded(single[0], ranked[0], self.port.shapes, self.reference.shapes)
                 if self._choose(single, ranked[:1], ways, None, trace):
@@ -473,6 +501,9 @@ class WeightSearch(NormSearch):
         if best is None:
             return False
         far, chosen, values = best
+        customary = self._custom_guess(tried, far) if far > CLOSE else None
+        if customary is not None:
+            chosen, values = list(customary), self._values(customary) or values
         if far > CLOSE and len(group) == 1 and self._settle_neutral(group[0], trace):
             return True
         why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
@@ -482,10 +513,18 @@ class WeightSearch(NormSearch):
         chosen = [explained(one, one.why or why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
         custom = tuple(habit(move) for move in chosen)
         self._habits.setdefault(custom, far)
+        self._repeats[custom] += 1
         self._accept(chosen, values, group, mates)
         partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
         self._uneven_among(group, mates, chosen, partly)
         return True
+
+    def _custom_guess(
+        self, tried: Sequence[tuple[tuple[CandidateRule, ...], float]], far: float
+    ) -> tuple[CandidateRule, ...] | None:
+        """Where none fits, the way of an earlier layer if it comes about as near as the nearest; None for none."""
+        near = {tuple(habit(move) for move in moves): moves for moves, left in tried if left <= HABITUAL * far}
+        return next((near[custom] for custom in self._habits if custom in near), None)
 
     def _uneven_among(
         self, group: Sequence[Unit], mates: Sequence[Unit], chosen: Sequence[CandidateRule], partly: set[str]
@@ -558,7 +597,7 @@ class WeightSearch(NormSearch):
                 skipped = [0.0 for one in later if one not in mates and skips(now, one)]
                 alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
                 skipped += [0.0] if alone and self._is_computed(now) else []
-                own = max(own, min([*(self._apart(now, one) for one in like), *skipped], default=float("inf")))
+                own = max(own, min([self._least(now, like)[0], *skipped]))
             # What comes behind may differ for another reason, such as a mask or a constant factor.
             now, free = by_number[following.number], [one for one in later if one.kind is following.kind]
             branch = by_number[group[0].number] if len(group) == 1 and group[0].kind is WeightUse.LINEAR else None
@@ -584,10 +623,14 @@ class WeightSearch(NormSearch):
     def _usual(self, moves: Sequence[CandidateRule]) -> float:
         """How far is near enough for what was the nearest of all ways in an earlier layer: no other is tried then.
 
-        A module with another eps is off a little in every layer, whatever is tried.
+        A module with another eps is off a little in every layer, whatever is tried.  Where nothing fits, what was the
+        nearest of all in some layers is as good a guess in the others.
         """
-        far = self._habits.get(tuple(habit(move) for move in moves), math.inf)
-        return min(HABITUAL * far, CLOSE) if far <= CLOSE else 0.0
+        custom = tuple(habit(move) for move in moves)
+        far = self._habits.get(custom, math.inf)
+        if far <= CLOSE:
+            return min(HABITUAL * far, CLOSE)
+        return math.inf if self._repeats[custom] >= REPEATED else 0.0
 
     def _by_habit(self, ways: Ways) -> Ways:
         """What was chosen in an earlier layer first."""
@@ -606,7 +649,7 @@ class WeightSearch(NormSearch):
         The module computes something else on the way here: it is noted, and the search goes on with the reference's
         activation in the place of the module's.
         """
-        mate = min(like, key=lambda one: self._apart(unit, one), default=None)
+        _, mate = self._least(unit, like)
         gone = mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate)
         if (gone or unit.kind is WeightUse.LINEAR) and self._settle_neutral(unit, trace):
             return []
@@ -636,8 +679,8 @@ class WeightSearch(NormSearch):
         content should be.
         """
         names = [name for name in unit.names if name in self.port.loadable - self._filled]
-        fitting = self._neutral(unit, names)
-        if not names or not fitting:
+        fitting, custom = self._neutral(unit, names), tuple(map(blank, names))
+        if not names or not fitting or self._loud[custom] >= REPEATED:
             return False
         following = self._next([unit], trace)
         later = [one for one in self.found.reference.units if self._free(one)]
@@ -652,6 +695,7 @@ class WeightSearch(NormSearch):
                 self._make(words)
                 return True
         self._put(before)
+        self._loud[custom] += 1
         return False
 
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:

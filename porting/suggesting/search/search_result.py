@@ -17,6 +17,9 @@ SAME = 1e-10
 CLOSE = 0.02
 """And no further than this, one that is computed a little differently."""
 
+HABITUAL = 4.0
+"""A way that was the nearest in an earlier layer may leave so many times as much in a later one."""
+
 Tell = Callable[[str, int, int], None]
 
 

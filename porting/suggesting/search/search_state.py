@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,6 +31,7 @@ from porting.suggesting.search.activation_matching import (
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
 from porting.suggesting.search.embedding_candidates import indexed_alike
 from porting.suggesting.search.feature_permutation import FeatureOrder, based
+from porting.suggesting.search.layer_repeats import Layer
 from porting.suggesting.search.layouts import (
     CandidateRule,
     RuleTerm,
@@ -162,6 +163,11 @@ class SearchState:
         self._forced = ForcedActivations()
         self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
+        self._repeats = Counter[tuple[str, ...]]()  # in how many layers each was chosen
+        self._plain = math.inf  # how far a norm was from the reference's that no offset of its gain brought nearer
+        self._loud = Counter[tuple[str, ...]]()  # in how many layers no content made these tensors do nothing
+        self._begun: set[Layer] = set()
+        self._expected: dict[str, Tensor] = {}  # what stood in the tensors of layers that were filled ahead
 
     def _is_open(self, unit: Unit) -> bool:
         waits = bool(unit.weights) and self._later.issuperset(unit.weights)
@@ -199,9 +205,12 @@ class SearchState:
         return found
 
     def _put(self, values: Mapping[str, Tensor]) -> None:
+        """Give tensors their values; where they have these already, the latest run stands."""
         with torch.no_grad():
             for name, value in values.items():
-                self.port.leaves[name].data.copy_(value)
+                leaf = self.port.leaves[name].detach()
+                if not torch.equal(leaf, value.reshape(leaf.shape) if value.numel() == leaf.numel() else value):
+                    leaf.copy_(value)
 
     def _replace(self, moves: Sequence[CandidateRule], values: Mapping[str, Tensor]) -> None:
         """Take other moves into tensors that have some already."""
@@ -239,13 +248,22 @@ class SearchState:
         for one in group if mates else ():
             self.found.mates[one.number] = mates[0]
 
-    def _apart(self, unit: Unit, mate: Unit) -> float:
-        """How far two units' operands are from each other, whatever their layouts."""
+    def _apart(self, unit: Unit, mate: Unit, bound: float = math.inf) -> float:
+        """How far two units' operands are from each other, whatever their layouts; exactly up to the bound."""
         if unit.operand is None or mate.operand is None:
             return float("inf")
         if unit.kind is WeightUse.NORM:
-            return apart(normed(unit), normed(mate))
-        return apart(unit.operand, mate.operand)
+            return apart(normed(unit), normed(mate), bound)
+        return apart(unit.operand, mate.operand, bound)
+
+    def _least(self, unit: Unit, mates: Iterable[Unit]) -> tuple[float, Unit | None]:
+        """How far the nearest of some is, and which it is; infinitely far, and none, where there are none."""
+        far, nearest = math.inf, None
+        for mate in mates:
+            now = self._apart(unit, mate, far)
+            if nearest is None or now < far:
+                far, nearest = now, mate
+        return far, nearest
 
     def _give_up(self, unit: Unit, mate: Unit | None) -> None:
         self._note("extra" if mate is None else "shape", unit, mate)
@@ -307,7 +325,7 @@ class SearchState:
         if not any(bool(one.any()) for one in biases):
             return
         for one in biases:
-            one.data.zero_()
+            one.detach().zero_()
         again = self.reference.run()
         now = dict(_by_use(again.units))
         for use, old in _by_use(self.found.reference.units):
@@ -324,7 +342,7 @@ class SearchState:
         shapes, others = self.port.shapes, self.reference.shapes
         for mate in sorted(theirs, key=lambda one: not whole(one, unit)):  # a head may be given the last position alone
             used = mate.kind is unit.kind and mate.weights and set(mate.weights) <= self._used
-            if used and self._apart(unit, mate) <= SAME:
+            if used and self._apart(unit, mate, SAME) <= SAME:
                 first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
                 if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
                     self.found.seconds[unit.weights[0]] = first.writes[0]
@@ -349,7 +367,7 @@ class SearchState:
         for mate in theirs:
             kinds = (len(unit.weights), len(unit.biases)) == (len(mate.weights), len(mate.biases))
             eps = {one.eps for one in (unit, mate)} - {None}
-            if mate.kind is not unit.kind or not kinds or len(eps) > 1 or self._apart(unit, mate) > SAME:
+            if mate.kind is not unit.kind or not kinds or len(eps) > 1 or self._apart(unit, mate, SAME) > SAME:
                 continue
             firsts = [written.get(name) for name in mate.names]
             if all(self._share(name, one) for name, one in zip(unit.names, firsts, strict=True) if one) and all(firsts):
@@ -405,7 +423,7 @@ class SearchState:
         """Whether the reference computes what a unit is given."""
         values = [*self.found.reference.values, *(one.operand for one in self.found.reference.units)]
         return any(
-            one is not None and unit.operand is not None and distance(unit.operand, one) <= SAME for one in values
+            one is not None and unit.operand is not None and distance(unit.operand, one, SAME) <= SAME for one in values
         )
 
     def _remaining(self) -> None:
@@ -438,7 +456,7 @@ class SearchState:
             alike = (
                 [one for one in self.found.reference.units if one.kind is unit.kind and one.weights] if again else []
             )
-            due = [one for one in alike if whole(one, unit) and self._apart(unit, one) <= SAME]
+            due = [one for one in alike if whole(one, unit) and self._apart(unit, one, SAME) <= SAME]
             if reads and due and not any(reads & {*one.names} for one in due):
                 self._note("shared", unit, due[0])
 
@@ -550,7 +568,7 @@ def unmasked_shape(unit: Unit) -> tuple[int, ...]:
 def differ_by_mask(one: Tensor, other: Tensor) -> bool:
     """Whether two tables added to scores are equal, but for a mask that is in one of them: 0, or one other number."""
     if one.numel() == other.numel():
-        return distance(one, other) <= SAME
+        return distance(one, other, SAME) <= SAME
     try:
         left = (one - other).flatten()
     except RuntimeError:  # their shapes do not fit

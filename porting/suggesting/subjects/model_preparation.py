@@ -131,12 +131,12 @@ def untrained_adapters(port: TracedModel, reference: TracedModel, zeros: frozens
         return frozenset()
     drawn = {name: one.detach().clone() for name, one in ends.items()}
     for one in ends.values():
-        one.data.zero_()
+        one.detach().zero_()
     begins = frozenset(name for name, one in odd.items() if name not in ends and not _changes(port, one))
     paths = {name.rpartition(".")[0] for name in begins}
     awake = {name for name in ends if not any(_beside(name, path) for path in paths)}
     for name in awake:
-        ends[name].data.copy_(drawn[name])
+        ends[name].detach().copy_(drawn[name])
     return (begins | ends.keys()) - awake
 
 
@@ -148,9 +148,9 @@ def _beside(name: str, path: str) -> bool:
 def _changes(port: TracedModel, weight: Tensor) -> bool:
     """Whether what the module returns depends on a weight."""
     before, kept = list(_returned(port)), weight.detach().clone()
-    weight.data.add_(torch.ones_like(weight))
+    weight.detach().add_(torch.ones_like(weight))
     after = list(_returned(port))
-    weight.data.copy_(kept)
+    weight.detach().copy_(kept)
     return not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 

@@ -214,6 +214,14 @@ class OperationTrace:
     angles: list[tuple[int, Tensor]] = field(default_factory=list)
     idle: frozenset[str] = frozenset()
 
+    def up_to(self, number: int) -> OperationTrace:
+        """What a run that ends behind this operation sees of units and scores."""
+        return OperationTrace(
+            units=[one for one in self.units if one.number <= number],
+            scores=[one for one in self.scores if one[0] <= number],
+            operations=number,
+        )
+
 
 def _several(output: object) -> dict[str, Tensor]:
     """The tensors that are returned, by number or name, ``0.3`` within a container; none where that is not several."""
@@ -246,9 +254,7 @@ def trace_operations(
         keep: keep every activation.
     """
     watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, keep=keep)
-    einsum = torch.backends.opt_einsum  # where it is installed, it contracts three operands in an order of its own
-    ordered = einsum.flags(enabled=False) if einsum.enabled else nullcontext()
-    with watch.attached(module), torch.no_grad(), ordered, watch, forced_float64(module), WrittenOut():
+    with watch.attached(module), _in_one_spelling(module, watch):
         try:
             returned = call(module)
         except Exception:
@@ -260,6 +266,21 @@ def trace_operations(
     found.idle = watch.idle(tensors_of(returned))
     found.operations = watch.count
     return found
+
+
+def outputs_of(module: nn.Module, call: Call) -> list[Tensor]:
+    """What a run that is not looked into returns: the numbers of one that is."""
+    with _in_one_spelling(module):
+        return [one.detach() for one in tensors_of(call(module))]
+
+
+@contextmanager
+def _in_one_spelling(module: nn.Module, watch: _OperationRecorder | None = None) -> Iterator[None]:
+    """In float64, with attention written out."""
+    einsum = torch.backends.opt_einsum  # where it is installed, it contracts three operands in an order of its own
+    ordered = einsum.flags(enabled=False) if einsum.enabled else nullcontext()
+    with torch.no_grad(), ordered, watch or nullcontext(), forced_float64(module), WrittenOut():
+        yield
 
 
 class _OperationRecorder(DispatchMode):

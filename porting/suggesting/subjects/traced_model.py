@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of
 from porting.suggesting.subjects.forward_arguments import comparable, same_numbers
-from porting.suggesting.subjects.operation_trace import Call, OperationTrace, Unit, WeightUse, trace_operations
+from porting.suggesting.subjects.operation_trace import (
+    Call,
+    OperationTrace,
+    Unit,
+    WeightUse,
+    outputs_of,
+    trace_operations,
+)
 
 
 @dataclass
@@ -26,6 +34,12 @@ class ForcedActivations:
 
     operands: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Equal as long as nothing has changed."""
+        both = (sorted(some.items(), key=itemgetter(0)) for some in (self.operands, self.outputs))
+        return tuple((number, id(value), value._version) for some in both for number, value in some)
 
 
 @dataclass
@@ -46,12 +60,27 @@ class TracedModel:
     call: Call
     inputs: Sequence[Tensor]
     sides: tuple[tuple[Call, Sequence[Tensor]], ...] = ()
+    _latest: tuple[tuple[object, ...], ForcedActivations, OperationTrace] | None = field(default=None, init=False)
 
     def run(
         self, until: int | None = None, forced: ForcedActivations | None = None, *, keep: bool = False
     ) -> OperationTrace:
-        """One run."""
+        """One run; the latest whole one, where neither a tensor nor what is forced has changed since."""
         forced = forced or ForcedActivations()
+        state = (*(one._version for one in self.leaves.values()), forced.state)
+        if self._latest is not None and self._latest[0] == state and not keep:
+            return self._latest[2] if until is None else self._latest[2].up_to(until)
+        found = self._run(until, forced, keep=keep)
+        if until is None and state == (*(one._version for one in self.leaves.values()), forced.state):
+            kept = ForcedActivations(operands=dict(forced.operands), outputs=dict(forced.outputs))
+            self._latest = (
+                state,
+                kept,
+                found,
+            )  # what is forced is kept: a later tensor could have the number of one that is gone
+        return found
+
+    def _run(self, until: int | None, forced: ForcedActivations, *, keep: bool) -> OperationTrace:
         found = trace_operations(
             self.module,
             self.call,
@@ -135,8 +164,7 @@ def check_deterministic(port: TracedModel, times: int = 1) -> None:
         raise VerifyError(
             Fault(code=Code.MADE_IN_FORWARD, where=first.made_at, message=message, hint="make them in __init__")
         )
-    others = (trace_operations(module, port.call, port.leaves, port.inputs).outputs for _ in range(times))
-    if not all(same_numbers(first.outputs, again) for again in others):
+    if not all(same_numbers(first.outputs, outputs_of(module, port.call)) for _ in range(times)):
         message = f"{name}.forward gives something else each time, in eval mode and on the same inputs"
         hint = "a dropout that is left on: F.dropout(x, p, self.training)" if first.random else "it must be a function"
         where = first.random_at or where

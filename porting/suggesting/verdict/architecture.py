@@ -268,5 +268,5 @@ def _merges(unit: Unit, trace: OperationTrace) -> bool:
         return True
     given = unit.operand
     return given is not None and any(
-        one.kind is WeightUse.LINEAR and distance(one.output, given) <= SAME for one in before
+        one.kind is WeightUse.LINEAR and distance(one.output, given, SAME) <= SAME for one in before
     )

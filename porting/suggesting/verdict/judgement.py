@@ -57,7 +57,7 @@ def _alone(found: SearchResult, one: DifferingPlace) -> bool:
     behind = later[0] if later else None
     if behind is None or behind.operand is None or norm.operand is None or behind.number not in found.mates:
         return False
-    again = behind.kind is WeightUse.NORM and distance(behind.operand, norm.operand) <= SAME
+    again = behind.kind is WeightUse.NORM and distance(behind.operand, norm.operand, SAME) <= SAME
     return not again and not any(other.port in behind.names for other in found.divergences if other.what != "bias")
 
 
@@ -347,7 +347,7 @@ def _wider(found: SearchResult) -> int:
     for value in found.outputs[:1]:
         for other in (one for one in found.reference.outputs if one.ndim == value.ndim == 3):
             more = value.shape[-1] - other.shape[-1]
-            if more > 0 and distance(first_columns(value, other), other) <= SAME:
+            if more > 0 and distance(first_columns(value, other), other, SAME) <= SAME:
                 return int(more)
     return 0
 
@@ -608,7 +608,7 @@ def _unlike(found: SearchResult) -> tuple[list[int], list[int]]:
 def _is(value: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
     """Whether two activations are one, or the first is the second's at one position: the first, or the last."""
     rows = [other[:, at] for at in (0, -1)] if other.ndim == 3 else []
-    return any(distance(value, one) <= SAME and laid_out(value, one, basis) for one in (other, *rows))
+    return any(distance(value, one, SAME) <= SAME and laid_out(value, one, basis) for one in (other, *rows))
 
 
 def _tables(found: SearchResult) -> str:
