@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,14 +95,15 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.atomic import check_destination
         from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
         from porting.verification import verify as prove
 
-        if html is not None and not html.parent.is_dir():  # said before the work, and not after it
-            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
+        if html is not None:  # said before the work, and not after it
+            check_destination(html, overwrite=True, file=True)
         make = model.builder()
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
         against = options.reference_of(reference, trust=model.trust)
