@@ -283,6 +283,7 @@ def report_bug(context: typer.Context, record: Record = None, out: Out = None, a
         text = _report(packages, system, crash)
         with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
+        screen.made(path)
         screen.document({"file": str(path), "packages": packages, **system, "text": text})
         others = ", ".join(f"{name} {one}" for name, one in packages.items() if name != "porting")
         screen.facts(

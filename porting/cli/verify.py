@@ -152,6 +152,7 @@ def verify(
         screen.show(render(report, every_probe=every, verbose=verbose or every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")
+            screen.made(html)
         if report.as_claimed and reference is None and not loaded:
             carrying = "convert" if stream else "export"  # export holds all of a model in memory
             table = checkpoint and find_table(model.table, checkpoint.config, checkpoint.tensors)

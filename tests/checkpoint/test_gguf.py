@@ -10,6 +10,7 @@ import struct
 import sys
 import time
 import zlib
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +130,7 @@ def test_a_big_endian_file_is_named_and_read_after_the_gguf_package_has_converte
         path, "a big-endian file of version 3, where little-endian files are read", "`gguf-convert-endian COPY little`"
     )
     monkeypatch.setattr("builtins.input", lambda prompt: "YES")
-    convert_byteorder(GGUFReader(path, "r+"), SimpleNamespace(order="little", dry_run=False))
+    convert_byteorder(GGUFReader(path, "r+"), Namespace(order="little", dry_run=False))
     checkpoint = open_checkpoint(path)
     assert torch.equal(checkpoint.read("w"), expected)
     assert torch.equal(checkpoint.read("half"), expected.half())
