@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from huggingface_hub import constants, errors
 
@@ -145,11 +149,47 @@ def _status(error: BaseException, model: str) -> Explanation:
         return Code.HUB_ACCESS, "the token gives no right to read it (403)", "ask its owner, or use another token"
     if status == 404:
         return _no_repository(error, model)
-    if status == 429:
-        wait = getattr(response, "headers", {}).get("retry-after")
-        after = f" after {wait} seconds" if wait else " later"
-        return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{after}; logging in raises the limit"
-    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", "try again later; " + _USE_CACHE
+    if status == TOO_MANY:
+        return too_many(getattr(response, "headers", {}))
+    return failing(status, getattr(response, "headers", {}))
+
+
+TOO_MANY = 429
+"""The status of an answer to a client that has asked too often."""
+
+SECONDS = re.compile(r"[0-9]{1,9}")
+RESET = re.compile(r";\s*t\s*=\s*([0-9]{1,9})(?![0-9])")
+"""The seconds until more requests are taken, as the hub says it in ``RateLimit: "api";r=0;t=55``."""
+
+
+def too_many(headers: Mapping[str, str]) -> Explanation:
+    """What to say of a hub that takes no more requests for a while."""
+    return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{_after(headers)}; logging in raises the limit"
+
+
+def failing(status: int, headers: Mapping[str, str]) -> Explanation:
+    """What to say of a hub that answers with an error of its own."""
+    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again{_after(headers)}; " + _USE_CACHE
+
+
+def asked_to_wait(headers: Mapping[str, str]) -> int:
+    """The seconds after which a server asks to come again; 0 where it names none.
+
+    A date stands in the place of seconds as well (RFC 9110, section 10.2.3).
+    """
+    said = headers.get("retry-after", "").strip()
+    if SECONDS.fullmatch(said):
+        return int(said)
+    with suppress(ValueError, TypeError, OverflowError):
+        left = parsedate_to_datetime(said) - datetime.now(UTC)
+        return max(math.ceil(left.total_seconds()), 0)
+    reset = RESET.search(headers.get("ratelimit", ""))
+    return int(reset[1]) if reset else 0
+
+
+def _after(headers: Mapping[str, str]) -> str:
+    seconds = asked_to_wait(headers)
+    return f" after {seconds} seconds" if seconds else " later"
 
 
 def _network(error: BaseException, model: str) -> Explanation:
