@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from reprlib import repr as short
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 from porting.errors import Code, Fault, nearest
 from porting.notation.axes import leaves, row_indices, sized
@@ -417,7 +417,7 @@ class Reader:
 
     def _expression(self, entry: Entry) -> Expression | None:
         value = entry.value
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        if _is_finite(value):
             value = repr(value)
         if not isinstance(value, str):
             self._wrong(entry, 'a finite number, or an expression over the config such as "hidden_size // 64"')
@@ -425,9 +425,9 @@ class Reader:
         return self._read(entry.value_at, Expression.parse, value)
 
     def _number(self, entry: Entry) -> float | None:
-        if isinstance(entry.value, int | float) and not isinstance(entry.value, bool):
+        if _is_finite(entry.value):
             return entry.value
-        self._wrong(entry, "a number")
+        self._wrong(entry, "a finite number")
         return None
 
     def _flag(self, body: Body, key: str) -> bool:
@@ -469,3 +469,8 @@ class Reader:
         except NotationError as error:
             self._note(error.code, place(error.offset), str(error), error.hint)
             return None
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a table is a number of the range of float64, and no flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
