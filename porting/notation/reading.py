@@ -157,6 +157,22 @@ class Reader:
         found = {entry.key: self._expression(entry) for entry in self.sections.of(section)}
         return {key: expression for key, expression in found.items() if expression is not None}
 
+    def sizes(self) -> dict[str, Expression]:
+        """The section [sizes]; a number of the table itself has to be the size of an axis."""
+        found = self.expressions("sizes")
+        for index, expression in found.items():
+            if not expression.is_number:
+                continue
+            try:
+                expression.size({})
+            except NotationError as error:
+                hint = 'write a size from 1 on, or an expression over the config such as "hidden_size // 64"'
+                told = (
+                    str(error) if expression.text in str(error).partition(",")[0] else f"{expression.text!r}: {error}"
+                )
+                self._note(error.code, expression.where, f"[sizes] {index} = {told}", hint)
+        return found
+
     def architectures(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Name, import path and witnesses of each architecture."""
         for entry in self.sections.of("architectures"):
@@ -422,7 +438,8 @@ class Reader:
         if not isinstance(value, str):
             self._wrong(entry, 'a finite number, or an expression over the config such as "hidden_size // 64"')
             return None
-        return self._read(entry.value_at, Expression.parse, value)
+        found = self._read(entry.value_at, Expression.parse, value)
+        return None if found is None else replace(found, where=entry.value_at())
 
     def _number(self, entry: Entry) -> float | None:
         if _is_finite(entry.value):
