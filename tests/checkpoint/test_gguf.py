@@ -512,10 +512,10 @@ ALIGNED = text(ALIGNMENT) + struct.pack("<II", 4, 32)
 
 HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("another magic", lambda: b"GGML" + bytes(60), "this does not begin as a GGUF file does"),
-    ("version 1", lambda: gguf(ONE, 1, bytes(16), version=1), "version 1, where the versions 2 and 3 are read (conv"),
-    ("version 4", lambda: gguf(ONE, 1, bytes(16), version=4), "version 4, where the versions 2 and 3 are read (conv"),
-    ("version 10^9", lambda: gguf(ONE, 1, bytes(16), version=10**9), "versions 2 and 3 are read (the file is damaged"),
-    ("big-endian", lambda: gguf(ONE, 1, bytes(16), version=3 << 24), "a big-endian file of version 3, where little"),
+    ("version 1", lambda: gguf(ONE, 1, bytes(16), version=1), "version 1, where the versions 2 and 3 are read"),
+    ("version 4", lambda: gguf(ONE, 1, bytes(16), version=4), "version 4, where the versions 2 and 3 are read"),
+    ("version 10^9", lambda: gguf(ONE, 1, b"", version=10**9), "versions 2 and 3 are read (the file is damaged"),
+    ("big-endian", lambda: gguf(ONE, 1, bytes(16), version=3 << 24), "a big-endian file of version 3"),
     ("2^60 tensors", lambda: gguf(ONE, 2**60, bytes(16)), "do not fit into"),
     ("2^60 settings", lambda: gguf(ONE, 1, bytes(16), number=2**60), "do not fit into"),
     ("cut short", lambda: gguf(ONE, 1, bytes(16))[:50], "it ends in the middle of its header"),

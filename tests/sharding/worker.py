@@ -323,9 +323,9 @@ def uneven(folder: Path, rank: int, count: int) -> Result:
             record = porting.provenance(module)
             assert record is not None
             result["read"].append(record.nbytes_read)
-            place = folder / f"uneven-{count}-{axis}-{meta}"
-            porting.export(module, folder / "uneven.toml", place)
-            result["files"].append(place.name)
+            name = f"uneven-{count}-{axis}-{meta}"
+            porting.export(module, folder / "uneven.toml", folder / name)
+            result["files"].append(name)
     return result
 
 
