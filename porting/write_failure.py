@@ -15,13 +15,13 @@ FEW_INODES = 64
 """So few inodes may be the ones that a failed attempt gave back when it removed its files."""
 
 
-def described(error: OSError, folder: Path, needed: int) -> tuple[str, str]:
+def described(error: OSError, folder: Path, needed: int | None = None) -> tuple[str, str]:
     """Why a file could not be written, and what to do.
 
     Args:
         error: what the system raised.
         folder: where the file is written.
-        needed: the bytes that are written in all.
+        needed: the bytes that are written in all; None where that is not known.
     """
     reason, hint = error.strerror or str(error), "choose another destination"
     match error.errno:
@@ -30,7 +30,7 @@ def described(error: OSError, folder: Path, needed: int) -> tuple[str, str]:
         case errno.EFBIG:
             reason, hint = _too_large(reason, needed)
         case errno.EDQUOT:
-            reason += f"; {needed} bytes are needed, and your quota there allows no more bytes or no more files"
+            reason += f"; {_bytes(needed)}your quota there allows no more bytes or no more files"
             hint = "remove files of yours there (`quota -s` shows the quota), or choose another destination"
         case errno.EROFS:
             hint = "choose a destination that can be written to"
@@ -53,14 +53,20 @@ def longest_name(folder: Path) -> int:
     return 0
 
 
-def _no_space(reason: str, folder: Path, needed: int) -> tuple[str, str]:
-    free, inodes = needed, None
+def _bytes(needed: int | None) -> str:
+    return "" if needed is None else f"{needed} bytes are needed, and "
+
+
+def _no_space(reason: str, folder: Path, needed: int | None) -> tuple[str, str]:
+    free, inodes = needed or 0, None
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
         status = os.statvfs(folder)
         inodes = status.f_favail if status.f_files else None  # some file systems have no fixed number of them
-        reason += f"; {needed} bytes are needed and {free} are free"
-    if free >= needed and inodes is not None and inodes <= FEW_INODES:
+        reason += (
+            f"; {needed} bytes are needed and {free} are free" if needed is not None else f"; {free} bytes are free"
+        )
+    if free >= (needed or 1) and inodes is not None and inodes <= FEW_INODES:
         many = "no inode is" if not inodes else "1 inode is" if inodes == 1 else f"{inodes} inodes are"
         return f"{reason}; {many} free, of which each file and directory needs one", (
             f"remove files that are not needed (`df -i {shell_word(folder)}` counts the inodes), "
@@ -69,14 +75,12 @@ def _no_space(reason: str, folder: Path, needed: int) -> tuple[str, str]:
     return reason, "free some space, or choose another destination"
 
 
-def _too_large(reason: str, needed: int) -> tuple[str, str]:
+def _too_large(reason: str, needed: int | None) -> tuple[str, str]:
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == resource.RLIM_INFINITY:
-        said = f"{reason}: the file system takes no file this large; {needed} bytes are needed"
+        said = f"{reason}: {_bytes(needed)}the file system takes no file this large"
         return said, "choose a destination on another file system, or write smaller shards"
-    said = (
-        f"{reason}: this process may write files of at most {limit} bytes (`ulimit -f`), and {needed} bytes are needed"
-    )
+    said = f"{reason}: {_bytes(needed)}this process may write files of at most {limit} bytes (`ulimit -f`)"
     if most == resource.RLIM_INFINITY:
         return said, "run `ulimit -f unlimited` in the shell before it"
     return said, f"its hard limit is {most} bytes: see who set it (`ulimit -Hf`), or write smaller shards"

@@ -110,7 +110,7 @@ def test_the_limit_of_the_process_is_named(tmp_path: Path, hard: bool) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     said = (tmp_path / "said").read_text()
-    expected = "files of at most 4096 bytes (`ulimit -f`), and 5000 bytes are needed"
+    expected = "5000 bytes are needed, and this process may write files of at most 4096 bytes (`ulimit -f`)"
     assert expected in said
     assert ("its hard limit is 4096 bytes" if hard else "run `ulimit -f unlimited`") in said
     assert "are free" not in said
@@ -121,7 +121,7 @@ def test_the_limit_of_the_process_is_named(tmp_path: Path, hard: bool) -> None:
     [
         (errno.ENOSPC, "10 bytes are needed and 20 are free; 3 inodes are free, of which each file", "`df -i "),
         (errno.EDQUOT, "10 bytes are needed, and your quota there allows no more", "`quota -s`"),
-        (errno.EFBIG, "the file system takes no file this large; 10 bytes", "another file system, or write smaller"),
+        (errno.EFBIG, "10 bytes are needed, and the file system takes no", "another file system, or write smaller"),
         (errno.EROFS, "Read-only file system", "choose a destination that can be written to"),
         (errno.ENAMETOOLONG, "names of 143 bytes", "a shorter name"),
         (errno.EACCES, "Permission denied", "check the permissions of "),

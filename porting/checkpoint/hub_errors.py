@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 from huggingface_hub import constants, errors
 
 from porting.checkpoint.errors import HubError, quote
 from porting.errors import Code, Fault, Message, PortingError, Wording
+from porting.write_failure import described
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
@@ -198,12 +200,25 @@ def _network(error: BaseException, model: str) -> Explanation:
     return Code.HUB_UNREACHABLE, message, path + _USE_CACHE
 
 
+UNWRITABLE = {
+    errno.ENOSPC: "a place with room",
+    errno.EDQUOT: "a place with room",
+    errno.EFBIG: "another file system",
+    errno.EROFS: "a place that can be written to",
+    errno.EACCES: "a place that you can write to",
+    errno.EPERM: "a place that you can write to",
+    errno.ENAMETOOLONG: "a place with a shorter path",
+}
+"""What a disk says that takes no file, and where the cache may be instead."""
+
+
 def _system(error: BaseException, model: str) -> Explanation:
-    number = getattr(error, "errno", None)
-    if number in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
-        message = f"the cache cannot be written: {getattr(error, 'strerror', None) or error}"
-        room = "set HF_HOME to a place with room"
-        return Code.HUB_CACHE, message, Message(Wording(python="pass cache_dir=, or ", command=""), room)
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        reason, hint = error.strerror or str(error), ""
+        if error.errno == errno.EFBIG or isinstance(error.filename, str):  # where it was, the system may tell more
+            reason, hint = described(error, Path(error.filename or "").parent)
+        place = Message(Wording(python="pass cache_dir=, or ", command=""), f"set HF_HOME to {UNWRITABLE[error.errno]}")
+        return Code.HUB_CACHE, f"the cache cannot be written: {reason}", hint if "ulimit" in hint else place
     return Code.HUB_UNREACHABLE, f"the download failed ({_first_line(error)})", "try again"
 
 

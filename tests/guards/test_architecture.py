@@ -31,6 +31,7 @@ PACKAGES = {
         "porting.opening",
         "porting.printable",
         "porting.scratch",
+        "porting.write_failure",
     ),
     "porting.ops": ("porting.checkpoint.strict_json", "porting.printable"),
     "porting.pages": ("porting.errors", "porting.printable"),
