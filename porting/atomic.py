@@ -22,6 +22,7 @@ from pathlib import Path
 from porting.errors import CheckpointError, Code, Fault, Message, Option
 from porting.opening import MORE_FILES, READING, RESERVE, Folder, descriptors_kept, remove_directory
 from porting.printable import quote, shell_word
+from porting.write_failure import described, longest_name
 
 MARK = ".porting-"
 """Temporary siblings of ``name`` are named ``.name.porting-<random>``."""
@@ -33,6 +34,9 @@ SHARED = f"{MARK}convert"
 
 SIBLING = re.compile(rf"\{MARK}([0-9a-f]{{8}}|convert)")
 """What follows the name of the destination."""
+
+ADDED = len(f".{MARK}01234567")
+"""Bytes that the name of a temporary sibling has more than its destination's."""
 
 UNFINISHED = "files"
 """The folder of a conversion's temporary directory that becomes the destination."""
@@ -51,6 +55,7 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
             parent does not exist.
     """
+    _require_short(path)
     place = Path(os.path.realpath(path.parent), path.name)
     for source in sources:
         home = Path(os.path.realpath(source))
@@ -72,6 +77,33 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
         )
 
 
+def _require_short(path: Path) -> None:
+    """Refuse a name that is too long, also with what the temporary sibling adds to it."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _too_long(path) from error
+    longest, used = longest_name(path.parent), len(os.fsencode(path.name)) + ADDED
+    if longest and used > longest:
+        message = f"has a name of {used - ADDED} bytes; while it is written, its temporary name has {ADDED} more"
+        message += f" (.NAME{MARK}…), and the file system takes names of {longest}"
+        raise refused(path, message, f"choose a name of at most {longest - ADDED} bytes")
+
+
+def _too_long(path: Path) -> CheckpointError:
+    """The error for a path that the system does not take."""
+    parts, longest = [os.fsencode(part) for part in path.parts], 0
+    for parent in path.parents:  # the nearest that is there tells
+        longest = longest or longest_name(parent)
+    worst = max(parts, key=len)
+    if longest and len(worst) > longest:
+        message = f"has a name of {len(worst)} bytes, and the file system takes names of {longest}"
+        return refused(path, message, "choose a shorter name")
+    message = f"has a path of {len(os.fsencode(path))} bytes, which is more than the system takes"
+    return refused(path, message, "change into a folder nearer to it, and pass a relative path")
+
+
 def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
     """The error for a destination that cannot be written."""
     fault = Fault(code=Code.DESTINATION_REFUSED, where=str(path), message=f"the destination {message}", hint=hint)
@@ -87,18 +119,11 @@ def explained(path: Path, needed: int) -> Iterator[None]:
         with descriptors_kept():
             yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        hint = "check the directory's permissions"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            with suppress(OSError):
-                reason += f"; {needed} bytes are needed and {shutil.disk_usage(path.parent).free} are free"
-            hint = "free some space, or choose another destination"
-        elif error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
+        reason, hint = described(error, path.parent, needed)
+        if error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
             reason, hint = "a file that the values are read from was cut short meanwhile", "restore it, and try again"
         elif error.errno in {errno.EMFILE, errno.ENFILE}:
             hint = MORE_FILES
-        elif error.errno == errno.EROFS:
-            hint = "choose a destination that can be written to"
         left = _abandoned_siblings(path)
         message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
         if left:

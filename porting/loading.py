@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import warnings
 from collections import Counter
@@ -27,7 +26,8 @@ from porting.plan.check import check
 from porting.plan.config import arguments, lacked
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
-from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, unequal
+from porting.plan.scan import may_lose, not_finite
+from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, stored_not_finite, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
 
@@ -125,7 +125,7 @@ def load(
     filled = _fill_shards(plan, checkpoint, module)
     if filled is None:
         prove_left_out(plan, checkpoint)
-    lost = Counter[str]()
+    lost = Counter[str]() if filled is None else Counter(filled.lost)
     values = weights(plan, checkpoint, own=own, lost=lost) if filled is None else dict(filled.values)
     checkpoint.require_in_place()
     if isinstance(into, nn.Module):
@@ -159,9 +159,18 @@ def _fill_shards(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Fille
     processes = _processes(checkpoint.location)
     with processes.step():
         wrong, proven = unequal(plan.left_out, checkpoint, processes.rank, processes.count)
-        filled = fill(plan, checkpoint, module)
-    require_equal(chain.from_iterable(processes.gather(wrong)), plan.sources)
-    return replace(filled, nbytes=filled.nbytes + proven)
+        filled = fill(plan, checkpoint, module, processes.rank)
+    seen = processes.gather((wrong, filled.not_finite))
+    require_equal(chain.from_iterable(found for found, _ in seen), plan.sources)
+    after = sum((Counter(counts) for _, counts in seen), start=Counter[int]())
+    lost: dict[str, int] = {}
+    if after:  # seldom: then each process counts a share of what the sources have of them already
+        with processes.step():
+            before, counted = stored_not_finite(plan, checkpoint, after, processes.rank, processes.count)
+        after.subtract(sum(processes.gather(before), start=Counter[int]()))
+        lost = {plan.steps[number].targets[0]: count for number, count in sorted(after.items()) if count > 0}
+        proven += counted
+    return replace(filled, nbytes=filled.nbytes + proven, lost=lost)
 
 
 def _processes(source: str | os.PathLike[str] | Checkpoint, *, alone: bool = False) -> Processes:
@@ -235,9 +244,9 @@ def weights(
             read = stored if plan.dtype is None else {name: cast(one, plan.dtype) for name, one in stored.items()}
             found = dict(forward(step, plan.targets, read.__getitem__, plan.arithmetic(step)))
             values.update(found)
-            if lost is not None and (plan.arithmetic(step) or any(map(_narrowed, stored.values(), read.values()))):
-                after = sum(map(_not_finite, found.values()))
-                before = sum(map(_not_finite, stored.values())) if after else 0
+            if lost is not None and may_lose(step, plan):
+                after = sum(map(not_finite, found.values()))
+                before = sum(map(not_finite, stored.values())) if after else 0
                 lost.update({next(iter(found)): after - before} if after > before else {})
     for recipe in plan.made:
         with moving(recipe.nbytes):
@@ -249,21 +258,6 @@ def weights(
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast a floating-point tensor to ``dtype``; any other is returned as it is."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _narrowed(stored: Tensor, read: Tensor) -> bool:
-    """Whether a cast has made the range of a tensor smaller."""
-    floating = stored.is_floating_point() and stored.dtype != read.dtype
-    return floating and torch.finfo(read.dtype).max < torch.finfo(stored.dtype).max
-
-
-def _not_finite(value: Tensor) -> int:
-    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
-        return 0
-    value = value if value.itemsize > 1 else value.float()  # torch finds no extremes in dtypes of 8 bits
-    if value.is_floating_point() and all(map(math.isfinite, value.aminmax())):
-        return 0  # nearly always so, and told without memory for each element
-    return int((~value.isfinite()).sum())
 
 
 def require_floating(dtype: torch.dtype) -> None:

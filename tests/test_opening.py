@@ -175,6 +175,7 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
 
     own = {
         "porting.cli.app": "the null device",
+        "porting.cli.streams": "the null device",
         "porting.cli.attention": "a page that is written",
         "porting.cli.report_bug": "a report that is written, and must not exist",
         "porting.converting.progress": "a file without a name",
@@ -221,6 +222,7 @@ def test_there_is_one_way_to_write() -> None:
         "porting.checkpoint.orbax_file": "a temporary folder of links to descriptors",
         "porting.cli.app": "the null device",
         "porting.cli.report_bug": "a record that mkstemp names",
+        "porting.cli.streams": "the null device",
         "porting.converting.journal": "a descriptor that is read",
         "porting.converting.workplace": "folders by their descriptors",
         "porting.checkpoint.gguf_vocabulary": "a temporary folder",

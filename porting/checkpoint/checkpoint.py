@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from porting.checkpoint.container import allow_time
-from porting.checkpoint.errors import FaultList, checkpoint_error, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, WeightFile
@@ -124,7 +124,7 @@ class Checkpoint:
         self._chunks = {name: (part, chunks) for part in contents for name, chunks in part.chunks.items()}
         self._located: dict[str, tuple[StoredBox, ...]] = {}
         self._archives: dict[tuple[Chunk, ElementType], Extent] = {}
-        self.warnings = (*notes, *self._check(contents, index), *self._remote_code())
+        self.warnings = (*notes, *self._check(contents, index, notes), *self._remote_code())
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
@@ -313,10 +313,14 @@ class Checkpoint:
         strided = flat.as_strided(piece.sizes, extent.stride)
         return strided.contiguous() if own or strided.numel() > flat.numel() else strided
 
-    def _check(self, contents: tuple[Contents, ...], index: ShardIndex | None) -> tuple[Fault, ...]:
+    def _check(
+        self, contents: tuple[Contents, ...], index: ShardIndex | None, notes: tuple[Fault, ...]
+    ) -> tuple[Fault, ...]:
         """Check the files against each other; returns the warnings."""
         if not self.tensors:
-            raise checkpoint_error(Code.CHECKPOINT_EMPTY, self.location, "it holds no tensor", "check how it was saved")
+            message, hint = "it holds no tensor", "check how it was saved"
+            fault = Fault(code=Code.CHECKPOINT_EMPTY, where=self.location, message=message, hint=hint)
+            raise CheckpointError([fault, *notes])
         if index is None:
             return ()
         where = str(self.path / index.name) if self.path is not None else f"{self.location}: {index.name}"

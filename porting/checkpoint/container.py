@@ -310,7 +310,10 @@ class Container(ABC):
         if not any(one.tensors for one in contents):
             firsts = {name.partition(self.separator)[0] for one in found.contents for name in one.tensors}
             message = f"it holds no tensor whose name begins with {quote(begin)}"
-            raise checkpoint_error(Code.INNER_PATH, place.location, message, nearest(part, sorted(firsts)))
+            fault = Fault(
+                code=Code.INNER_PATH, where=place.location, message=message, hint=nearest(part, sorted(firsts))
+            )
+            raise CheckpointError([fault, *found.notes])
         return replace(found, contents=contents)
 
     def require_no_part(self, part: str | None, *, where: str) -> None:

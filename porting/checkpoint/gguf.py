@@ -27,7 +27,7 @@ from porting.checkpoint.container import (
     WriteOptions,
     nbytes,
 )
-from porting.checkpoint.errors import FaultList, checkpoint_error, quote
+from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
 from porting.checkpoint.files import ByteSource, Decoded, InMemory, LocalFile
 from porting.checkpoint.gguf_settings import (
     ALIGNED,
@@ -57,6 +57,14 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+
+NEWEST_POSSIBLE = 99
+"""Up to here a number is another version; a larger one is damaged, or has its bytes in the other order."""
+
+TO_LITTLE_ENDIAN = (
+    "take the model's little-endian file; or convert a copy, which is changed in place: "
+    "`gguf-convert-endian COPY little`, of the package gguf (pip install gguf)"
+)
 
 DTYPES: Mapping[int, ElementType] = {
     0: ElementType.FLOAT32, 1: ElementType.FLOAT16, 24: ElementType.INT8, 25: ElementType.INT16,
@@ -235,8 +243,7 @@ def _read(source: ByteSource, name: str) -> Contents:
         raise UnrecognisedError(fault, source, Gguf.title)
     version, count, settings = header.number("<I"), header.number("<Q"), header.number("<Q")
     if version not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
-        raise header.error(f"version {version}, where little-endian files of the versions {known} are read")
+        raise _unread_version(header, version)
     if count * LEAST_TENSOR + settings * LEAST_SETTING > source.size:
         raise header.error(f"{count} tensors and {settings} settings do not fit into {source.size} bytes")
     charge("objects", 16 * count + 4 * settings, where=source.where)
@@ -270,6 +277,21 @@ def _read(source: ByteSource, name: str) -> Contents:
     hint = "they are not packed again on the way back"
     notes = (Fault(code=Code.GGUF_FILE, where=source.where, message=message, hint=hint),) if quantised else ()
     return replace(tensors.contents(notes=notes), config=_nested(kept))
+
+
+def _unread_version(header: _Header, version: int) -> CheckpointError:
+    """The error for a file of another version, or of another byte order, which the version shows."""
+    known = " and ".join(map(str, VERSIONS))
+    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if 0 < swapped <= NEWEST_POSSIBLE:
+        message = f"a big-endian file of version {swapped}, where little-endian files are read"
+        return header.error(message, TO_LITTLE_ENDIAN)
+    message = f"version {version}, where the versions {known} are read"
+    if 0 < version <= NEWEST_POSSIBLE:
+        return header.error(
+            message, "convert the original model again with llama.cpp, or take a file of these versions"
+        )
+    return header.error(message)
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:

@@ -23,7 +23,7 @@ from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charg
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
-from porting.checkpoint.state_dict import not_read
+from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.errors import Code, Fault, PortingError
 from porting.limits import charge, charge_name, reading
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 INSTALL = "pip install 'porting[hdf5]'"
+
+NAME_ONCE = "save the weights under one name each; if it was saved so, the file is damaged: fetch it again"
 
 STEP = 32
 """Values that a dataset, a group, a link or a stored chunk is charged as."""
@@ -73,10 +75,11 @@ class Hdf5(Container):
             raise UnrecognisedError(fault, source, self.title)
         tensors = TensorList(source, Code.HDF5_FILE, name=name, format=self.name)
         others: list[str] = []
+        links = _Links(source.where)
         with reading(source.where), _opened(source) as root:
-            for path, dataset in _datasets(root, others, source.where):
+            for path, dataset in _datasets(root, others, links, source.where):
                 _add(tensors, path, dataset, others)
-        return tensors.contents(notes=not_read(others, source.where))
+        return tensors.contents(notes=(*not_read(others, source.where), *links.notes()))
 
 
 class _File(io.RawIOBase):
@@ -135,11 +138,57 @@ def _opened(source: ByteSource) -> Iterator[Any]:  # a group of h5py, which has 
         raise checkpoint_error(Code.HDF5_FILE, source.where, message, FETCH_AGAIN) from error
 
 
-def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, Any]]:  # groups of h5py
-    """The datasets of a file by their paths; ``others`` takes what is not followed."""
+class _Links:
+    """The soft and external links of a file, which are not followed.
+
+    Args:
+        where: the file, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._inside: list[str] = []
+        self._outside: list[str] = []
+
+    def add(self, path: str, link: Any) -> None:  # of h5py
+        """Note a link, and where it leads."""
+        charge("metadata", len(link.path) + len(getattr(link, "filename", "")), where=self._where)
+        if hasattr(link, "filename"):
+            self._outside.append(f"{quote(path)} leads to {quote(link.path)} in {quote(link.filename)}")
+        else:
+            self._inside.append(f"{quote(path)} leads to {quote(link.path)}")
+
+    def notes(self) -> tuple[Fault, ...]:
+        """A note for each kind of link that there is."""
+        kinds = (
+            (self._inside, "links inside the file", "tensors are read under the names that the links lead to"),
+            (
+                self._outside,
+                "links to other files",
+                "for safety no other file is opened: copy the tensors into this one",
+            ),
+        )
+        return tuple(
+            Fault(
+                code=Code.NOT_READ,
+                where=self._where,
+                message=f"{title} are not followed: {'; '.join(shown[:SHOWN])}{_more(len(shown))}",
+                hint=hint,
+            )
+            for shown, title, hint in kinds
+            if shown
+        )
+
+
+def _more(count: int) -> str:
+    return f" and {count - SHOWN:,} more" if count > SHOWN else ""
+
+
+def _datasets(root: Any, others: list[str], links: _Links, where: str) -> Iterator[tuple[str, Any]]:  # groups of h5py
+    """The datasets of a file by their paths; ``others`` takes what is none, ``links`` what is not followed."""
     import h5py  # noqa: PLC0415  # an extra
 
-    seen = {h5py.h5o.get_info(root.id).addr}
+    seen = {h5py.h5o.get_info(root.id).addr: ""}
     waiting = [("", root)]
     while waiting:
         prefix, group = waiting.pop()
@@ -153,19 +202,30 @@ def _datasets(root: Any, others: list[str], where: str) -> Iterator[tuple[str, A
             link = group.get(key, getlink=True)
             if link is None:  # its group lists it: h5py does not tell a link that is damaged from none
                 raise checkpoint_error(Code.HDF5_FILE, where, f"the link of {quote(path)} is damaged", FETCH_AGAIN)
-            found = group[key] if isinstance(link, h5py.HardLink) else None
+            if not isinstance(link, h5py.HardLink):
+                links.add(path, link)
+                continue
+            found = group[key]
+            if isinstance(found, h5py.Dataset | h5py.Group):
+                first = seen.setdefault(h5py.h5o.get_info(found.id).addr, path)
+                if first != path:
+                    raise checkpoint_error(Code.HDF5_FILE, where, _named_twice(first, path, found), NAME_ONCE)
             if isinstance(found, h5py.Dataset):
                 yield path, found
             elif isinstance(found, h5py.Group):
-                address = h5py.h5o.get_info(found.id).addr
-                if address in seen:
-                    message = "a group contains itself, or is in two groups"
-                    raise checkpoint_error(Code.HDF5_FILE, where, message, FETCH_AGAIN)
-                seen.add(address)
                 inside.append((f"{path}/", found))
             else:
                 others.append(path)
         waiting += reversed(inside)
+
+
+def _named_twice(first: str, second: str, found: Any) -> str:  # a group or a dataset of h5py
+    import h5py  # noqa: PLC0415  # an extra
+
+    if not first or second.startswith(f"{first}/"):
+        return f"the group {quote(first or '/')} contains itself, as {quote(second)}"
+    kind = "dataset" if isinstance(found, h5py.Dataset) else "group"
+    return f"{quote(first)} and {quote(second)} are names of the same {kind} (hard links)"
 
 
 def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> None:  # of h5py

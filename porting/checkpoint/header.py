@@ -129,9 +129,9 @@ class HeaderReader:
         if count > self.stop - self.position:
             raise self.error("it ends in the middle of its header")
 
-    def error(self, message: str) -> CheckpointError:
+    def error(self, message: str, hint: str = FETCH_AGAIN) -> CheckpointError:
         """The error for a header that cannot be read."""
-        return checkpoint_error(self._code, self.source.where, message, FETCH_AGAIN)
+        return checkpoint_error(self._code, self.source.where, message, hint)
 
 
 NUMBER, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

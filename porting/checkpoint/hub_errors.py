@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 from huggingface_hub import constants, errors
 
 from porting.checkpoint.errors import HubError, quote
 from porting.errors import Code, Fault, Message, PortingError, Wording
+from porting.write_failure import described
 
 # The root of what the HTTP client raises, whichever client huggingface_hub was built on.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
@@ -145,11 +151,47 @@ def _status(error: BaseException, model: str) -> Explanation:
         return Code.HUB_ACCESS, "the token gives no right to read it (403)", "ask its owner, or use another token"
     if status == 404:
         return _no_repository(error, model)
-    if status == 429:
-        wait = getattr(response, "headers", {}).get("retry-after")
-        after = f" after {wait} seconds" if wait else " later"
-        return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{after}; logging in raises the limit"
-    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", "try again later; " + _USE_CACHE
+    if status == TOO_MANY:
+        return too_many(getattr(response, "headers", {}))
+    return failing(status, getattr(response, "headers", {}))
+
+
+TOO_MANY = 429
+"""The status of an answer to a client that has asked too often."""
+
+SECONDS = re.compile(r"[0-9]{1,9}")
+RESET = re.compile(r";\s*t\s*=\s*([0-9]{1,9})(?![0-9])")
+"""The seconds until more requests are taken, as the hub says it in ``RateLimit: "api";r=0;t=55``."""
+
+
+def too_many(headers: Mapping[str, str]) -> Explanation:
+    """What to say of a hub that takes no more requests for a while."""
+    return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{_after(headers)}; logging in raises the limit"
+
+
+def failing(status: int, headers: Mapping[str, str]) -> Explanation:
+    """What to say of a hub that answers with an error of its own."""
+    return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again{_after(headers)}; " + _USE_CACHE
+
+
+def asked_to_wait(headers: Mapping[str, str]) -> int:
+    """The seconds after which a server asks to come again; 0 where it names none.
+
+    A date stands in the place of seconds as well (RFC 9110, section 10.2.3).
+    """
+    said = headers.get("retry-after", "").strip()
+    if SECONDS.fullmatch(said):
+        return int(said)
+    with suppress(ValueError, TypeError, OverflowError):
+        left = parsedate_to_datetime(said) - datetime.now(UTC)
+        return max(math.ceil(left.total_seconds()), 0)
+    reset = RESET.search(headers.get("ratelimit", ""))
+    return int(reset[1]) if reset else 0
+
+
+def _after(headers: Mapping[str, str]) -> str:
+    seconds = asked_to_wait(headers)
+    return f" after {seconds} seconds" if seconds else " later"
 
 
 def _network(error: BaseException, model: str) -> Explanation:
@@ -158,12 +200,25 @@ def _network(error: BaseException, model: str) -> Explanation:
     return Code.HUB_UNREACHABLE, message, path + _USE_CACHE
 
 
+UNWRITABLE = {
+    errno.ENOSPC: "a place with room",
+    errno.EDQUOT: "a place with room",
+    errno.EFBIG: "another file system",
+    errno.EROFS: "a place that can be written to",
+    errno.EACCES: "a place that you can write to",
+    errno.EPERM: "a place that you can write to",
+    errno.ENAMETOOLONG: "a place with a shorter path",
+}
+"""What a disk says that takes no file, and where the cache may be instead."""
+
+
 def _system(error: BaseException, model: str) -> Explanation:
-    number = getattr(error, "errno", None)
-    if number in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}:
-        message = f"the cache cannot be written: {getattr(error, 'strerror', None) or error}"
-        room = "set HF_HOME to a place with room"
-        return Code.HUB_CACHE, message, Message(Wording(python="pass cache_dir=, or ", command=""), room)
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        reason, hint = error.strerror or str(error), ""
+        if error.errno == errno.EFBIG or isinstance(error.filename, str):  # where it was, the system may tell more
+            reason, hint = described(error, Path(error.filename or "").parent)
+        place = Message(Wording(python="pass cache_dir=, or ", command=""), f"set HF_HOME to {UNWRITABLE[error.errno]}")
+        return Code.HUB_CACHE, f"the cache cannot be written: {reason}", hint if "ulimit" in hint else place
     return Code.HUB_UNREACHABLE, f"the download failed ({_first_line(error)})", "try again"
 
 

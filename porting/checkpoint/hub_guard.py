@@ -29,7 +29,17 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 )
 
 from porting.checkpoint.errors import HubError, quote
-from porting.checkpoint.hub_errors import BEGINNING, HTTP_ERROR, CallError, Exchange
+from porting.checkpoint.hub_errors import (
+    BEGINNING,
+    HTTP_ERROR,
+    TOO_MANY,
+    CallError,
+    Exchange,
+    Explanation,
+    asked_to_wait,
+    failing,
+    too_many,
+)
 from porting.errors import Code, Fault, PortingError
 from porting.limits import RATE, raised, spending
 from porting.printable import safe
@@ -49,6 +59,10 @@ LARGEST_ANSWER = 1 << 22
 
 MOST_PIECES, LEAST_PIECE = 50_000, 256
 """Pieces of a body of any size, and bytes for each further piece: reading a body byte by byte costs processor time."""
+
+FAILING = range(500, 600)
+PATIENCE = 10
+"""Seconds that a server with an error of its own may ask the client to wait, which tries again after them."""
 
 LOOK = 1.0
 """Seconds between two checks of the client."""
@@ -95,6 +109,10 @@ class Guard:
         headers = response.headers
         asked = f"{response.request.method} {response.request.url.copy_with(query=None)}"
         self.exchange = Exchange(asked, response.status_code, headers.get("content-type", ""))
+        if response.status_code == TOO_MANY:  # the client would wait, as long as the server says
+            raise self._told(too_many(headers))
+        if response.status_code in FAILING and asked_to_wait(headers) > PATIENCE:
+            raise self._told(failing(response.status_code, headers))
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise self._refused(f"Content-Encoding: {quote(headers['content-encoding'])}, and none was asked for")
         if WARNING in headers:  # the client prints each
@@ -176,6 +194,10 @@ class Guard:
         message = f"{self.hub.received} bytes of all files came in {self.hub.waited:.0f} seconds, and then it was left"
         hint = f"try again; for a line slower than {RATE} bytes a second: {raised('waiting', 100 * self.hub.most)}"
         return HubError(Fault(code=Code.HUB_UNREACHABLE, where=self.where, message=message, hint=hint))
+
+    def _told(self, explanation: Explanation) -> HubError:
+        code, message, hint = explanation
+        return HubError(Fault(code=code, where=self.where, message=message, hint=hint))
 
     def _refused(self, found: str) -> HubError:
         hint = "nothing was kept of it; check HF_ENDPOINT, and whether you trust what answers there"

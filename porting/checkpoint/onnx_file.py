@@ -206,7 +206,7 @@ def _initialisers(source: ByteSource) -> list[_Initialiser]:
     found = []
     for number, _, inside in message_fields(graphs[0]):
         if number == GRAPH_SPARSE:
-            raise header.error("sparse initialisers, which are not read")
+            raise header.error("sparse initialisers, which are not read", "export the model with dense initialisers")
         if number == GRAPH_INITIALIZER and inside is not None:
             charge("objects", STEP, where=source.where)
             found.append(_initialiser(inside))

@@ -343,7 +343,9 @@ class _Index:
             if number == SHARDS and content is not None:
                 shards = content
             elif number == ENDIANNESS and content:
-                raise self._whole.error("its numbers are big-endian, which is not read")
+                raise self._whole.error(
+                    "its numbers are big-endian, which is not read", "save it again on a little-endian machine"
+                )
         if not 0 < shards <= MOST_SHARDS:
             raise self._whole.error(f"a checkpoint of {shards} files")
         return shards

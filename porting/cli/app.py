@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
@@ -17,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from porting.cli import options
 from porting.cli.output import TYPED, WRONG, shortage
+from porting.cli.streams import errors, output
 from porting.errors import Code, Fault, PortingError, nearest
 from porting.printable import safe
 
@@ -197,16 +197,9 @@ def __getattr__(name: str) -> object:
     return made
 
 
-def _writable(stream: TextIO | None) -> TextIO:
-    """The stream, made to take every character; one that was closed becomes one that swallows everything."""
-    if isinstance(stream, TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
-    return stream or open(os.devnull, "w", encoding="utf-8")
-
-
 def main() -> None:
     """Run the command line; never returns."""
-    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
+    sys.stdout, sys.stderr = output(sys.stdout), errors(sys.stderr)
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported; our line says the same
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -92,6 +92,7 @@ def attention(
             files[png] = seen.to_png(layer=layer, head=head, token=place)
         for path, content in files.items():
             write_file(path, content)
+            screen.made(path)
         screen.document(
             {
                 "model": seen.model,

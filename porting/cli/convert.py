@@ -137,6 +137,7 @@ def convert(
                     tell=tell,
                     group=group,
                 )
+            screen.made(path)
             _say_done(screen, draft, done)
             screen.next("verify-files", str(path))
 

@@ -60,6 +60,7 @@ def export(
             tell("writing", 0, 0)
             cast = options.dtype_of(dtype)
             written = save(module, model.table, path, dtype=cast, fresh=model.fresh, to=to, overwrite=overwrite)
+            screen.made(path)
             tell("comparing", 0, 0)
             differing = _differing(checkpoint, path)
         nbytes = sum((path / name).stat().st_size for name in written.files)

@@ -30,6 +30,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from porting.cli.options import flags, misnamed, source_argument
+from porting.cli.streams import OutputError
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
@@ -122,7 +123,7 @@ SHORTAGES = {
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a disk says that takes no more, the one that standard output goes to as well."""
+"""What a disk says that takes no more."""
 
 
 def shortage(error: BaseException) -> str:
@@ -131,6 +132,8 @@ def shortage(error: BaseException) -> str:
         return "there is not enough memory for this"
     if not isinstance(error, OSError | RuntimeError | ImportError):
         return ""
+    if isinstance(error, OutputError):
+        return str(error)
     if isinstance(error, OSError) and error.errno in FULL:
         return _failure(error)
     text = " ".join(part for part in error.args if isinstance(part, str))
@@ -146,7 +149,8 @@ class Screen(AbstractContextManager["Screen"]):
     """Where one command writes to.
 
     Used as a context: an error that the user can do something about becomes lines on standard error and the exit code
-    :data:`WRONG`; warnings become lines there as well, and so does what imported modules print.
+    :data:`WRONG`; warnings become lines there as well, and so does what imported modules print.  Where standard output
+    cannot be written, the work goes on, and the command fails at its end: it says what it has made.
 
     Args:
         command: the command, for the advice at the end of an error.
@@ -163,6 +167,8 @@ class Screen(AbstractContextManager["Screen"]):
         self.err = console(sys.stderr)
         self._borrowed = ExitStack()
         self._bar: Progress | None = None
+        self._made: list[str] = []
+        self._lost: OSError | None = None
 
     def __enter__(self) -> Screen:
         self._borrowed.enter_context(redirect_stdout(sys.stderr))
@@ -185,6 +191,8 @@ class Screen(AbstractContextManager["Screen"]):
         traceback: TracebackType | None,
     ) -> None:
         self._borrowed.close()
+        if self._lost is not None and (error is None or isinstance(error, typer.Exit)):
+            self._say_lost(self._lost)
         match error:
             case PortingError():
                 self._refuse([fault.line for fault in error.faults], error.faults)
@@ -218,6 +226,17 @@ class Screen(AbstractContextManager["Screen"]):
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
+    def _say_lost(self, error: OSError) -> None:
+        """Say that standard output could not be written, and what is complete all the same."""
+        made = f"; complete are {', '.join(self._made)}" if len(self._made) > 1 else ""
+        made = made or "".join(f"; {one} is complete" for one in self._made)
+        self._aside("error", f"{OutputError(error.errno, error.strerror)}{made}", "bold red")
+        raise typer.Exit(WRONG) from error
+
+    def made(self, path: Path | str) -> None:
+        """Note what was written, whole, in case standard output cannot be written."""
+        self._made.append(str(path))
+
     def _show_warning(
         self,
         message: Warning | str,
@@ -245,7 +264,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def show(self, *renderables: RenderableType, soft_wrap: bool = False) -> None:
         """Anything that rich can draw."""
-        if self.as_json:
+        if self.as_json or self._lost is not None:  # rich flushes what could not be written before
             return
         with self.out.capture() as captured:
             self.out.print(*renderables, sep="\n", soft_wrap=soft_wrap)
@@ -256,10 +275,15 @@ class Screen(AbstractContextManager["Screen"]):
 
     def _write(self, content: str) -> None:
         """Write a part of the result, unless another process says the same."""
-        if self.silent:
+        if self.silent or self._lost is not None:
             return
-        self.out.file.write(content)
-        self.out.file.flush()  # so that a reader that is gone, or a disk that is full, is noticed here
+        try:
+            self.out.file.write(content)
+            self.out.file.flush()  # so that a reader that is gone, or a disk that is full, is noticed here
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._lost = error
 
     def line(self, *parts: str | tuple[str, str]) -> None:
         """A line of the result, of texts and of texts with their style."""
@@ -315,6 +339,7 @@ class Screen(AbstractContextManager["Screen"]):
         """Write an answer's page, where one was asked for, and say so."""
         if path is not None:
             answer.save(path)
+            self.made(path)
             self.line(f"written: {path}")
 
     @property

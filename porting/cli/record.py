@@ -104,6 +104,7 @@ def record(
             longest=longest,
             overwrite=overwrite,
         )
+        screen.made(made)
         nbytes = made.stat().st_size
         screen.document({"path": str(made), "bytes": nbytes})
         screen.line(("recorded ", "bold green"), f"{made}, {size(nbytes)}")

@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +28,7 @@ import typer
 
 from porting.cli import options
 from porting.cli.output import Screen, counted, free
-from porting.errors import Code, Fault
+from porting.errors import CheckpointError, Code, Fault
 from porting.opening import Folder
 from porting.printable import safe, safe_lines, told
 
@@ -196,6 +197,19 @@ class Crash:
     text: str
 
 
+RECORD = re.compile(r"porting \S[^\n]*\n(?:[\w-]+ [^\n]*\n)*python \d[^\n]* on [^\n]*\ntyped: \[[^\n]*\]\n\n")
+"""How a record begins: the versions, the system and what was typed, as :func:`_record` writes them."""
+
+
+def _text(place: Folder, name: str) -> str:
+    """The text of a file that may be a record.
+
+    Raises:
+        CheckpointError: it cannot be read, or is larger than a record.
+    """
+    return place.read(name, limit=MOST_BYTES).decode("utf-8", "replace")
+
+
 def last_record(folder: Path) -> Path | None:
     """The newest record of the user in a folder that others may write to; None where there is none."""
     place = Folder(folder)
@@ -205,17 +219,26 @@ def last_record(folder: Path) -> Path | None:
             status = place.status(name)
             if status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 found.append((status.st_mtime, name))
-    return folder / max(found)[1] if found else None
+    for _, name in sorted(found, reverse=True):
+        with suppress(CheckpointError):
+            if RECORD.match(_text(place, name)):
+                return folder / name
+    return None
 
 
 def read_record(path: Path, shortened: Shortened) -> Crash:
     """What can be sent of a record.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or is no record.
     """
     place = Folder(path.parent)
-    head, _, trace = place.read(path.name, limit=MOST_BYTES).decode("utf-8", "replace").partition("\n\n")
+    text = _text(place, path.name)
+    if not RECORD.match(text):
+        message = "this is no error that porting recorded"
+        hint = f"pass a file named {PREFIX}….txt, which an unexpected error names, or leave --record out"
+        raise CheckpointError(Fault(code=Code.RECORD_INVALID, where=str(path), message=message, hint=hint))
+    head, _, trace = text.partition("\n\n")
     lines = []
     typed = ""
     for line in head.splitlines():
@@ -283,6 +306,7 @@ def report_bug(context: typer.Context, record: Record = None, out: Out = None, a
         text = _report(packages, system, crash)
         with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
+        screen.made(path)
         screen.document({"file": str(path), "packages": packages, **system, "text": text})
         others = ", ".join(f"{name} {one}" for name, one in packages.items() if name != "porting")
         screen.facts(

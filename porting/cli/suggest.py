@@ -134,6 +134,7 @@ def suggest(
             output = _agreed(screen, found, output, dialogue, name, overwrite=overwrite)
         if output is not None:
             found.write(output, overwrite=overwrite or interactive)
+            screen.made(output)
         asked = [
             *options.source_argument(source),
             *options.flags(into=into, architecture=architecture, input=inputs, config=config),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,14 +95,15 @@ def verify(
     with Screen("verify", as_json=as_json) as screen:
         import torch
 
+        from porting.atomic import check_destination
         from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
         from porting.verification import verify as prove
 
-        if html is not None and not html.parent.is_dir():  # said before the work, and not after it
-            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(html.parent))
+        if html is not None:  # said before the work, and not after it
+            check_destination(html, overwrite=True, file=True)
         make = model.builder()
         working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
         against = options.reference_of(reference, trust=model.trust)
@@ -152,6 +152,7 @@ def verify(
         screen.show(render(report, every_probe=every, verbose=verbose or every))
         if html is not None:
             screen.line(f"the report as a page: {report.save_html(html)}")
+            screen.made(html)
         if report.as_claimed and reference is None and not loaded:
             carrying = "convert" if stream else "export"  # export holds all of a model in memory
             table = checkpoint and find_table(model.table, checkpoint.config, checkpoint.tensors)

@@ -214,7 +214,7 @@ def prepare(
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
     sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
-    if path.exists() and not options.overwrite:
+    if os.path.lexists(path) and not options.overwrite:
         sweep(path)  # a process that died between the directory's appearing and its own tidying up
     check_destination(path, overwrite=options.overwrite, sources=sources)
     check_replaceable(path)

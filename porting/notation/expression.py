@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from reprlib import repr as short
 
@@ -32,6 +32,7 @@ class Expression:
         text: as it was written.
         names: the fields of the config that it reads, those that are inside of others by the outermost.
         indices: the names between brackets: indices of a rule, which choose the elements of lists.
+        where: its place in a table; empty if it is not known.
 
     >>> Expression.parse("hidden_size // num_attention_heads").evaluate({"hidden_size": 768, "num_attention_heads": 12})
     64
@@ -40,6 +41,7 @@ class Expression:
     text: str
     names: frozenset[str]
     indices: frozenset[str] = frozenset()
+    where: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.text
@@ -86,6 +88,11 @@ class Expression:
         """
         return walk(_parse(self.text), partial(_field_number, values, bindings or {}), _apply)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number, whatever the config."""
+        return not self.names and not self.indices
+
     def size(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> int:
         """The value as the size of an axis: a positive integer.
 
@@ -95,7 +102,8 @@ class Expression:
         value = self.evaluate(values, bindings)
         if not isinstance(value, int) or value < 1:
             under = "".join(f" for {index} = {(bindings or {}).get(index)}" for index in sorted(self.indices))
-            raise NotationError(Code.BAD_EXPRESSION, f"{self.text!r} is {value}{under}, expected a positive integer")
+            given = f"{value}" if self.text == str(value) else f"{self.text!r} is {value}{under}"
+            raise NotationError(Code.BAD_EXPRESSION, f"{given}, expected a positive integer")
         return value
 
 

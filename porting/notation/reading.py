@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from reprlib import repr as short
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 from porting.errors import Code, Fault, nearest
 from porting.notation.axes import leaves, row_indices, sized
@@ -156,6 +156,22 @@ class Reader:
         """A section of expressions."""
         found = {entry.key: self._expression(entry) for entry in self.sections.of(section)}
         return {key: expression for key, expression in found.items() if expression is not None}
+
+    def sizes(self) -> dict[str, Expression]:
+        """The section [sizes]; a number of the table itself has to be the size of an axis."""
+        found = self.expressions("sizes")
+        for index, expression in found.items():
+            if not expression.is_number:
+                continue
+            try:
+                expression.size({})
+            except NotationError as error:
+                hint = 'write a size from 1 on, or an expression over the config such as "hidden_size // 64"'
+                told = (
+                    str(error) if expression.text in str(error).partition(",")[0] else f"{expression.text!r}: {error}"
+                )
+                self._note(error.code, expression.where, f"[sizes] {index} = {told}", hint)
+        return found
 
     def architectures(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Name, import path and witnesses of each architecture."""
@@ -417,17 +433,18 @@ class Reader:
 
     def _expression(self, entry: Entry) -> Expression | None:
         value = entry.value
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        if _is_finite(value):
             value = repr(value)
         if not isinstance(value, str):
             self._wrong(entry, 'a finite number, or an expression over the config such as "hidden_size // 64"')
             return None
-        return self._read(entry.value_at, Expression.parse, value)
+        found = self._read(entry.value_at, Expression.parse, value)
+        return None if found is None else replace(found, where=entry.value_at())
 
     def _number(self, entry: Entry) -> float | None:
-        if isinstance(entry.value, int | float) and not isinstance(entry.value, bool):
+        if _is_finite(entry.value):
             return entry.value
-        self._wrong(entry, "a number")
+        self._wrong(entry, "a finite number")
         return None
 
     def _flag(self, body: Body, key: str) -> bool:
@@ -469,3 +486,8 @@ class Reader:
         except NotationError as error:
             self._note(error.code, place(error.offset), str(error), error.hint)
             return None
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a table is a number of the range of float64, and no flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

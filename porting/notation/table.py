@@ -224,7 +224,7 @@ def _make(sections: Sections) -> Table:
         defaults=reader.values("defaults"),
         constants=reader.values("constants"),
         require=reader.choices("require"),
-        sizes=reader.expressions("sizes"),
+        sizes=reader.sizes(),
         rules=reader.rules(),
         drops=tuple(
             Drop(name=name, reason=reason, equals=equals, where=where) for name, reason, equals, where in reader.drops()

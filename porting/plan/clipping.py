@@ -36,6 +36,8 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
     >>> part.sizes, part.source_offset, part.source_strides, part.target_strides
     ((2, 2), 1, (3, 1), (2, 1))
     """
+    if 0 in sizes:
+        return
     strides, local = row_major(shape), row_major(sizes)
     digits = split_by_axes(copy, shape, strides)
     choices: list[list[Part]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from reprlib import repr as short
 
 from porting.errors import Code, Fault
 from porting.notation.expression import Expression
@@ -108,8 +109,14 @@ def sizes(table: Table, config: Mapping[str, object]) -> tuple[KnownSizes, list[
             found[index] = expression.size(values)
         except NotationError as error:
             message = f"[sizes] {index} = {expression.text!r}: {error}"
-            hint = error.hint if config else "put the model's config.json beside its weights"
-            faults.append(Fault(code=error.code, where=table.where, message=message, hint=hint))
+            lacking = not config and not values.keys() >= expression.names
+            hint = "put the model's config.json beside its weights" if lacking else error.hint
+            given = [
+                f"{name} = {short(table.defaults[name])}" for name in sorted(expression.names & table.defaults.keys())
+            ]
+            if not hint and given and not config.keys() & expression.names:
+                hint = f"[defaults] gives {', '.join(given)}"
+            faults.append(Fault(code=error.code, where=expression.where or table.where, message=message, hint=hint))
     return KnownSizes(found, by_layer, values), faults
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from porting.errors import Code, Fault
 from porting.limits import moving
+from porting.plan.align import Step
 from porting.plan.plan import Plan
 from porting.plan.recipe import unravel
 
@@ -47,6 +48,28 @@ def scan(
         if progress is not None:
             progress(number, len(names))
     return tuple(faults)
+
+
+def not_finite(value: Tensor) -> int:
+    """The number of elements that are NaN or infinite."""
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0
+    value = value if value.itemsize > 1 else value.float()  # torch finds no extremes in dtypes of 8 bits
+    if value.is_floating_point() and all(map(math.isfinite, value.aminmax())):
+        return 0  # nearly always so, and told without memory for each element
+    return int((~value.isfinite()).sum())
+
+
+def may_lose(step: Step, plan: Plan) -> bool:
+    """Whether finite values of a step's sources may become infinite or NaN: it computes, or a cast narrows them."""
+    if plan.arithmetic(step):
+        return True
+    return plan.dtype is not None and any(_narrowed(plan.sources[name].dtype, plan.dtype) for name in step.sources)
+
+
+def _narrowed(stored: torch.dtype, read: torch.dtype) -> bool:
+    """Whether a cast makes the range of floating-point numbers smaller."""
+    return stored.is_floating_point and torch.finfo(read).max < torch.finfo(stored).max
 
 
 def _odd(tensor: Tensor) -> Iterator[tuple[str, int, list[int]]]:

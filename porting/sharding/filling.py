@@ -8,8 +8,9 @@ module, and nothing goes from one process to another but the news that something
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from porting.plan.leftovers import copies_differ, differs
 from porting.plan.move import Window, compute
 from porting.plan.plan import LeftOut, Plan, PlanError
 from porting.plan.recipe import Described, Recipe, forward_recipes
-from porting.sharding.layout import Box, boxes, is_dtensor
+from porting.plan.scan import may_lose, not_finite
+from porting.sharding.layout import Box, boxes, is_dtensor, is_first
 from porting.staging import PIECE, MoveReader
 from porting.target import TargetError, assign, named_tensors
 
@@ -33,10 +35,15 @@ class Filled:
     Attributes:
         values: its part of each target tensor, by name, not in the module yet.
         nbytes: the bytes that it read.
+        not_finite: for each step that casts or computes, by its number in the plan, how many of its elements here are
+            NaN or infinite; of replicas, those of one process.
+        lost: by the first target of a step, how many of its finite values became infinite or NaN, in all processes.
     """
 
     values: Mapping[str, Tensor]
     nbytes: int
+    not_finite: Mapping[int, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     def put(self, module: nn.Module) -> None:
         """Put the values into the module: into the memory of shards that have some, in place of those on meta."""
@@ -61,11 +68,12 @@ def is_sharded(module: nn.Module) -> bool:
     return any(is_dtensor(tensor) for _, tensor in named_tensors(module))
 
 
-def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
+def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module, rank: int = 0) -> Filled:
     """Read this process's part of the targets; the module is not changed yet.
 
     Args:
         module: the module; its DTensors say which part.
+        rank: which process this is.
 
     Raises:
         CheckpointError: the bytes cannot be read.
@@ -75,7 +83,9 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
     reader = MoveReader(checkpoint, sparing=True)
     values: dict[str, Tensor] = {}
     faults: list[Fault] = []
-    for step in plan.steps:
+    counts = Counter[int]()
+    for number, step in enumerate(plan.steps):
+        counted = may_lose(step, plan)
         for recipe in forward_recipes(step, plan.sources, plan.targets, plan.arithmetic(step), plan.dtype):
             target, dtype = tensors[recipe.name], recipe.dtype
             if is_dtensor(target) and not target.is_meta and target.dtype != dtype:
@@ -84,10 +94,43 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module) -> Filled:
                 faults.append(Fault(code=Code.DTYPE_CHANGE, where=recipe.name, message=message, hint=hint))
                 continue
             values[recipe.name] = _part(recipe, target, reader)
+            if counted and is_first(target, rank):
+                counts[number] += not_finite(values[recipe.name])
     values |= {recipe.name: _part(recipe, tensors[recipe.name], reader) for recipe in plan.made}
     if faults:
         raise TargetError(faults)
-    return Filled(values=values, nbytes=reader.nbytes)
+    return Filled(
+        values=values, nbytes=reader.nbytes, not_finite={one: count for one, count in counts.items() if count}
+    )
+
+
+def stored_not_finite(
+    plan: Plan, checkpoint: Checkpoint, steps: Iterable[int], rank: int, count: int
+) -> tuple[Counter[int], int]:
+    """How many elements of the sources of steps are NaN or infinite in the checkpoint, and how many bytes were read.
+
+    Args:
+        steps: the steps, by their numbers in the plan.
+        rank, count: which of how many processes this is; each counts a share of every tensor.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    reader = MoveReader(checkpoint, sparing=True)
+    found = Counter[int]()
+    for number in steps:
+        for name in dict.fromkeys(plan.steps[number].sources):
+            for start, stop in _share(checkpoint.tensors[name], rank, count):
+                found[number] += not_finite(reader.row(name, start, stop))
+    return found, reader.nbytes
+
+
+def _share(info: Described, rank: int, count: int) -> Iterator[tuple[int, int]]:
+    """The elements of a tensor that are the ``rank``-th of ``count`` shares, in pieces that fit into memory."""
+    numel = math.prod(info.shape)
+    each, step = -(-numel // count), max(PIECE // info.dtype.itemsize, 1)
+    for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
+        yield start, min(start + step, (rank + 1) * each, numel)
 
 
 def _part(recipe: Recipe, target: Tensor, reader: MoveReader) -> Tensor:
@@ -193,10 +236,7 @@ def _equal(left: LeftOut, reader: MoveReader, rank: int, count: int) -> bool:
     if other is not None and (info.shape, info.dtype) != (other.shape, other.dtype):
         return False
     content = Content.parse(left.equals) if other is None else None
-    numel = math.prod(info.shape)
-    each, step = -(-numel // count), max(PIECE // info.dtype.itemsize, 1)
-    for start in range(min(rank * each, numel), min((rank + 1) * each, numel), step):
-        stop = min(start + step, (rank + 1) * each, numel)
+    for start, stop in _share(info, rank, count):
         values = reader.row(left.name, start, stop)
         if content is not None:
             same = content.held_by(values, content.row(info.shape, start, stop), rounded=left.made)

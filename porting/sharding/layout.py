@@ -45,6 +45,19 @@ def is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_first(tensor: Tensor, rank: int) -> bool:
+    """Whether this process is the first of those that hold the same elements of a tensor.
+
+    Args:
+        rank: the number of this process, of all of them.
+    """
+    if not is_dtensor(tensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
+    placements = tensor.placements  # type: ignore[attr-defined]  # as above
+    return all(place == 0 for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
+
+
 def runs(size: int, cuts: Sequence[tuple[int, int]]) -> list[Run]:
     """Cut an axis several times, each time into ``count`` pieces of which the ``number``-th is kept.
 
@@ -69,7 +82,7 @@ def _between(pieces: Sequence[Run], low: int, high: int) -> Iterator[Run]:
 
 
 def boxes(tensor: Tensor, *, name: str) -> list[Box]:
-    """The elements that this process holds; all of a plain tensor.
+    """The elements that this process holds; all of a plain tensor.  Without elements there are no boxes.
 
     Raises:
         TargetError: it is placed in a way in which no process holds its elements, or this process is outside of the
@@ -77,9 +90,9 @@ def boxes(tensor: Tensor, *, name: str) -> list[Box]:
     """
     if not is_dtensor(tensor):
         shape = tuple(tensor.shape)
-        return [Box((0,) * len(shape), shape, (0,) * len(shape))]
+        return [] if 0 in shape else [Box((0,) * len(shape), shape, (0,) * len(shape))]
     left = _left(tensor, name)  # type: ignore[arg-type]  # it is one
-    if any(not axis for axis in left):
+    if any(not sum(length for _, length in axis) for axis in left):
         return []
     offsets = [[0, *accumulate(length for _, length in axis)] for axis in left]
     numbered = [list(enumerate(axis)) for axis in left]

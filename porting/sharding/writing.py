@@ -33,7 +33,7 @@ from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
 from porting.printable import dtype_name
 from porting.sharding.filling import compute_box
-from porting.sharding.layout import Box, boxes, is_dtensor
+from porting.sharding.layout import Box, boxes, is_dtensor, is_first
 from porting.sharding.places import Layout, Places, layout
 from porting.sharding.processes import Processes
 from porting.staging import PIECE, MoveReader
@@ -300,7 +300,7 @@ def _write_step(
             for copy in recipe.copies:
                 if copy.source not in returned:
                     places.clear(copy)
-        if not _is_writer(tensors[recipe.name], processes):
+        if not is_first(tensors[recipe.name], processes.rank):
             continue
         for box, local in _local_boxes(recipe, tensors[recipe.name]):
             try:
@@ -312,12 +312,3 @@ def _write_step(
                     places.put(part, values)
                     if copy.source in copies:
                         places.put(part, values, name=copies[copy.source])
-
-
-def _is_writer(tensor: Tensor, processes: Processes) -> bool:
-    """Whether this process writes a tensor, among those that hold the same elements."""
-    if not is_dtensor(tensor):
-        return processes.rank == 0
-    coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
-    placements = tensor.placements  # type: ignore[attr-defined]  # as above
-    return all(place == 0 for place, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())

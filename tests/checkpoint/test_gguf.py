@@ -10,6 +10,7 @@ import struct
 import sys
 import time
 import zlib
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,10 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
+from gguf.scripts.gguf_convert_endian import convert_byteorder
 from safetensors.torch import save_file
 
 from porting.checkpoint import inspect_checkpoint, open_checkpoint, write_directory
@@ -110,6 +112,28 @@ def test_what_the_gguf_package_wrote(tmp_path: Path) -> None:
     }
     assert {*checkpoint.tensors} == {*expected}
     assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in expected.items())
+
+
+def test_a_big_endian_file_is_named_and_read_after_the_gguf_package_has_converted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = tmp_path / "model.gguf", torch.arange(64.0).view(2, 32) / 7
+    writer = GGUFWriter(path, "llama", endianess=GGUFEndian.BIG)
+    writer.add_float32("llama.rope.freq_base", 1e4)
+    writer.add_tensor("w", expected.numpy().copy())
+    writer.add_tensor("half", expected.half().numpy().copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    refused(
+        path, "a big-endian file of version 3, where little-endian files are read", "`gguf-convert-endian COPY little`"
+    )
+    monkeypatch.setattr("builtins.input", lambda prompt: "YES")
+    convert_byteorder(GGUFReader(path, "r+"), Namespace(order="little", dry_run=False))
+    checkpoint = open_checkpoint(path)
+    assert torch.equal(checkpoint.read("w"), expected)
+    assert torch.equal(checkpoint.read("half"), expected.half())
 
 
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: BLOCKS[kind][0])
@@ -488,8 +512,10 @@ ALIGNED = text(ALIGNMENT) + struct.pack("<II", 4, 32)
 
 HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("another magic", lambda: b"GGML" + bytes(60), "this does not begin as a GGUF file does"),
-    ("version 1", lambda: gguf(ONE, 1, bytes(16), version=1), "version 1, where little-endian files"),
-    ("big-endian", lambda: gguf(ONE, 1, bytes(16), version=3 << 24), "version 50331648, where little-endian files"),
+    ("version 1", lambda: gguf(ONE, 1, bytes(16), version=1), "version 1, where the versions 2 and 3 are read"),
+    ("version 4", lambda: gguf(ONE, 1, bytes(16), version=4), "version 4, where the versions 2 and 3 are read"),
+    ("version 10^9", lambda: gguf(ONE, 1, b"", version=10**9), "versions 2 and 3 are read (the file is damaged"),
+    ("big-endian", lambda: gguf(ONE, 1, bytes(16), version=3 << 24), "a big-endian file of version 3"),
     ("2^60 tensors", lambda: gguf(ONE, 2**60, bytes(16)), "do not fit into"),
     ("2^60 settings", lambda: gguf(ONE, 1, bytes(16), number=2**60), "do not fit into"),
     ("cut short", lambda: gguf(ONE, 1, bytes(16))[:50], "it ends in the middle of its header"),

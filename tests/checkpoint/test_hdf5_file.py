@@ -265,7 +265,16 @@ def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
         file["outside"] = h5py.ExternalLink("other.h5", "/secret")
         file["again"] = h5py.SoftLink("/kept")
         file["text"] = "words"
-    assert {*open_checkpoint(tmp_path / "a.h5").tensors} == {"kept"}
+        file["named type"] = np.dtype("f4")
+        file["g/nowhere"] = h5py.SoftLink("../missing")
+    found = open_checkpoint(tmp_path / "a.h5")
+    assert {*found.tensors} == {"kept"}
+    notes = [warning.message for warning in found.warnings]
+    assert notes == [
+        "no tensor, and not read: 'named type', 'text'",
+        "links inside the file are not followed: 'again' leads to '/kept'; 'g/nowhere' leads to '../missing'",
+        "links to other files are not followed: 'outside' leads to '/secret' in 'other.h5'",
+    ]
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file.create_dataset("outside", shape=(3,), dtype="f4", external=[(tmp_path / "raw", 0, 12)])
         layout = h5py.VirtualLayout((3,), dtype="f4")
@@ -276,11 +285,33 @@ def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_a_group_in_itself_is_refused(tmp_path: Path) -> None:
+def test_where_no_tensor_is_found_the_links_are_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["outside"] = h5py.ExternalLink("other.h5", "/weights")
+    links = "links to other files are not followed: 'outside' leads to '/weights' in 'other.h5' (for safety"
+    refused(tmp_path / "a.h5", "it holds no tensor", links)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["g/w"] = np.ones(2, "f4")
+        file["h"] = h5py.SoftLink("/g")
+    refused(
+        f"{tmp_path / 'a.h5'}#h", "whose name begins with 'h/'", "inside the file are not followed: 'h' leads to '/g'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("g", "g/again", "the group 'g' contains itself, as 'g/again'"),
+        ("/", "g/root", "the group '/' contains itself, as 'g/root'"),
+        ("g", "h", "'g' and 'h' are names of the same group (hard links) (save the weights under one name each"),
+        ("g/w", "g/x", "'g/w' and 'g/x' are names of the same dataset (hard links) (save the weights under one name"),
+    ],
+)
+def test_hard_links_are_named(tmp_path: Path, first: str, second: str, message: str) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["g/w"] = np.ones(2, "f4")
-        file["g/again"] = file["g"]
-    refused(tmp_path / "a.h5", "a group contains itself, or is in two groups")
+        file[second] = file[first]
+    refused(tmp_path / "a.h5", message)
 
 
 def test_a_link_that_is_damaged_is_no_missing_tensor(tmp_path: Path) -> None:

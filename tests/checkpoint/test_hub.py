@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +220,34 @@ def test_status(hub: Hub, status: int, messages: tuple[str, ...], where: str, we
     assert str(caught.value).startswith("org/name")
     for message in messages:
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "hint"),
+    [
+        (errno.ENOSPC, "No space left on device", "set HF_HOME to a place with room"),
+        (errno.EDQUOT, "Disk quota exceeded; your quota there allows", "set HF_HOME to a place with room"),
+        (errno.EROFS, "Read-only file system", "set HF_HOME to a place that can be written to"),
+        (errno.EACCES, "Permission denied", "set HF_HOME to a place that you can write to"),
+        (errno.ENAMETOOLONG, "File name too long", "set HF_HOME to a place with a shorter path"),
+        (errno.EFBIG, "files of at most 4096 bytes (`ulimit -f`)", "run `ulimit -f unlimited`"),
+    ],
+)
+def test_a_cache_that_cannot_be_written(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str, hint: str
+) -> None:
+    def full(*arguments: object, **options: object) -> str:
+        raise OSError(number, os.strerror(number), str(tmp_path / "blob"))
+
+    hub.add("org/name", MODEL)
+    monkeypatch.setattr("porting.checkpoint.hub.hf_hub_download", full)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, resource.RLIM_INFINITY))
+    with pytest.raises(HubError) as caught:
+        open_checkpoint("org/name")
+    (fault,) = caught.value.faults
+    assert fault.message.startswith("the cache cannot be written: ")
+    assert message in fault.message
+    assert hint in fault.hint
 
 
 def test_login_page_instead_of_an_answer(hub: Hub) -> None:

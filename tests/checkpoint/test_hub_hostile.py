@@ -11,6 +11,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
@@ -19,10 +21,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils._http import parse_ratelimit_headers
 from safetensors.torch import save
 
 from porting.checkpoint import CheckpointError, HubError, hub_guard, open_checkpoint
 from porting.checkpoint.hub import Fetcher
+from porting.checkpoint.hub_errors import asked_to_wait
 from porting.checkpoint.hub_guard import Guard
 from porting.checkpoint.names import ModelId
 from porting.checkpoint.remote_file import RemoteFile
@@ -313,6 +317,49 @@ def test_a_server_that_asks_to_come_back_in_30_years_is_left(
     hub.fail("/store/", later)
     with pytest.raises(HubError, match=r"and then it was left|too many requests|cannot be reached"):
         open_checkpoint("org/name", cache_dir=tmp_path / "hf")
+
+
+WAITS = [
+    (429, {"Retry-After": "3600"}, "too many requests (429) (try again after 3600 seconds; logging in"),
+    (429, {"RateLimit": '"api";r=0;t=55'}, "too many requests (429) (try again after 55 seconds; logging in"),
+    (429, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, "too many requests (429) (try again later; logging in"),
+    (429, {"Retry-After": "\x1b[2J" + "9" * 500}, "too many requests (429) (try again later; logging in"),
+    (429, {}, "too many requests (429) (try again later; logging in"),
+    (503, {"Retry-After": "3600"}, "the hub answered with status 503 (try again after 3600 seconds; "),
+]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("match", "weights"), [("/api/models", True), ("/store/", True), ("/config.json", False)])
+@pytest.mark.parametrize(("status", "headers", "message"), WAITS)
+def test_a_server_that_asks_to_wait_is_said_at_once(
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    match: str,
+    weights: bool,
+    status: int,
+    headers: dict[str, str],
+    message: str,
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waited.append)
+    hub.add("org/name", MODEL)
+    hub.fail(match, sending(headers, b"{}", status=status))
+    refused(tmp_path, message, weights=weights)
+    assert waited == []
+
+
+def test_the_date_of_a_server_that_asks_to_wait_is_counted_down() -> None:
+    """RFC 9110, section 10.2.3; and the headers as huggingface_hub reads them."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    assert 3590 < asked_to_wait({"retry-after": format_datetime(later, usegmt=True)}) <= 3600
+    limited = {"ratelimit": '"api";r=0;t=55', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
+    known = parse_ratelimit_headers(limited)
+    assert known is not None
+    assert asked_to_wait(limited) == known.reset_in_seconds
+    others = ("", "soon", "-1", "1e9", "9" * 400, "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 99999 07:28:00 GMT")
+    assert [asked_to_wait({"retry-after": said}) for said in (*others, "12")] == [0] * len(others) + [12]
 
 
 @pytest.mark.few(1)

@@ -128,7 +128,7 @@ HOSTILE: list[HostileFile] = [
      "its values are stored in more than one field"),
     ("floats listed as integers", lambda: model(initialiser("a", (4,), 1, field(7, bytes(4)))),
      "its float32 elements are listed as numbers of another type"),
-    ("a sparse tensor", lambda: model(field(15, b"")), "sparse initialisers, which are not read"),
+    ("a sparse tensor", lambda: model(field(15, b"")), "export the model with dense initialisers"),
     ("a file above", lambda: model(initialiser("a", (4,), 1, outside("../../secret"))),
      "weights lie in '../../secret', and only files in the model's own directory are read"),
     ("a file of an absolute path", lambda: model(initialiser("a", (4,), 1, outside("/etc/passwd"))),

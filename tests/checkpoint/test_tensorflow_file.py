@@ -212,7 +212,7 @@ HOSTILE: list[HostileFile] = [
     ("a size that stands twice", lambda: one(field(2, field(2, field(1, 3) + field(1, 2))), size=17),
      "it has 17 bytes, and shape [4, 2] of float32 needs 32"),
     ("no header", lambda: table({b"a": described((4,), 1, 0, 16)}), "a tensor of file 0 of 0"),
-    ("big-endian", lambda: table({b"": HEADER + field(2, 1)}), "its numbers are big-endian"),
+    ("big-endian", lambda: table({b"": HEADER + field(2, 1)}), "save it again on a little-endian machine"),
     ("10^9 files", lambda: table({b"": field(1, 10**9)}), "a checkpoint of 1000000000 files"),
     ("a file that is not one of them", lambda: one(field(3, 7)), "a tensor of file 7 of 1"),
     ("a missing file", lambda: table({b"": field(1, 2), b"a": described((4,), 1, 0, 16, field(3, 1))}),

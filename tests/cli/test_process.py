@@ -156,19 +156,65 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to write to")
+
+
+def lost(folder: Path, *words: str, output: str = "/dev/full", mode: str = "w", errors: str = "") -> tuple[int, str]:
+    """The exit code and the lines on standard error of a command whose output goes to a file that takes nothing."""
+    command = [sys.executable, "-m", "porting", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with Path(output).open(mode) as out, Path(errors or os.devnull).open("w") as full:
+        aside = full if errors else subprocess.PIPE
+        run = subprocess.run(command, cwd=folder, env=environment, check=False, stdout=out, stderr=aside, text=True)
+    return run.returncode, run.stderr or ""
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to write to")
+@full_disk
 @pytest.mark.parametrize("words", [["inspect", "c"], ["inspect", "c", "--json"], ["suggest", "--help"], ["--version"]])
 def test_a_full_disk_is_one_line(folder: Path, words: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "porting", *words]
-    with Path("/dev/full").open("w") as full:
-        run = subprocess.run(
-            command, cwd=folder, env=environment, check=False, stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    advice = ["next: porting inspect --help"] if words == ["inspect", "c"] else []
-    assert run.stderr.splitlines() == ["error: No space left on device", *advice]
-    assert run.returncode == 2
+    code, errors = lost(folder, *words)
+    assert errors.splitlines() == ["error: standard output cannot be written: No space left on device"]
+    assert code == 2
+    code, errors = lost(folder, *words, output=os.devnull, mode="r")  # which is opened for reading
+    assert errors.splitlines() == ["error: standard output cannot be written: Bad file descriptor"]
+    assert code == 2
+
+
+@full_disk
+@pytest.mark.parametrize("more", [[], pytest.param(["--json"], marks=pytest.mark.slow)])
+def test_what_is_complete_is_named_where_the_output_is_lost(folder: Path, tmp_path: Path, more: list[str]) -> None:
+    code, errors = lost(folder, "convert", "c", str(tmp_path / "out"), *more)
+    expected = f"error: standard output cannot be written: No space left on device; {tmp_path / 'out'} is complete"
+    assert errors.splitlines() == [expected]
+    assert code == 2
+    assert porting("verify-files", str(tmp_path / "out"), cwd=folder).returncode == 0
+
+
+@pytest.mark.slow
+@full_disk
+def test_a_report_that_cannot_be_printed_is_written_all_the_same(folder: Path, tmp_path: Path) -> None:
+    """The table of suggest and the page of verify come after the report, which was lost with all the work."""
+    words = ["suggest", "c", "--into", "own_model.py:build", "--output", str(tmp_path / "t.toml")]
+    code, errors = lost(folder, *words)
+    assert errors.splitlines()[-1].endswith(f"No space left on device; {tmp_path / 't.toml'} is complete")
+    assert (code, (tmp_path / "t.toml").stat().st_size > 0) == (2, True)
+    code, errors = lost(folder, "verify", "c", "--html", str(tmp_path / "p.html"))
+    assert errors.splitlines()[-1].endswith(f"No space left on device; {tmp_path / 'p.html'} is complete")
+
+
+@pytest.mark.slow
+@full_disk
+def test_an_error_is_said_where_the_document_is_lost(folder: Path) -> None:
+    code, errors = lost(folder, "inspect", "nowhere/at/all", "--json")
+    assert "no such file or directory" in errors
+    assert code == 2
+
+
+@full_disk
+@pytest.mark.parametrize(("words", "expected"), [(["inspect", "c"], 0), (["inspect", "nowhere/at/all"], 2)])
+def test_where_standard_error_is_full_the_work_goes_on(folder: Path, words: list[str], expected: int) -> None:
+    assert lost(folder, *words, output=os.devnull, errors="/dev/full")[0] == expected
 
 
 BUG = """

@@ -141,9 +141,47 @@ def test_as_json(run: Run, records: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found["packages"]["porting"] == porting_version()
 
 
-@pytest.mark.parametrize("content", ["", "typed: 7", "typed: [", "\x1b[2J\n\nx", "typed: []\n\nE\n"])
+HEAD = "porting 1.0\ntorch not installed\npython 3.12.1 on Linux\n"
+
+OTHERS = {
+    "nothing": "",
+    "passwords": "root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/sh\n",
+    "a table": '[mapping]\nname = "x"\n\n[tensors]\n',
+    "a key": "-----BEGIN PRIVATE KEY-----\nporting 1.0\n",
+    "no command": HEAD + "\nTraceback\n",
+    "a cut record": HEAD,
+    "another line": HEAD + "secret\ntyped: ['porting']\n\nE\n",
+    "a command of another kind": HEAD + "typed: 7\n\nE\n",
+    "bytes": "\x1b[2J\n\nx",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_file_that_is_no_record_is_refused_and_passed_over(run: Run, records: Path, kind: str) -> None:
+    path = records / "porting-report-x.txt"
+    path.write_text(OTHERS[kind])
+    path.chmod(0o600)
+    result = run("report-bug", "--record", path)
+    assert result.exit_code == 2
+    assert "porting-report-x.txt: this is no error that porting recorded (pass a file named" in result.stderr
+    assert not list(Path().iterdir())
+    assert "no unexpected error is recorded" in run("report-bug").stdout
+
+
+def test_a_file_of_the_system_is_refused(run: Run, records: Path) -> None:
+    del records
+    for path in ("/etc/passwd", "/dev/null", "/proc/self/environ", "."):
+        assert run("report-bug", "--record", path).exit_code == 2
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    "content", ["typed: [\n\nE", "typed: [']\n\n", "typed: []\n\n\x1b[2J\n\nx", "typed: []\n\nE\n"]
+)
 def test_a_record_that_was_changed_is_taken_as_it_is(run: Run, records: Path, content: str) -> None:
-    (records / "porting-report-x.txt").write_text(content)
+    (records / "porting-report-x.txt").write_text(HEAD + content.replace("typed: [\n", "typed: [x]\n"))
     (records / "porting-report-x.txt").chmod(0o600)
-    assert run("report-bug").exit_code == 0
+    result = run("report-bug")
+    assert result.exit_code == 0
+    assert "no unexpected error is recorded" not in result.stdout
     assert "\x1b" not in Path("porting-bug-report.md").read_text()

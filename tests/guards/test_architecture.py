@@ -15,7 +15,8 @@ from tests.guards.tree import ROOT, imports, modules, parse
 # Data flows one way.  The lowest packages, with all that each may import of the library beside itself.
 PACKAGES = {
     "porting.causes": ("porting.frames", "porting.printable", "porting.tracing"),
-    "porting.atomic": ("porting.errors", "porting.opening", "porting.printable"),
+    "porting.atomic": ("porting.errors", "porting.opening", "porting.printable", "porting.write_failure"),
+    "porting.write_failure": ("porting.printable",),
     "porting.errors": ("porting.printable",),
     "porting.limits": ("porting.errors",),
     "porting.opening": ("porting.errors", "porting.printable"),
@@ -30,6 +31,7 @@ PACKAGES = {
         "porting.opening",
         "porting.printable",
         "porting.scratch",
+        "porting.write_failure",
     ),
     "porting.ops": ("porting.checkpoint.strict_json", "porting.printable"),
     "porting.pages": ("porting.errors", "porting.printable"),

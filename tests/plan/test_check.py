@@ -8,6 +8,7 @@ from porting.errors import Code
 from porting.notation.table import parse_table
 from porting.ops import NOTHING, Arithmetic, Scale
 from porting.plan.config import refused as config_faults
+from porting.plan.config import sizes
 from porting.plan.plan import PlanError
 from tests.plan.shapes import headers
 from tests.plan.toy import CONFIG, TABLE, checkpoint, plan, refused, target
@@ -69,8 +70,17 @@ def test_a_required_value_has_its_type(value: object) -> None:
 def test_a_size_that_the_config_does_not_give() -> None:
     table = TABLE.replace("[require]", '[sizes]\no = "hiden // 1"\n[require]')
     assert refused(None, None, table)[0] == (
-        "toy.toml: [sizes] o = 'hiden // 1': the config has no 'hiden' (did you mean 'hidden'?) [bad-expression]"
+        "toy.toml:9:5: [sizes] o = 'hiden // 1': the config has no 'hiden' (did you mean 'hidden'?) [bad-expression]"
     )
+
+
+def test_a_size_that_comes_from_the_defaults_is_no_lack_of_a_config() -> None:
+    table = TABLE.replace("[require]", '[sizes]\no = "wide - 8"\n[defaults]\nwide = 8\n[require]')
+    found = sizes(parse_table(table), {})[1][0]
+    assert "'wide - 8' is 0, expected a positive integer" in found.message
+    assert found.hint == "[defaults] gives wide = 8"
+    (lacking,) = sizes(parse_table(TABLE.replace("[require]", '[sizes]\no = "wide"\n[require]')), {})[1]
+    assert lacking.hint == "put the model's config.json beside its weights"
 
 
 @pytest.mark.parametrize(

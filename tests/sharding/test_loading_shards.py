@@ -63,6 +63,19 @@ back = { x = "log(-y)" }
 """
 
 
+UNEVEN_TABLE = """
+[mapping]
+name = "uneven"
+[tensors]
+"a.row [o e]" = "row [o e]"
+"a.rows [e o]" = "rows [o e]"
+"a.column [o e]" = "column [o e]"
+"a.none [o e]" = "none [o e]"
+"a.{p:x,y} [o]" = "line [(p o)]"
+"a.cube [a b c]" = "cube [c b a]"
+"""
+
+
 def computed() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     shapes = {"w": (10, 7), "a": (3, 7), "b": (10, 3), "s": (3, 2), "A_log": (5,), "shared": (6, 8)}
@@ -100,12 +113,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "formulas" / "config.json").write_text(json.dumps({"model_type": "formulas"}))
     (root / "formulas.toml").write_text(FORMULAS)
     write_checkpoint(root / "bert")
+    values = {name: tensor * 1e5 if tensor.is_floating_point() else tensor for name, tensor in own.tensors().items()}
+    values["model.layer.0.kernel"][0, 1] = float("inf")
+    values["model.layer.1.kernel"][2, 3] = float("nan")
+    values["scaled"][1] = 1e30
+    own.write(root / "odd", values)
+    (root / "huge.toml").write_text(own.TABLE.replace('scale = "n_embd ** -0.5"', "scale = 1e18"))
+    (root / "uneven").mkdir()
+    shapes = {"row": (1, 5), "rows": (3, 2), "column": (7, 1), "none": (0, 4), "x": (1,), "y": (1,), "cube": (1, 5, 2)}
+    tensors = {f"a.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(tensors, root / "uneven" / "model.safetensors")
+    (root / "uneven" / "config.json").write_text(json.dumps({"model_type": "uneven"}))
+    (root / "uneven.toml").write_text(UNEVEN_TABLE)
     return root
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 3, 4])
 def results(folder: Path, request: pytest.FixtureRequest) -> Results:
-    """What each of 2 or 4 processes saw."""
+    """What each of 2, 3 or 4 processes saw."""
     count = request.param
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.sharding.worker", str(folder), str(count)]
@@ -181,6 +206,29 @@ def test_no_process_holds_a_whole_tensor(results: Results) -> None:
         assert result["wide"]["largest"] <= result["wide"]["smallest whole"] / len(results) * 1.9
 
 
+def test_what_a_cast_makes_infinite_is_counted_as_one_process_counts_it(results: Results) -> None:
+    for result in results:
+        for case, told in result["lost"].items():
+            if case != "differ":
+                assert told["fsdp"] == told["columns"] == told["whole"], case
+        half, odd = (result["lost"][case]["whole"] for case in ("half", "half, some infinite before"))
+        assert any("finite values became infinite or NaN: " in one and "layers.0.out.weight" in one for one in half)
+        assert half != odd, "what was infinite before is not counted"
+        assert any("of scaled" in one for one in result["lost"]["computed"]["whole"])
+        assert result["lost"]["nothing"]["whole"] == []
+
+
+def test_processes_without_an_element_of_a_tensor(results: Results, folder: Path) -> None:
+    """Whether ``differ`` is empty is seen above."""
+    expected = load_file(folder / "uneven" / "model.safetensors")
+    nbytes = sum(tensor.nbytes for tensor in expected.values())
+    for name in results[0]["uneven"]["files"]:
+        found = load_file(folder / name / "model.safetensors")
+        assert {key: one.tolist() for key, one in found.items()} == {key: one.tolist() for key, one in expected.items()}
+    for read in zip(*(result["uneven"]["read"] for result in results), strict=True):
+        assert nbytes <= sum(read) <= 2 * nbytes
+
+
 def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: Results) -> None:
     for result in results:
         assert "decoder.weight: was to be dropped because it equals 'model.tokens.weight'" in result["refused"]["told"]
@@ -188,7 +236,7 @@ def test_a_wrong_copy_is_told_by_every_process_and_nothing_is_changed(results: R
 
 
 def test_an_export_is_byte_for_byte_that_of_one_process(results: Results, folder: Path) -> None:
-    names = ["fsdp-2"] if len(results) == 2 else ["fsdp-4", "both", "axes"]
+    names = [f"fsdp-{len(results)}", *(["both", "axes"] if len(results) == 4 else [])]
     for how, touched in TOUCHED.items():
         whole = own.filled(folder / "source", folder / "own.toml")
         touch(whole, touched)

@@ -270,6 +270,65 @@ def formulas(folder: Path, rank: int, count: int) -> Result:
     return result
 
 
+def lost(folder: Path, rank: int, count: int) -> Result:
+    """What is said of values that a cast or a computation makes infinite: here, and where one process loads."""
+    cuts = {"fsdp": cut_by_fsdp, "columns": cut_by_columns}
+    told: Result = {"differ": []}
+    for case, (source, table, dtype) in LOST.items():
+        told[case] = {"whole": said(folder, own.Own(own.SIZES).to(dtype), source, table, dtype)}
+        for name, cut in cuts.items():
+            module = cut(own.Own(own.SIZES).to(dtype), mesh_of(count))
+            told[case][name] = said(folder, module, source, table, dtype)
+    return told
+
+
+LOST: dict[str, tuple[str, str, torch.dtype]] = {
+    "half": ("large", "own.toml", torch.float16),
+    "half, some infinite before": ("odd", "own.toml", torch.float16),
+    "computed": ("odd", "huge.toml", torch.float32),
+    "nothing": ("source", "own.toml", torch.float16),
+}
+"""The source, the table and the dtype."""
+
+
+def said(folder: Path, module: nn.Module, source: str, table: str, dtype: torch.dtype) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        porting.load(folder / source, module, folder / table, dtype=None if dtype is torch.float32 else dtype)
+    return [str(one.message) for one in caught if issubclass(one.category, porting.PortingWarning)]
+
+
+UNEVEN = {"row": (1, 5), "rows": (2, 3), "column": (7, 1), "none": (0, 4), "line": (2,), "cube": (2, 5, 1)}
+"""Tensors with fewer rows than processes, and such that cannot be divided."""
+
+
+def uneven(folder: Path, rank: int, count: int) -> Result:
+    """Tensors that leave some processes without an element, cut along every axis; loaded, and exported again."""
+    result: Result = {"differ": [], "read": [], "files": []}
+    whole = nn.ParameterDict({name: torch.empty(shape) for name, shape in UNEVEN.items()})
+    porting.load(folder / "uneven", whole, folder / "uneven.toml")
+    for axis in range(4):
+        for meta in (True, False):
+            with torch.device("meta" if meta else "cpu"):
+                module = nn.ParameterDict({name: torch.zeros(shape) for name, shape in UNEVEN.items()})
+            if axis == 3:
+                fully_shard(module, mesh=mesh_of(count))
+            else:
+                for name, parameter in module.items():
+                    place = Shard(min(axis, parameter.ndim - 1))
+                    module[name] = nn.Parameter(distribute_tensor(parameter.detach(), mesh_of(count), [place]))
+            porting.load(folder / "uneven", module, folder / "uneven.toml")
+            differ = [name for name, tensor in module.items() if not torch.equal(gathered(tensor), whole[name])]
+            result["differ"] += [f"{name} along {axis}" for name in differ]
+            record = porting.provenance(module)
+            assert record is not None
+            result["read"].append(record.nbytes_read)
+            name = f"uneven-{count}-{axis}-{meta}"
+            porting.export(module, folder / "uneven.toml", folder / name)
+            result["files"].append(name)
+    return result
+
+
 def computes(folder: Path, rank: int, count: int) -> Result:
     """A BERT under FSDP gives the bits that it gives in one process."""
     from porting.models.bert_heads import BertForPreTraining
@@ -319,6 +378,8 @@ def main(folder: Path, rank: int, count: int) -> None:
         "wide": wide(folder, rank, count),
         "refused": refused(folder, rank, count),
         "formulas": formulas(folder, rank, count),
+        "lost": lost(folder, rank, count),
+        "uneven": uneven(folder, rank, count),
     }
     results["export"] = exported(folder, cut_by_fsdp, flat, f"fsdp-{count}")
     results["cast"] = cast(folder, cut_by_fsdp if count == 2 else cut_by_columns, flat, f"cast-{count}")
@@ -330,7 +391,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         results["both"] = loaded(folder, cut_by_both, mesh)
         results["both on meta"] = loaded(folder, cut_by_both, mesh, meta=True)
         results["two axes"] = loaded(folder, cut_by_columns, mesh)
-    else:
+    elif count == 2:
         results["computes"] = computes(folder, rank, count)
     dist.barrier()
     dist.destroy_process_group()
