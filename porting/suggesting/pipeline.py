@@ -36,6 +36,7 @@ from porting.suggesting.search.search import WeightSearch
 from porting.suggesting.search.search_result import GUESS, SearchResult
 from porting.suggesting.subjects.building import Builder, build_for, named_fields, with_fields
 from porting.suggesting.subjects.config_fields import Role, config_number, stage_field
+from porting.suggesting.subjects.fixed_depth import uncut
 from porting.suggesting.subjects.guarded_run import Deadline, OutOfTime, bounded, guarded, outside
 from porting.suggesting.subjects.model_pair import (
     ModelPair,
@@ -270,7 +271,7 @@ def _proposed(
         made = plain  # attention is written in another way there, and what comes of it is the same
         proof = prover.proven(subjects.twin.checkpoint, made, fresh=fresh)
     final = onto(made, checkpoint, subjects)
-    fits = _fits(checkpoint, into, parse_table(write(final), where="suggested"), subjects, fresh=fresh)
+    fits = _fits(checkpoint, uncut(into), parse_table(write(final), where="suggested"), subjects, fresh=fresh)
     own = None
     if not fits and proof.exact and _numbers(checkpoint) < LARGE:
         own = prover.proven(checkpoint, final, fresh=fresh, whole=_numbers(checkpoint) < TRIED)
@@ -303,7 +304,7 @@ def _proposed(
         shown=verdict.shown,
         trials=found.trials,
     )
-    return _Proposal(suggestion=suggestion, too_shallow=bool(fits) and proof.exact and subjects.twin.shrunk)
+    return _Proposal(suggestion=suggestion, too_shallow=bool(fits) and proof.exact and subjects.few_layers)
 
 
 def fold(found: SearchResult, asker: Asker) -> None:
@@ -460,7 +461,7 @@ class _Prover:
             with bounded(self.until):
                 return prove(
                     checkpoint,
-                    self.into,
+                    self.into if small else uncut(self.into),
                     table,
                     self.subjects,
                     seed=self.seed,

@@ -75,6 +75,13 @@ BY_GROUPS = (
 )
 TILED = "k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)"
 
+HALVES = "turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)"
+NEIGHBOURS = "turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)"
+LAID_AS_HALVES = "cos, sin = (torch.cat([one, one], -1) for one in (cos, sin))"
+LAID_AS_NEIGHBOURS = "cos, sin = (one.repeat_interleave(2, -1) for one in (cos, sin))"
+TURNED_NEIGHBOURS = "rotated * cos + torch.stack([-rotated[..., 1::2], rotated[..., ::2]], -1).flatten(-2) * sin"
+TURNED_HALVES = "rotated * cos + torch.cat([-second, first], -1) * sin"
+
 EDITS: Mapping[str, tuple[Edit, ...]] = {
     "RMSNorm eps": (
         Edit("llama", {"= config.eps, config": "= 1e-6, config"}, "eps is 1e-06 where the reference has 1e-05"),
@@ -174,6 +181,11 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
     "rotary pairing": (
         Edit("glm", {"if self.config.neighbours:": "if False:"}),
         Edit("llama", {"if self.config.neighbours:": "if True:"}),
+    ),
+    "rotary angles of the other pairing": (
+        Edit("llama", {HALVES: f"{LAID_AS_HALVES}; turned = {TURNED_NEIGHBOURS}"}, "pairs of neighbours, with cosines"),
+        Edit("llama", {HALVES: f"{LAID_AS_NEIGHBOURS}; turned = {TURNED_HALVES}"}, "pairs of halves, with cosines"),
+        Edit("glm", {NEIGHBOURS: f"{LAID_AS_HALVES}; turned = {TURNED_NEIGHBOURS}"}, "pairs of neighbours, with cos"),
     ),
     "rotary direction": (
         Edit("glm", {"- second * sin, second * cos + first * sin": "+ second * sin, second * cos - first * sin"}),

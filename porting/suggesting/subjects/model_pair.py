@@ -29,6 +29,7 @@ from porting.suggesting.subjects.building import (
     with_own_options,
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch, stage_field
+from porting.suggesting.subjects.fixed_depth import cut, depths_of, fewer, stacks, uncut
 from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
     hides_padding,
@@ -46,8 +47,10 @@ from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import (
+    FEW_LAYERS,
     IMAGES,
     SMALL,
+    Measures,
     Twin,
     draw_parameters,
     is_constant,
@@ -101,6 +104,11 @@ class ModelPair:
     def drawn(self) -> dict[str, object]:
         """Sizes of inputs that the checkpoint's config does not tell, and with which both models run."""
         return {name: value for name, value in self.twin.config.items() if name == "image_size"}
+
+    @property
+    def few_layers(self) -> bool:
+        """Whether the twin may have fewer layers than the checkpoint."""
+        return self.twin.shrunk or uncut(self.into) is not self.into
 
     def readied(self, module: nn.Module) -> nn.Module:
         """Another one of the user's modules, its lazy parameters in shape, called as the first one is."""
@@ -223,10 +231,38 @@ def _prepared(
     tell: Callable[[str, int, int], None],
     depth: int,
     positions: int = 0,
+    *,
+    cuts: bool = True,
 ) -> ModelPair:
-    """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones."""
+    """Prepare both models. ``positions`` and ``depth`` are the twin's; 0 for the usual ones.
+
+    Args:
+        cuts: a module of a fixed depth is cut to the twin's, if it runs then.
+    """
     config = completed_config(checkpoint.config, architecture)
-    into, twin, built = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth)
+    made = _sized(config, into, architecture, folder, seed, checkpoint, positions, depth, cuts=cuts)
+    try:
+        return _readied(config, *made, seed, inputs, ask, tell, full=positions > 0)
+    except PortingError:
+        if uncut(made[0]) is made[0]:
+            raise
+        place = folder / "whole"
+        return _prepared(checkpoint, into, architecture, place, seed, inputs, ask, tell, depth, positions, cuts=False)
+
+
+def _readied(
+    config: Mapping[str, object],
+    into: Builder,
+    twin: Twin,
+    built: BuiltModule,
+    seed: int,
+    inputs: Mapping[str, str],
+    ask: Asker,
+    tell: Callable[[str, int, int], None],
+    *,
+    full: bool,
+) -> ModelPair:
+    """Both models with drawn weights, and what the module's forward takes."""
     limit_threads(sum(one.numel() for _, one in named_tensors(built.module) if not nn.parameter.is_lazy(one)))
     sampler = twin.sampler
     available = sampler.available
@@ -260,7 +296,7 @@ def _prepared(
         longest=_longest(twin, module, way),
         lazy=lazy,
         zeros=zeros,
-        full=positions > 0 or row_length() != LENGTH,
+        full=full or row_length() != LENGTH,
         later=_later(module, way, twin),
     )
 
@@ -301,6 +337,8 @@ def _sized(
     checkpoint: Checkpoint,
     positions: int,
     depth: int,
+    *,
+    cuts: bool,
 ) -> tuple[Builder, Twin, BuiltModule]:
     """The builder, the twin and the module: small if the module can be, else of the checkpoint's own sizes."""
     made = partial(make_twin, config, architecture, seed=seed, stored=frozenset(checkpoint.tensors))
@@ -308,7 +346,8 @@ def _sized(
     if isinstance(into, nn.Module):
         with bounded(within):
             built = build_for(into, config)
-            return into, _of_own_sizes(made, config, built.module, folder), built
+            short = _shortened(config, into, architecture, made, folder, built.module, depth) if cuts else None
+            return short or (into, _of_own_sizes(made, config, built.module, folder), built)
     usable: tuple[Builder, Twin, BuiltModule] | None = None
     for number, usual in enumerate(measures(config)):
         to = replace(usual, positions=positions or usual.positions)
@@ -342,10 +381,13 @@ def _sized(
                 continue
         if not small.asked or not _could(small.module, twin):
             break
+        if cuts and stacks(small.module, few := fewer(config, twin.config)):
+            told = cut(told, few)
+            small = build_for(told, completed_config(twin.config, architecture))
         usable = told, twin, small
         if _takes_images(small.module, twin):
             return usable
-    return usable or _large(config, into, architecture, made, folder, within)
+    return usable or _large(config, into, architecture, made, folder, within, depth if cuts else None)
 
 
 def _large(
@@ -355,14 +397,20 @@ def _large(
     made: Callable[..., Twin],
     folder: Path,
     within: Bounds,
+    depth: int | None,
 ) -> tuple[Builder, Twin, BuiltModule]:
-    """The builder, the twin and the module, of the checkpoint's own sizes."""
+    """The builder, the twin and the module, of the checkpoint's own sizes; with fewer layers unless depth is None."""
     built, refused = None, None
     try:
         with bounded(within):
             built = build_for(into, config)
     except UnknownSizesError as error:  # shapes may tell what a name means
         refused = error
+    if built is not None and depth is not None:
+        with bounded(within):
+            short = _shortened(config, into, architecture, made, folder, built.module, depth)
+        if short is not None:
+            return short
     with bounded(within):
         twin = _of_own_sizes(made, config, None if built is None else built.module, folder)
     with suppress(PortingError), bounded(within):  # a name may mean another field than it says
@@ -373,10 +421,46 @@ def _large(
     return into, twin, built
 
 
+def _shortened(
+    config: Mapping[str, object],
+    into: Builder,
+    architecture: str,
+    made: Callable[..., Twin],
+    folder: Path,
+    module: nn.Module,
+    depth: int,
+) -> tuple[Builder, Twin, BuiltModule] | None:
+    """The same with a few layers, for a module of many that are fixed; None where its layers stand in no list.
+
+    Args:
+        module: the user's, with all of its layers.
+        depth: how many are left; 0 for the usual number.
+    """
+    to = replace(FEW_LAYERS, depth=depth or FEW_LAYERS.depth)
+    few = {count: to.depth for count in depths_of(config).values() if count > to.depth}
+    if max(few, default=0) < MANY_LAYERS or {*few} != {*stacks(module, few).values()}:
+        return None
+    try:
+        short = cut(into, few)
+        twin = _of_own_sizes(made, config, build_for(short, config).module, folder / "few", to)
+        told, read = _understood(short, twin, completed_config(twin.config, architecture))
+    except PortingError:
+        return None
+    return told, twin, read
+
+
+MANY_LAYERS = 5
+"""A module of fewer layers is not cut."""
+
+
 def _of_own_sizes(
-    made: Callable[..., Twin], config: Mapping[str, object], module: nn.Module | None, folder: Path
+    made: Callable[..., Twin],
+    config: Mapping[str, object],
+    module: nn.Module | None,
+    folder: Path,
+    to: Measures | None = None,
 ) -> Twin:
-    """The twin of the checkpoint's own sizes.
+    """The twin of the checkpoint's own sizes; or with fewer layers, as ``to`` says.
 
     Where no field tells how large images are, it is one that both models take, or the first where there is no module.
     """
@@ -384,7 +468,8 @@ def _of_own_sizes(
     fault: VerifyError | None = None
     for width in IMAGES if not pictured(config) else (0,):
         try:
-            twin = runnable(made(folder / f"real {width}", small=False, to=replace(SMALL, image=width)))
+            sizes = replace(to or SMALL, image=width)
+            twin = runnable(made(folder / f"real {width}", small=to is not None, to=sizes))
         except VerifyError as error:
             fault = error
             continue

@@ -44,6 +44,7 @@ class Measures:
 
     Attributes:
         image, patch: the width of an image and of its patches, in pixels; 0 for the checkpoint's own.
+        vocabulary, positions: 0 for the checkpoint's own, of a shallow twin.
         shallow: the twin has the checkpoint's own sizes but for its depth, vocabulary and positions: some architectures
             run with few sizes only.
         blocks: the largest number of blocks in a stage, for a model whose depth is given for each stage; 0 for the
@@ -68,6 +69,9 @@ class Measures:
 SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
 """The twin that is searched; and one with as many layers as the checkpoint, up to 64, and with loud features, as large
 models have them, so that a clamp shows."""
+
+FEW_LAYERS = Measures(0, 0, 0, 0, SMALL.depth, image=0, patch=0, shallow=True)
+"""The checkpoint's own sizes with a few layers: a twin for a module whose sizes are fixed."""
 
 IMAGES = (12, 32, 64, 224)
 """Widths of images that modules with several strides or windows may need, in pixels."""
@@ -96,7 +100,7 @@ class Twin:
         tensors: what its file holds, in float64, by name.
         files: the reference's parameter or buffer -> the name in the file.
         prefix: what the names of the trunk begin with where a head stands on it; may be empty.
-        shrunk: whether its sizes are its own, and not the checkpoint's.
+        shrunk: whether its sizes are its own, and not the checkpoint's, which may be deeper.
         copies: names of its file that are another tensor written out again -> that tensor, as in the checkpoint.
         sampler: makes batches of its inputs.
     """
@@ -218,9 +222,10 @@ def _by_stage(config: Mapping[str, object], sizes: Mapping[str, int], to: Measur
 def _shallow(sizes: Mapping[str, int], *, to: Measures) -> dict[str, int]:
     """The depth, the vocabulary and the positions, where they have to be smaller."""
     most = {Role.DEPTH: to.depth, Role.VOCABULARY: to.vocabulary, Role.POSITIONS: to.positions}
+    most = {role: size for role, size in most.items() if size}
     roles = {name: _role(name, sizes) for name in sizes if "group" not in name}
     found = {name: min(sizes[name], most[role]) for name, role in roles.items() if role in most}
-    tokens = (name for name, value in sizes.items() if name.endswith("token_id") and value >= to.vocabulary)
+    tokens = [name for name, value in sizes.items() if name.endswith("token_id") and value >= to.vocabulary > 0]
     return {**found, **dict.fromkeys(tokens, to.vocabulary - 1)}
 
 
@@ -350,7 +355,7 @@ def make_twin(
         tensors={name: one.double() if one.is_floating_point() else one for name, one in stored.items()},
         files=_named(reference, stored),
         prefix=f"{base}." if base and any(name.startswith(f"{base}.") for name in stored) else "",
-        shrunk=small,
+        shrunk=small and not (to.shallow and not to.vocabulary),
         copies=copies,
         sampler=Sampler.of(reference, checkpoint.config),
     )

@@ -281,6 +281,9 @@ def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraC
     reports = [one.report for one in (proof, behind.proof, own) if one is not None and one.report is not None]
     if subjects.twin.shrunk and own is None:
         yield "the checkpoint's own sizes, which are too large to be run here: sizes are the twin's"
+    elif subjects.few_layers and own is None:
+        depth = config_number(subjects.twin.config, Role.DEPTH)
+        yield f"more than {depth} of the module's layers together: with all of them it is too large to be run here"
     longest, most = subjects.longest, config_number(subjects.config, Role.POSITIONS)
     if subjects.full:
         only = longest_row(subjects, subjects.config, small=False) if row_length() != LENGTH else most

@@ -1,0 +1,88 @@
+"""Modules of a fixed depth, cut to a few layers.
+
+A module whose sizes are written into it is searched at its own sizes.  Its layers are mostly one many times: with two
+of them, and a reference of two, all is found out in a fraction of the time, and the table is then held against the
+whole module, as it is for one that can be built small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+
+from torch import nn
+
+from porting.duplicate import duplicate
+from porting.suggesting.subjects.building import Builder, named_fields, with_fields
+from porting.suggesting.subjects.config_fields import Role, role_of
+
+_WHOLE = "_before_it_was_cut"
+
+
+def depths_of(config: Mapping[str, object]) -> dict[str, int]:
+    """The fields of a config that say how many layers there are, and their numbers.
+
+    >>> depths_of({"num_hidden_layers": 12, "num_attention_heads": 12})
+    {'num_hidden_layers': 12}
+    """
+    return {name: one for name, one in config.items() if type(one) is int and one > 0 and role_of(name) is Role.DEPTH}
+
+
+def fewer(config: Mapping[str, object], twin: Mapping[str, object]) -> dict[int, int]:
+    """How many layers a list has that is as long as the checkpoint's -> how many the twin's has.
+
+    >>> fewer({"encoder_layers": 12, "decoder_layers": 6}, {"encoder_layers": 2, "decoder_layers": 2})
+    {12: 2, 6: 2}
+    >>> fewer({"encoder_layers": 6, "decoder_layers": 6}, {"encoder_layers": 2, "decoder_layers": 3})
+    {}
+    """
+    depths = [(count, twin.get(name)) for name, count in depths_of(config).items()]
+    found = {count: few for count, few in depths if type(few) is int and few < count}
+    return found if all(found.get(count, few) == few for count, few in depths) else {}
+
+
+def stacks(module: nn.Module, counts: Collection[int]) -> dict[str, int]:
+    """The lists of so many layers, by path, with how many these are: of one class, with weights, none in another.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> stacks(nn.ModuleDict({"layers": nn.ModuleList([block() for _ in range(2)]), "head": block()}), {2})
+    {'layers': 2, 'head': 2}
+    """
+    found: dict[str, int] = {}
+    for path, part in module.named_modules():
+        inside = any(path.startswith(f"{one}.") for one in found)
+        alike = isinstance(part, nn.ModuleList | nn.Sequential) and len({type(one) for one in part}) == 1
+        if alike and not inside and len(part) in counts and all(any(True for _ in one.parameters()) for one in part):
+            found[path] = len(part)
+    return found
+
+
+def cut(into: Builder, depths: Mapping[int, int]) -> Builder:
+    """A builder of the same module with fewer layers.
+
+    Args:
+        into: what builds the module, or the module.
+        depths: how many layers a list has -> how many are left of it.
+    """
+    maker: Callable[..., nn.Module] = (lambda: duplicate(into)) if isinstance(into, nn.Module) else into
+
+    @wraps(maker)
+    def build(*args: object, **kwargs: object) -> nn.Module:
+        module = maker(*args, **kwargs)
+        for path, count in stacks(module, depths).items():
+            layers = module.get_submodule(path)
+            if isinstance(layers, nn.ModuleList | nn.Sequential):
+                del layers[depths[count] :]
+        return module
+
+    setattr(build, _WHOLE, into)
+    return build
+
+
+def uncut(into: Builder) -> Builder:
+    """What builds the module with all of its layers, with the config's fields that were found for the cut one."""
+    before: Builder | None = getattr(into, _WHOLE, None)
+    if before is None:
+        return into
+    fields = named_fields(into)
+    return with_fields(before, fields, dict.fromkeys(fields.values())) if fields else before
