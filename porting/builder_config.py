@@ -62,6 +62,14 @@ class Named(dict[str, object]):
             raise AttributeError(name)
         return self[name]
 
+    def to_dict(self) -> dict[str, object]:
+        """All fields, as a config of transformers gives them.
+
+        >>> Named({"attention": {"heads": 2}}).to_dict()
+        {'attention': {'heads': 2}}
+        """
+        return dict(self)
+
 
 def _nested(name: str, value: object, into: object) -> object:
     return Named(value, into) if isinstance(value, dict) else typed(name, value)

@@ -48,6 +48,7 @@ from porting.suggesting.subjects.model_preparation import untrained_adapters
 from porting.suggesting.subjects.operation_trace import WeightUse
 from porting.suggesting.subjects.questions import Ask, Asker, which_architecture
 from porting.suggesting.subjects.sampler import LENGTH, rows_of
+from porting.suggesting.subjects.solved_sizes import untold
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
@@ -184,7 +185,9 @@ def suggest(
                     searched = _searched(subjects, seed, trials, Deadline(until.left - limit * RESERVE), tell)
                 fields = named_fields(subjects.into)
                 guessed = {ours: theirs for ours, theirs in fields.items() if ours not in (config or {})}
-                prover = _Prover(into=subjects.into, subjects=subjects, until=until, seed=seed, tell=tell)
+                prover = _Prover(
+                    into=subjects.into, subjects=subjects, until=until, seed=seed, tell=tell, guessed=tuple(guessed)
+                )
                 proposed = _proposed(checkpoint, prover, searched, asker, name)
                 found = proposed.suggestion if found is None or proposed.suggestion.proven else found
                 if not proposed.too_shallow:
@@ -284,7 +287,8 @@ def _proposed(
         # verify's first batches may hold what the trials on the twin differ on, such as padding without a mask
         shorter = prover.proven(checkpoint, final, fresh=fresh)
         own = shorter if shorter.agrees else own
-    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind)
+    guessed = untold(into, prover.guessed, subjects.twin.config, bounds(checkpoint.tensors, checkpoint.config))
+    verdict = judge(subjects, found, proof, own, fits, checkpoint, unmapped, behind, guessed)
     if verdict.verdict in {Verdict.EXACT, Verdict.TRUNK}:  # what looked like a guess was confirmed further behind
         lines, of = ([_confirmed(one) for one in some] for some in (lines, final.lines))
         final = replace(final, lines=of)
@@ -419,13 +423,18 @@ def _guessed(
 
 @dataclass(frozen=True, kw_only=True)
 class _Prover:
-    """Runs proofs, as long as there is time."""
+    """Runs proofs, as long as there is time.
+
+    Attributes:
+        guessed: the builder's names whose fields were found out.
+    """
 
     into: Builder
     subjects: ModelPair
     until: Deadline
     seed: int
     tell: Progress
+    guessed: tuple[str, ...] = ()
 
     def behind(self, made: TableDraft, *, fresh: bool, deep: TableDraft | None, own: Proof | None) -> ExtraChecks:
         """What is seen on the twin behind the proof."""

@@ -20,8 +20,10 @@ from porting.loading import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import field_for
-from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes, told_apart
+from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes, told_apart, untold
 from porting.suggesting.subjects.twin import draw_parameters
+from porting.suggesting.verdict.judgement import _unless_guessed
+from porting.suggesting.verdict.suggestion import Reason
 from porting.target import TargetError
 
 FIELDS = {
@@ -578,3 +580,46 @@ def test_a_number_of_layers_is_none_of_channels_though_the_shapes_of_one_more_ar
     assert better_sizes(Prefixed, built, config, shapes) == {}
     within = Bounds(parameters=10_000, nbytes=2**20)
     assert told_apart(Prefixed, built.asked, config, shapes, config, within) == {}
+
+
+def factor_of(vocab_size: int, d_model: int, strange: float, heads: int) -> nn.Module:
+    """Of its sizes the last two are in no shape; that of the heads has a usual name."""
+    made = nn.Sequential(nn.Embedding(vocab_size, d_model), nn.Linear(d_model, d_model))
+    made.strange, made.heads = strange, heads  # type: ignore[assignment]  # numbers of its own
+    return made
+
+
+def test_what_no_shape_shows_is_a_guess() -> None:
+    config = {"vocab_size": 97, "hidden_size": 24, "num_attention_heads": 4}
+    within = Bounds(parameters=1000, nbytes=1 << 20)
+    fields = {"strange": "vocab_size", "heads": "num_attention_heads", "d_model": "hidden_size"}
+    assert untold(with_fields(factor_of, fields, config), fields, config, within) == ["strange"]
+    assert untold(factor_of, [], config, within) == []
+
+
+def test_a_number_that_is_a_guess_makes_nothing_impossible() -> None:
+    """A part that is missing does, whatever the number is."""
+    named = Reason(kind="positions", said="rotary scaling", shown=True, cause="rotary scaling")
+    small = Reason(kind="norms", said="eps", size=1e-6, cause="LayerNorm eps")
+    missing = Reason(kind="bias", said="no bias", shown=True)
+    guessed = _unless_guessed([named, small], ["strange"])
+    assert [one.kind for one in guessed] == ["guess", "positions", "norms"]
+    assert not any(one.shown for one in guessed)
+    assert _unless_guessed([named, missing], ["strange"]) == [named, missing]
+    assert _unless_guessed([named], []) == [named]
+    assert _unless_guessed([small], ["strange"]) == [small]
+
+
+def test_a_config_is_given_as_a_dictionary_as_transformers_gives_it() -> None:
+    def build(text_config: Any) -> nn.Module:
+        sizes = text_config if isinstance(text_config, dict) else text_config.to_dict()
+        return nn.Linear(sizes["hidden_size"], sizes["hidden_size"])
+
+    def read(config: Any) -> nn.Module:
+        return nn.Linear(config.to_dict()["hidden_size"], config.hidden_size)
+
+    inner = {"hidden_size": 6, "num_hidden_layers": 2}
+    for builder, config in ((build, {"text_config": inner}), (read, inner)):
+        made = build_for(builder, config).module
+        assert isinstance(made, nn.Linear)
+        assert made.in_features == 6

@@ -245,9 +245,6 @@ def _explain(group: list[Line]) -> list[Line]:
         return group
     columns = list(zip(*(_numbers(line) for line in group), strict=True))
     varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
-    alike = len({columns[place] for place in varying}) == 1 and len({*columns[varying[0]]}) == len(group)
-    if alike and not _twice(group[0], varying):  # some layers, whose numbers are the same on both sides
-        return [_spelled(group, dict.fromkeys(varying, "{i}"))]
     for base in varying:
         count = _places(columns[base])
         spelled = {place: _affine(count, columns[place]) for place in varying} if count else {}
@@ -256,6 +253,10 @@ def _explain(group: list[Line]) -> list[Line]:
     staged = _by_stage(group, columns, varying)
     if staged is not None:
         return [_spelled(group, staged)]
+    alike = len({columns[place] for place in varying}) == 1 and len({*columns[varying[0]]}) == len(group)
+    if alike and not _twice(group[0], varying):  # some layers, not equally far apart, of the same numbers on both sides
+        index = f"{{i:{','.join(map(str, sorted(columns[varying[0]])))}}}"
+        return [_spelled(group, dict.fromkeys(varying, index))]
     for place in _inner_first(group, varying):  # another number tells two rows of layers apart
         parts: dict[int, list[Line]] = {}
         for line, value in zip(group, columns[place], strict=True):

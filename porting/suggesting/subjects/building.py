@@ -138,6 +138,10 @@ class Fields(Mapping[str, Any]):
             raise AttributeError(name)
         return self[name]
 
+    def to_dict(self) -> dict[str, Any]:  # as above
+        """All fields, as a config of transformers gives them."""
+        return dict(self._config)
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self._given or field_for(name, self._config) is not None)
 

@@ -271,18 +271,23 @@ def field_for(
     several = None if role is None else stage_field(role, config)
     if staged is None:
         prefers_stages = asked not in config and _stage_role(asked) is not None
-        return (several or single) if prefers_stages else (single or several)
+        return (several or single) if prefers_stages else (_first_width(asked, role, config) or single or several)
     if staged:
         return single if single is not None and numbers_by_stage(config.get(single)) else several or single
     if single is not None and numbers_by_stage(config.get(single)):
         return f"{single}.0"
-    if role is Role.HIDDEN and asked not in config and stage_field(Role.DEPTH, config) is not None:
-        single = next((name for name in _FIRST_WIDTH if _is_number(config.get(name))), single)
-    return single or (several and f"{several}.0")
+    return _first_width(asked, role, config) or single or (several and f"{several}.0")
 
 
-_FIRST_WIDTH = ("embed_dim",)
-"""Fields with the width of the first stage, where ``hidden_size`` is the last one's."""
+def _first_width(asked: str, role: Role | None, config: Mapping[str, object]) -> str | None:
+    """The field with the width of the first stage, where ``hidden_size`` is the last one's; None where it is another.
+
+    >>> _first_width("dim", Role.HIDDEN, {"embed_dim": 96, "hidden_size": 768, "depths": [2, 2, 6, 2]})
+    'embed_dim'
+    """
+    if role is not Role.HIDDEN or asked in config or stage_field(Role.DEPTH, config) is None:
+        return None
+    return next((name for name in ("embed_dim",) if _is_number(config.get(name))), None)
 
 
 def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[str, ...]) -> str | None:
@@ -296,7 +301,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
     if word == "window" and next(fields_of(Role.WINDOW, config), None) is not None:
         role = Role.WINDOW  # and not how many positions there are, as in models that see all
     if role is None or role is Role.RATIO:
-        return _of_same_words(word, config) if role is None else ratio(config)
+        return _of_same_words(word, config) or _inside(word, config) if role is None else ratio(config)
     if role is Role.HIDDEN and config.get("embedding_size") is not None and _is_embedding_width(word, others):
         return "embedding_size"
     if role is Role.HIDDEN and "projection_dim" in config and _takes_parts(others, config):
@@ -306,7 +311,38 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
         found = next(fields_of(_INSTEAD[role], config), None)
     found = _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
     found = _four_widths(config) if role is Role.INNER and found is None else found
-    return _of_same_words(word, config) if found is None else found
+    return _of_same_words(word, config) or _inside(word, config) if found is None else found
+
+
+_ORIGINAL = re.compile(r"^(original|initial|pretrained)_")
+"""What is said of a size that a model had before it was changed."""
+
+
+def _inside(word: str, config: Mapping[str, object]) -> str | None:
+    """The field of that name within a field that holds options and is no part's config, if it is one.
+
+    >>> config = {"rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192}}
+    >>> [_inside(one, config) for one in ("factor", "original_context_length", "colour")]
+    ['rope_parameters.factor', 'rope_parameters.original_max_position_embeddings', None]
+    """
+    options = [(name, one) for name, one in config.items() if isinstance(one, dict) and name != "attribute_map"]
+    options = [(name, one) for name, one in options if not _CONFIG.search(name)]
+    found = [f"{name}.{word}" for name, one in options if _is_value(one.get(word))]
+    front = _ORIGINAL.match(word)
+    if front is not None and not found:
+        fields = ((name, field) for name, one in options for field in one if isinstance(field, str))
+        roles = ((name, field, _ORIGINAL.match(field)) for name, field in fields)
+        rest = role_of(word.removeprefix(front[0]))
+        found = [
+            f"{name}.{field}"
+            for name, field, before in roles
+            if before is not None and rest is not None and role_of(field.removeprefix(before[0])) is rest
+        ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_value(one: object) -> bool:
+    return isinstance(one, bool | int | float | str)
 
 
 def _of_same_words(word: str, config: Mapping[str, object]) -> str | None:

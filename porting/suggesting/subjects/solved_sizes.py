@@ -222,6 +222,35 @@ def _in_one_axis(shapes: Shapes) -> int:
     return sum(shape[0] * count for shape, count in shapes.items() if len(shape) == 1)
 
 
+def untold(into: Builder, names: Iterable[str], config: Mapping[str, object], within: Bounds) -> list[str]:
+    """Those of a builder's names whose fields are guesses: no shape changes with them, and no name says what they mean.
+
+    Args:
+        into: with the fields that were found for the names.
+        config: of a small model.
+    """
+    given = named_fields(into)
+    found: list[str] = []
+    for name in names:
+        field = given.get(name, "")
+        if (
+            hinted(name) is not None
+            or abbreviated(name)
+            or role_of(name) is not None
+            or not _is_size(config.get(field))
+        ):
+            continue
+        other = next((one for one, size in _every_size(config) if size != config[field]), None)
+        try:
+            ways = [with_fields(into, {**given, name: one}, config) for one in (field, other) if one is not None]
+            shapes = [shapes_for(way, config, within) for way in ways]
+        except PortingError:
+            continue
+        if len(shapes) > 1 and shapes[0] == shapes[1]:
+            found.append(name)
+    return found
+
+
 def own_sizes(
     into: Builder,
     config: Mapping[str, object],

@@ -103,6 +103,7 @@ def judge(
     checkpoint: Checkpoint,
     unmapped: Sequence[Unmapped],
     behind: ExtraChecks,
+    guessed: Sequence[str] = (),
 ) -> Judgement:
     """The verdict.
 
@@ -112,6 +113,9 @@ def judge(
     the last digits, and that no weights can take away.  *Approximate* needs a cause as well, or
     differences as small as those of a constant with few digits.  *Exact on some inputs* needs the proof on the first
     batches, and outputs that differ on others without a shown reason.  All else was not found.
+
+    Args:
+        guessed: names of the builder whose meaning no shape shows.
     """
     reasons = _once([*_all(subjects, found, proof, own, fits, checkpoint, unmapped, behind), *behind.reasons])
     ends = any(is_last(found, one) for one in found.divergences) or any(one.side == "module" for one in unmapped)
@@ -121,6 +125,7 @@ def judge(
         ]  # whatever else was noted on the way: what is returned has to be the reference's
     if not proof.exact and not any(one.shown for one in reasons) and not all(map(_small, reasons)):
         reasons += differs(subjects, found)
+    reasons = _unless_guessed(reasons, guessed)
     refused = {one.reference for one in found.divergences if one.what == "shape" and is_last(found, one)}
     lacking = [unit for unit in found.reference.units if unit in found.lacking or refused & set(unit.names)]
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
@@ -162,6 +167,17 @@ def judge(
         shown=counts,
         limits=limits if verdict in {Verdict.EXACT, Verdict.TRUNK} else (),
     )
+
+
+def _unless_guessed(reasons: Sequence[Reason], names: Sequence[str]) -> list[Reason]:
+    """The reasons where what some of a builder's names mean is a guess: numbers that differ may come from it."""
+    shown = [one for one in reasons if one.shown]
+    if not names or not shown or any(not one.cause for one in shown):
+        return [*reasons]
+    said = (
+        f"what the builder means by {', '.join(names)} is a guess, which no shape shows: say it with the option config"
+    )
+    return [Reason(kind="guess", said=said), *(replace(one, shown=False) for one in reasons)]
 
 
 def _rows_left(subjects: ModelPair, found: SearchResult) -> Iterator[str]:
