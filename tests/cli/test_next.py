@@ -66,7 +66,7 @@ BAD = [
     ("check c --into own_model.py:build", "suggest c --into own_model.py:build"),
     ("check c --into own_model.py:biuld --table own.toml", "explain bad-target"),
     ("verify c --table wrong.toml --into own_model.py:build", "explain unread-tensor no-source"),
-    ("verify c --html no/report.html", "verify --help"),
+    ("verify c --html no/report.html", "explain destination-refused"),
     ("export c c", "explain destination-refused"),
     ("convert c back --like c", "explain option-refused"),
     ("fill-mask nothing --source c", "explain no-mask"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
@@ -56,7 +58,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
 
     def noted(subjects: ModelPair, *args: object) -> object:
-        found.append(subjects.twin.config["num_hidden_layers"])
+        found.append(subjects.twin.config["depths" if "depths" in subjects.twin.config else "num_hidden_layers"])
         return _searched(subjects, *args)  # type: ignore[arg-type]  # whatever it takes
 
     monkeypatch.setattr("porting.suggesting.pipeline._searched", noted)
@@ -77,6 +79,25 @@ def test_a_few_layers_tell_all_where_the_module_runs_with_them(
     assert found.verdict is Verdict.EXACT, str(found)
     assert found.proven_on == "the checkpoint"
     assert depths == twins
+
+
+STAGED: dict[str, Any] = {
+    "num_channels": 3,
+    "hidden_sizes": [8, 16, 24, 40],
+    "depths": [1, 1, 6, 1],
+    "image_size": 64,
+    "patch_size": 4,
+}
+
+
+@pytest.mark.slow
+def test_only_stages_of_many_layers_are_cut(tmp_path: Path, depths: list[object]) -> None:
+    """The module is transformers' own, built without a config: a stage of six blocks is one of two in the twin."""
+    source("ConvNextModel", STAGED, tmp_path)
+    found = suggest(tmp_path, lambda: transformers.ConvNextModel(transformers.ConvNextConfig(**STAGED)))
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert found.proven_on == "the checkpoint"
+    assert depths == [[1, 1, 2, 1]]
 
 
 @pytest.mark.slow

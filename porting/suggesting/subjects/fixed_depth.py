@@ -14,18 +14,40 @@ from torch import nn
 
 from porting.duplicate import duplicate
 from porting.suggesting.subjects.building import Builder, named_fields, with_fields
-from porting.suggesting.subjects.config_fields import Role, role_of
+from porting.suggesting.subjects.config_fields import Role, role_of, stage_field
 
 _WHOLE = "_before_it_was_cut"
 
 
-def depths_of(config: Mapping[str, object]) -> dict[str, int]:
-    """The fields of a config that say how many layers there are, and their numbers.
+MANY_LAYERS = 5
+"""A list of fewer layers is not cut."""
 
-    >>> depths_of({"num_hidden_layers": 12, "num_attention_heads": 12})
-    {'num_hidden_layers': 12}
+
+def cut_depths(config: Mapping[str, object], depth: int) -> dict[str, object]:
+    """The fields of a config that say how many layers there are, with this number in the place of each larger one.
+
+    >>> cut_depths({"num_hidden_layers": 12, "num_attention_heads": 12, "layer_types": ["full"] * 12}, 2)
+    {'num_hidden_layers': 2, 'layer_types': ['full', 'full']}
+    >>> cut_depths({"depths": [3, 3, 27, 3], "encoder_layers": 4}, 2)
+    {'depths': [3, 3, 2, 3]}
     """
-    return {name: one for name, one in config.items() if type(one) is int and one > 0 and role_of(name) is Role.DEPTH}
+    found: dict[str, object] = {name: depth for name, count in _depths(config) if count >= MANY_LAYERS}
+    stages = stage_field(Role.DEPTH, config)
+    if stages is not None and isinstance(listed := config[stages], list):
+        few = [depth if count >= MANY_LAYERS else count for count in listed]
+        found |= {stages: few} if few != listed else {}
+    kinds = config.get(KINDS)
+    if found and isinstance(kinds, list) and len(kinds) >= MANY_LAYERS:
+        found[KINDS] = kinds[:depth]
+    return found
+
+
+KINDS = "layer_types"
+"""The field that has a word for each layer."""
+
+
+def _depths(config: Mapping[str, object]) -> list[tuple[str, int]]:
+    return [(name, one) for name, one in config.items() if type(one) is int and one > 0 and role_of(name) is Role.DEPTH]
 
 
 def fewer(config: Mapping[str, object], twin: Mapping[str, object]) -> dict[int, int]:
@@ -35,10 +57,19 @@ def fewer(config: Mapping[str, object], twin: Mapping[str, object]) -> dict[int,
     {12: 2, 6: 2}
     >>> fewer({"encoder_layers": 6, "decoder_layers": 6}, {"encoder_layers": 2, "decoder_layers": 3})
     {}
+    >>> fewer({"depths": [3, 3, 27, 3]}, {"depths": [3, 3, 2, 3]})
+    {27: 2}
     """
-    depths = [(count, twin.get(name)) for name, count in depths_of(config).items()]
-    found = {count: few for count, few in depths if type(few) is int and few < count}
+    depths = [(count, twin.get(name)) for name, count in _depths(config)]
+    stages = stage_field(Role.DEPTH, config)
+    if stages is not None:
+        depths += [*zip(_listed(config[stages]), _listed(twin.get(stages)), strict=False)]
+    found = {count: few for count, few in depths if type(few) is int and few < count >= MANY_LAYERS}
     return found if all(found.get(count, few) == few for count, few in depths) else {}
+
+
+def _listed(value: object) -> list[int]:
+    return value if isinstance(value, list) else []
 
 
 def stacks(module: nn.Module, counts: Collection[int]) -> dict[str, int]:

@@ -29,7 +29,7 @@ from porting.suggesting.subjects.building import (
     with_own_options,
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch, stage_field
-from porting.suggesting.subjects.fixed_depth import cut, depths_of, fewer, stacks, uncut
+from porting.suggesting.subjects.fixed_depth import cut, cut_depths, fewer, stacks, uncut
 from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
     hides_padding,
@@ -47,8 +47,8 @@ from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import (
-    FEW_LAYERS,
     IMAGES,
+    OWN,
     SMALL,
     Measures,
     Twin,
@@ -436,21 +436,17 @@ def _shortened(
         module: the user's, with all of its layers.
         depth: how many are left; 0 for the usual number.
     """
-    to = replace(FEW_LAYERS, depth=depth or FEW_LAYERS.depth)
-    few = {count: to.depth for count in depths_of(config).values() if count > to.depth}
-    if max(few, default=0) < MANY_LAYERS or {*few} != {*stacks(module, few).values()}:
+    fields = cut_depths(config, depth or SMALL.depth)
+    few = fewer(config, {**config, **fields})
+    if not few or {*few} != {*stacks(module, few).values()}:
         return None
     try:
         short = cut(into, few)
-        twin = _of_own_sizes(made, config, build_for(short, config).module, folder / "few", to)
+        twin = _of_own_sizes(partial(made, own=fields), config, build_for(short, config).module, folder / "few", OWN)
         told, read = _understood(short, twin, completed_config(twin.config, architecture))
     except PortingError:
         return None
     return told, twin, read
-
-
-MANY_LAYERS = 5
-"""A module of fewer layers is not cut."""
 
 
 def _of_own_sizes(

@@ -44,7 +44,7 @@ class Measures:
 
     Attributes:
         image, patch: the width of an image and of its patches, in pixels; 0 for the checkpoint's own.
-        vocabulary, positions: 0 for the checkpoint's own, of a shallow twin.
+        depth, vocabulary, positions: 0 for the checkpoint's own, of a shallow twin.
         shallow: the twin has the checkpoint's own sizes but for its depth, vocabulary and positions: some architectures
             run with few sizes only.
         blocks: the largest number of blocks in a stage, for a model whose depth is given for each stage; 0 for the
@@ -70,8 +70,8 @@ SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
 """The twin that is searched; and one with as many layers as the checkpoint, up to 64, and with loud features, as large
 models have them, so that a clamp shows."""
 
-FEW_LAYERS = Measures(0, 0, 0, 0, SMALL.depth, image=0, patch=0, shallow=True)
-"""The checkpoint's own sizes with a few layers: a twin for a module whose sizes are fixed."""
+OWN = Measures(0, 0, 0, 0, 0, image=0, patch=0, shallow=True)
+"""The checkpoint's own sizes, but for what is said besides."""
 
 IMAGES = (12, 32, 64, 224)
 """Widths of images that modules with several strides or windows may need, in pixels."""
@@ -128,7 +128,7 @@ STEP = 16
 def shrink(
     config: Mapping[str, object],
     *,
-    own: Mapping[str, int] = MappingProxyType({}),
+    own: Mapping[str, object] = MappingProxyType({}),
     even: bool = False,
     to: Measures = SMALL,
 ) -> dict[str, object]:
@@ -141,7 +141,7 @@ def shrink(
         even: give a decoder as many layers as the encoder, where the checkpoint has them so.
     """
     layers = config.get("layer_types")
-    small = {**config, "layer_types": layers[: to.depth]} if isinstance(layers, list) else dict(config)
+    small = {**config, "layer_types": layers[: to.depth]} if isinstance(layers, list) and to.depth else dict(config)
     sizes = {name: value for name, value in config.items() if isinstance(value, int) and not isinstance(value, bool)}
     if to.shallow:
         return {**small, **_shallow(sizes, to=to), **own}
@@ -282,7 +282,7 @@ def make_twin(
     small: bool,
     seed: int,
     even: bool = False,
-    own: Mapping[str, int] = MappingProxyType({}),
+    own: Mapping[str, object] = MappingProxyType({}),
     to: Measures = SMALL,
     stored: Collection[str] = (),
 ) -> Twin:
