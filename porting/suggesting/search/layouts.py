@@ -239,7 +239,7 @@ def distance(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
         return 0.0
     left, right = _numbers(one), _numbers(other)
     scale = max(left.scale, right.scale) or 1.0
-    least = max(abs(a - b) for a, b in zip(left.marks, right.marks, strict=True)) / scale
+    least = max(abs(a - b) for a, b in zip(left.summary, right.summary, strict=True)) / scale
     if least > bound:
         return least
     far = float((left.in_order() - right.in_order()).abs_().max()) / scale
@@ -250,15 +250,15 @@ class _Numbers:
     """A tensor's numbers, whatever their order.
 
     Attributes:
-        marks: their mean, the least and the largest: none of them differs by more than some number does.
+        summary: their mean, the least and the largest: none of them differs by more than some number does.
         scale: the largest size of one.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self._values = tensor.detach().double().flatten()
         self._ordered: Tensor | None = None
-        self.marks = tuple(float(one) for one in (self._values.mean(), *torch.aminmax(self._values)))
-        self.scale = max(abs(one) for one in self.marks)
+        self.summary = tuple(float(one) for one in (self._values.mean(), *torch.aminmax(self._values)))
+        self.scale = max(abs(one) for one in self.summary)
 
     def in_order(self) -> Tensor:
         """The numbers, ascending."""

@@ -42,10 +42,10 @@ class NormSearch(FactorSearch):
         far, now = self._normed_apart(unit, mate)
         if far <= SAME or (mate.biases and not unit.biases):
             return
-        offset = mate.weights and not self._plain / HABITUAL <= far <= self._plain * HABITUAL
+        offset = mate.weights and not self._without_offset / HABITUAL <= far <= self._without_offset * HABITUAL
         if offset and self._offset(unit, mate, pieces[0], far):
             return
-        self._plain = far
+        self._without_offset = far
         gains = pieces[:1] if self.reference.shapes[mate.names[0]] else []  # a single number is no norm's gain
         corrected = [explained(move, "Bessel's correction", proven=True, scale=self._bessel(mate)) for move in gains]
         values = self._values(corrected) if corrected else None

@@ -680,7 +680,7 @@ class WeightSearch(NormSearch):
         """
         names = [name for name in unit.names if name in self.port.loadable - self._filled]
         fitting, custom = self._neutral(unit, names), tuple(map(blank, names))
-        if not names or not fitting or self._loud[custom] >= REPEATED:
+        if not names or not fitting or self._never_neutral[custom] >= REPEATED:
             return False
         following = self._next([unit], trace)
         later = [one for one in self.found.reference.units if self._free(one)]
@@ -695,7 +695,7 @@ class WeightSearch(NormSearch):
                 self._make(words)
                 return True
         self._put(before)
-        self._loud[custom] += 1
+        self._never_neutral[custom] += 1
         return False
 
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:

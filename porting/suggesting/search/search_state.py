@@ -164,8 +164,8 @@ class SearchState:
         self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
         self._repeats = Counter[tuple[str, ...]]()  # in how many layers each was chosen
-        self._plain = math.inf  # how far a norm was from the reference's that no offset of its gain brought nearer
-        self._loud = Counter[tuple[str, ...]]()  # in how many layers no content made these tensors do nothing
+        self._without_offset = math.inf  # how far a norm was from its mate that no offset of its gain mended
+        self._never_neutral = Counter[tuple[str, ...]]()  # in how many layers no content made these tensors do nothing
         self._begun: set[Layer] = set()
         self._expected: dict[str, Tensor] = {}  # what stood in the tensors of layers that were filled ahead
 
