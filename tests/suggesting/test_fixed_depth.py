@@ -129,6 +129,18 @@ def test_layers_are_cut_where_they_stand() -> None:
     assert uncut(built) is built
 
 
+def test_experts_are_no_layers() -> None:
+    """A module that follows the depth may have as many experts as the checkpoint has layers."""
+
+    def layer() -> nn.Module:
+        return nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(4, 4) for _ in range(8))})
+
+    follows = nn.ModuleDict({"layers": nn.ModuleList(layer() for _ in range(2))})
+    assert stacks(follows, {8}) == {}
+    assert stacks(follows, {8}, staged=True) == {"layers.0.experts": 8, "layers.1.experts": 8}
+    assert stacks(nn.Sequential(nn.Embedding(4, 4), follows["layers"][0]["experts"]), {8}) == {"1": 8}  # type: ignore[index]  # lists
+
+
 def test_a_module_that_was_given_stays_whole() -> None:
     module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
     made = build_for(cut(module, {9: 2}), {}).module

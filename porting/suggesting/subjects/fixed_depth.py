@@ -72,35 +72,42 @@ def _listed(value: object) -> list[int]:
     return value if isinstance(value, list) else []
 
 
-def stacks(module: nn.Module, counts: Collection[int]) -> dict[str, int]:
-    """The lists of so many layers, by path, with how many these are: of one class, with weights, none in another.
+def stacks(module: nn.Module, counts: Collection[int], *, staged: bool = False) -> dict[str, int]:
+    """The lists of so many layers, by path, with how many these are: of one class, and with weights.
+
+    A list inside a list of one class is of heads or experts; of a model with stages it may be the blocks of one.
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> stacks(nn.ModuleDict({"layers": nn.ModuleList([block() for _ in range(2)]), "head": block()}), {2})
-    {'layers': 2, 'head': 2}
+    >>> stacks(nn.ModuleDict({"layers": nn.ModuleList([block() for _ in range(3)]), "head": block()}), {2, 3})
+    {'layers': 3, 'head': 2}
     """
     found: dict[str, int] = {}
+    lists: list[str] = []
     for path, part in module.named_modules():
-        inside = any(path.startswith(f"{one}.") for one in found)
-        alike = isinstance(part, nn.ModuleList | nn.Sequential) and len({type(one) for one in part}) == 1
-        if alike and not inside and len(part) in counts and all(any(True for _ in one.parameters()) for one in part):
+        if not isinstance(part, nn.ModuleList | nn.Sequential) or len(part) < 2 or len({type(one) for one in part}) > 1:
+            continue
+        around = sum(path.startswith(f"{one}.") for one in lists)
+        lists.append(path)
+        weighed = all(any(True for _ in one.parameters()) for one in part)
+        if around <= staged and weighed and len(part) in counts:
             found[path] = len(part)
-    return found
+    return {path: count for path, count in found.items() if not any(path.startswith(f"{one}.") for one in found)}
 
 
-def cut(into: Builder, depths: Mapping[int, int]) -> Builder:
+def cut(into: Builder, depths: Mapping[int, int], *, staged: bool = False) -> Builder:
     """A builder of the same module with fewer layers.
 
     Args:
         into: what builds the module, or the module.
         depths: how many layers a list has -> how many are left of it.
+        staged: as in :func:`stacks`.
     """
     maker: Callable[..., nn.Module] = (lambda: duplicate(into)) if isinstance(into, nn.Module) else into
 
     @wraps(maker)
     def build(*args: object, **kwargs: object) -> nn.Module:
         module = maker(*args, **kwargs)
-        for path, count in stacks(module, depths).items():
+        for path, count in stacks(module, depths, staged=staged).items():
             layers = module.get_submodule(path)
             if isinstance(layers, nn.ModuleList | nn.Sequential):
                 del layers[depths[count] :]

@@ -381,8 +381,9 @@ def _sized(
                 continue
         if not small.asked or not _could(small.module, twin):
             break
-        if cuts and stacks(small.module, few := fewer(config, twin.config)):
-            told = cut(told, few)
+        staged = stage_field(Role.DEPTH, config) is not None
+        if cuts and stacks(small.module, few := fewer(config, twin.config), staged=staged):
+            told = cut(told, few, staged=staged)
             small = build_for(told, completed_config(twin.config, architecture))
         usable = told, twin, small
         if _takes_images(small.module, twin):
@@ -437,11 +438,11 @@ def _shortened(
         depth: how many are left; 0 for the usual number.
     """
     fields = cut_depths(config, depth or SMALL.depth)
-    few = fewer(config, {**config, **fields})
-    if not few or {*few} != {*stacks(module, few).values()}:
+    few, staged = fewer(config, {**config, **fields}), stage_field(Role.DEPTH, config) is not None
+    if not few or {*few} != {*stacks(module, few, staged=staged).values()}:
         return None
     try:
-        short = cut(into, few)
+        short = cut(into, few, staged=staged)
         twin = _of_own_sizes(partial(made, own=fields), config, build_for(short, config).module, folder / "few", OWN)
         told, read = _understood(short, twin, completed_config(twin.config, architecture))
     except PortingError:
