@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import inspect
 import json
 import struct
@@ -465,10 +466,18 @@ def test_tensors_begin_at_multiples_of_the_alignment_that_the_settings_say(align
 
 def test_the_header_of_many_tensors_takes_a_time_that_grows_with_their_number() -> None:
     def seconds(count: int) -> float:
+        """The least of a few times: what else runs, and the collector, only add to it."""
         tensors = {f"blk.{number}.ffn_down_exps.weight": torch.empty(2, 2, device="meta") for number in range(count)}
-        begin = time.process_time()
-        Gguf().outline(tensors, WriteOptions(where="x"))
-        return time.process_time() - begin
+        taken = []
+        gc.disable()
+        try:
+            for _ in range(4):
+                begin = time.process_time()
+                Gguf().outline(tensors, WriteOptions(where="x"))
+                taken.append(time.process_time() - begin)
+        finally:
+            gc.enable()
+        return min(taken)
 
     seconds(100)
     assert seconds(24_000) < 20 * seconds(3_000)
