@@ -292,24 +292,15 @@ class Rotated(Cause):
         pairs: channels are paired in the other way.
         back: the rotation goes in the opposite direction.
         none: nothing is rotated.
-        mixed: channels are paired in one way, and the angles lie as for the other.
     """
 
     pairs: bool = False
     back: bool = False
     none: bool = False
-    mixed: bool = False
 
     def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each attention, with query and key together and each alone."""
         for module, pair in by_attention(model_parts):
-            if self.mixed:
-                for neighbours in (True, False):
-                    paired, laid = ("neighbours", "halves") if neighbours else ("halves", "neighbours")
-                    rewrites = rotate_both(pair, partial(_rotated_mixed, neighbours=neighbours))
-                    detail = f"pairs of {paired}, with cosines and sines for pairs of {laid}"
-                    yield Alteration(where=module, rewrites=rewrites, detail=detail)
-                continue
             yield Alteration(where=module, rewrites=rotate_both(pair, self._rotate))
             for place, name in enumerate(("queries", "keys")) if len(pair) > 1 else ():
                 yield Alteration(
@@ -323,6 +314,21 @@ class Rotated(Cause):
         cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
         result = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=rotation.pairs != self.pairs)
         return torch.cat([result, head[..., count:]], -1)
+
+
+class AnglesOfOtherPairing(Cause):
+    """Channels are paired in one way, and cosines and sines lie as for the other."""
+
+    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each attention with either pairing, and the angles of the other."""
+        for module, pair in by_attention(model_parts):
+            for neighbours in (True, False):
+                paired, laid = ("neighbours", "halves") if neighbours else ("halves", "neighbours")
+                yield Alteration(
+                    where=module,
+                    rewrites=rotate_both(pair, partial(_rotated_mixed, neighbours=neighbours)),
+                    detail=f"pairs of {paired}, with cosines and sines for pairs of {laid}",
+                )
 
 
 def _rotated_mixed(values: Values, rotation: Rotation, *, neighbours: bool) -> Tensor:
@@ -432,12 +438,11 @@ CAUSES: tuple[Cause, ...] = (
         pairs=True,
         absorbed_by_weights=True,
     ),
-    Rotated(
+    AnglesOfOtherPairing(
         name="rotary angles of the other pairing",
         what="cosines and sines lie as for another pairing of channels: the two of a pair turn by different angles",
         looks="position 0 agrees, the others do not, whatever the weights are",
         fix="angles.repeat_interleave(2, -1) for pairs of neighbours, cat([angles, angles], -1) for pairs of halves",
-        mixed=True,
     ),
     Rotated(
         name="rotary direction",

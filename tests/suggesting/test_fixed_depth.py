@@ -25,7 +25,7 @@ DEEP = {**FIELDS, "num_hidden_layers": LAYERS}
 
 
 def fixed(kind: type[Llama] = Llama) -> nn.Module:
-    """Nothing can be asked of it."""
+    """A Llama with its sizes written in: it takes no config."""
     return builder(kind=kind)(113, 48, LAYERS, 6, 2, 80, 64, 1e-5)
 
 
@@ -38,7 +38,7 @@ class ByNumber(Llama):
 
 
 class Halved(Block):
-    """Says half of what it has to say."""
+    """Adds half of what it computes."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor) -> Tensor:
         return x + 0.5 * (super().forward(x, cos, sin, seen) - x)

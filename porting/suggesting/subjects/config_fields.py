@@ -315,7 +315,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
 
 
 _ORIGINAL = re.compile(r"^(original|initial|pretrained)_")
-"""What is said of a size that a model had before it was changed."""
+"""How names begin of sizes that a model was trained with first: ``original_max_position_embeddings``."""
 
 
 def _inside(word: str, config: Mapping[str, object]) -> str | None:

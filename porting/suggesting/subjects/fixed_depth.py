@@ -1,8 +1,8 @@
 """Modules of a fixed depth, cut to a few layers.
 
-A module whose sizes are written into it is searched at its own sizes.  Its layers are mostly one many times: with two
-of them, and a reference of two, all is found out in a fraction of the time, and the table is then held against the
-whole module, as it is for one that can be built small.
+A module whose sizes are written into it cannot be built small.  Its layers are mostly alike, so it is searched with two
+of them, against a reference of two layers, which takes a fraction of the time.  The table is then checked against the
+module with all of its layers.
 """
 
 from __future__ import annotations
