@@ -80,10 +80,13 @@ class Maker:
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
         full: every row is padded to the longest length: a port may take no other.
+        padded: rows of a batch have different lengths.  Without, all are as long as the longest of them: a port may
+            refuse padding.
         ending: the token that ends each row, and stands nowhere else: the model reads its output there.
 
     Attributes:
         longest: no row is longer than this.
+        padded: rows of a batch have different lengths.
 
     Raises:
         VerifyError: the config does not say what is needed.
@@ -101,9 +104,11 @@ class Maker:
         never: Collection[int] = (),
         padding_kept: bool = True,
         full: bool = False,
+        padded: bool = True,
         ending: int | None = None,
     ) -> None:
         self._ending = ending
+        self.padded = padded
         self._vocabulary = _integer(config, "vocab_size")
         self.longest = max(min(longest, _integer(config, "max_position_embeddings", longest)), 1)
         self._config = config
@@ -123,7 +128,7 @@ class Maker:
     def first(self) -> list[Case]:
         """The batches to begin with."""
         lengths = [min(length, self.longest) for length in LENGTHS]
-        cases = [self.case(f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, {PADDED}", lengths)]
+        cases = [self.case(self.described(lengths), lengths)]
         together = self._choices or 1  # one question with its choices
         if self.longest > max(lengths):
             name = f"{together} row{'s' if together > 1 else ''} of {self.longest} tokens"
@@ -134,8 +139,15 @@ class Maker:
             cases.append(self.case(f"{count} rows of {width} tokens with the remaining token ids", [width] * count))
         return cases
 
+    def described(self, lengths: Sequence[int]) -> str:
+        """The name of a batch with rows of these lengths: ``4 rows of 3 to 11 tokens, padded``."""
+        if not self.padded:
+            return f"{len(lengths)} rows of {max(lengths)} tokens"
+        return f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, {PADDED}"
+
     def case(self, name: str, rows: Sequence[int]) -> Case:
         """A batch with rows of these lengths; with choices there are as many rows as make up whole questions."""
+        rows = rows if self.padded else [max(rows)] * len(rows)
         rows = [*rows, *([rows[-1]] * (-len(rows) % (self._choices or 1)))]
         inputs = _batch(rows, self._words, self._types, self._padding)
         if not self._padding_words:

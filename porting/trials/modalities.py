@@ -58,7 +58,8 @@ class Signal:
         token: the token in whose place the signal is put; None where it has an argument of its own only.
         places: so many of these tokens stand for the signal of a row.
         around: tokens that stand before and behind it.
-        extra: arguments by the token's places: ``mm_token_type_ids``.
+        extra: arguments that are 1 at the token's places, and 0 elsewhere: ``mm_token_type_ids``.
+        zeros: arguments that are 0 at every token.
     """
 
     kind: str
@@ -67,20 +68,27 @@ class Signal:
     places: int = 0
     around: tuple[int | None, int | None] = (None, None)
     extra: tuple[str, ...] = field(default=())
+    zeros: tuple[str, ...] = field(default=())
 
     def arguments(self, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The arguments for so many rows."""
         return self.make(rows, generator)
+
+    @property
+    def block(self) -> list[int]:
+        """The tokens that stand for the signal of a row, with those around them."""
+        if self.token is None:
+            return []
+        before, behind = self.around
+        inner = [self.token] * self.places
+        return [*([before] if before is not None else []), *inner, *([behind] if behind is not None else [])]
 
     def placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Token inputs, with the signal's tokens put in front of each row's own."""
         found = dict(inputs)
         if self.token is None or IDS not in found:
             return found
-        ids = found[IDS]
-        block = [self.token] * self.places
-        before, behind = self.around
-        block = [*([before] if before is not None else []), *block, *([behind] if behind is not None else [])]
+        ids, block = found[IDS], self.block
         front = torch.tensor(block).expand(len(ids), len(block))
         longer = {IDS: torch.cat([front, ids], 1)}
         for name, one in found.items():
@@ -88,9 +96,13 @@ class Signal:
                 fill = 1 if "mask" in name else 0
                 longer[name] = torch.cat([one.new_full(front.shape, fill), one], 1)
         found |= longer
-        for name in self.extra:
-            found[name] = (found[IDS] == self.token).long()
-        return found
+        return found | self.token_kinds(found[IDS])
+
+    def token_kinds(self, ids: Tensor) -> dict[str, Tensor]:
+        """The arguments that say of which kind each token of a batch [b s] is."""
+        found = {name: torch.zeros_like(ids) for name in self.zeros}
+        at = torch.eq(ids, -1 if self.token is None else self.token).long()
+        return found | {name: at.clone() for name in self.extra}
 
 
 def parameters_of(module: nn.Module) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from porting.tracing.running import Side, failure_reason
 from porting.tracing.trace import INNER, ROOT, Point, is_returned, output_of, select, split
 from porting.trials.inputs import Case
 from porting.trials.padding import DECODER_MASK, FEW_TOKENS, MASK, TOKENS, kept
-from porting.trials.pairing import Pair, pair
+from porting.trials.pairing import Pair, Pairing, pair
 from porting.trials.scope import Kind, Result, Status
 from porting.trials.trial import Trial
 
@@ -114,38 +114,67 @@ def _once(
         said = pairing.other_shapes[0] if pairing.other_shapes and not is_empty(ours) else ""
     except VerifyError as error_:
         said = "" if is_empty(ours) else failure_reason(error_)
-    if said and _has_another_shape_alone(trial.case, theirs, reference, plainly=plainly):
+    if pairing is None and not said:  # there is nothing to compare
+        return result(Status.SAME)
+    found = result(Status.DIFFERS, torch.inf, said=said)
+    if pairing is not None and not said:
+        off, what = _apart(trial, pairing, theirs, ours, given, differs, working)
+        status, why = Status.SAME, ""
+        if differs(off) or what != trial.what:
+            status = Status.DIFFERS
+        elif not all(finite(kept(one, given, point)) for point, one in theirs.items()):
+            status, why = Status.REFERENCE_FAILED, NO_NUMBERS  # the other values are compared, and it is not counted
+        found = replace(result(status, off, said=why), what=what)
+    if found.status is Status.DIFFERS and _has_another_shape_alone(trial.case, theirs, reference, plainly=plainly):
         return result(Status.REFERENCE_FAILED, said=OTHER_ALONE)
-    if pairing is None or said:
-        return result(Status.DIFFERS, torch.inf, said=said) if said else result(Status.SAME)
+    return found
+
+
+def _apart(
+    trial: Trial,
+    pairing: Pairing,
+    theirs: Mapping[Point, Tensor],
+    ours: Mapping[Point, Tensor],
+    given: Mapping[str, Tensor],
+    differs: Callable[[float], bool],
+    working: Working | None,
+) -> tuple[float, str]:
+    """How far what is returned is off, and in which trial: of what agrees in float64, in the working dtype too."""
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
     off = None if working is None or differs(worst) else working.apart(trial, pairing.pairs, theirs, given)
     if working is None or off is None:
-        off, what = worst, trial.what
-    else:
-        what = f"{trial.what}, in {dtype_name(working.dtype)}"
-    same = what == trial.what and not differs(worst)
-    if not same:
-        status = Status.DIFFERS
-    else:  # of a batch with values that are no numbers the others are compared, and it is not counted
-        whole = all(finite(kept(one, given, point)) for point, one in theirs.items())
-        status = Status.SAME if whole else Status.REFERENCE_FAILED
-    return replace(result(status, off, said="" if status is not Status.REFERENCE_FAILED else NO_NUMBERS), what=what)
+        return worst, trial.what
+    return off, f"{trial.what}, in {dtype_name(working.dtype)}"
 
 
 def _has_another_shape_alone(case: Case, theirs: Mapping[Point, Tensor], reference: MakeSide, *, plainly: bool) -> bool:
-    """Whether the reference gives a row by itself another shape than in a batch, as RWKV does for rows of one token."""
-    rows, _ = _extent(case.inputs)
-    if rows < 2:
+    """Whether the reference gives a row by itself another shape than in a batch, as RWKV does for rows of one token.
+
+    Scores of each text with each picture have another shape for rows of any length, and are compared.
+    """
+    rows, length = _extent(case.inputs)
+    if rows < 2 or not length:
         return False
-    first = {name: one[:1] if one.ndim and len(one) == rows else one for name, one in case.inputs.items()}
-    try:
+
+    def changes(inputs: Mapping[str, Tensor], whole: Mapping[Point, Tensor]) -> bool:
+        first = {name: one[:1] if one.ndim and len(one) == rows else one for name, one in inputs.items()}
         alone = _outputs(reference(Case(f"{case.name}, the first row", first)), plainly=plainly)
+        return any(
+            one.ndim and alone[point].shape[1:] != one.shape[1:] for point, one in whole.items() if point in alone
+        )
+
+    try:
+        if not changes(case.inputs, theirs):
+            return False
+        longer = {
+            name: torch.cat([one, one], -1) if one.ndim > 1 and one.shape[-1] == length else one
+            for name, one in case.inputs.items()
+        }
+        return not changes(longer, _outputs(reference(Case(f"{case.name}, twice as long", longer)), plainly=plainly))
     except VerifyError:
         return False
-    return any(one.ndim and alone[point].shape[1:] != one.shape[1:] for point, one in theirs.items() if point in alone)
 
 
 OTHER_ALONE = "it gives a row by itself another shape"

@@ -18,6 +18,7 @@ from porting.trials.inputs import Case, Maker
 from porting.trials.modalities import (
     DECODER_IDS,
     IDS,
+    SEGMENTS,
     SIGNALS,
     Signal,
     completed,
@@ -94,6 +95,7 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
                 inputs = {name: value for name, value in inputs.items() if name in taken}
                 error = trial(reference, inputs)
             if error is None and matters(reference, inputs, one):
+                one = _with_token_kinds(reference, inputs, one, config)
                 found[one.kind] = (one, frozenset(inputs))
                 break
             if error is None:
@@ -109,6 +111,29 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
         signals=tuple(one for one, _ in found.values()),
         used=tuple(names for _, names in found.values()),
     )
+
+
+def _with_token_kinds(
+    reference: LiveReference, inputs: Mapping[str, Tensor], signal: Signal, config: Mapping[str, object]
+) -> Signal:
+    """The signal, with the argument that says of which kind each token is, where that changes what is returned.
+
+    Processors give it with every picture, though the forward has a default for it: PaliGemma's is 0 throughout a prompt
+    (and what comes behind it 1), Gemma 3's is 1 for the tokens of pictures.
+
+    Args:
+        inputs: a batch with the signal, that the reference takes.
+        config: it says nothing of segments of text, which have the same argument.
+    """
+    taken = parameters_of(reference.module)
+    if signal.token is None or SEGMENTS not in taken or SEGMENTS in inputs or config.get("type_vocab_size"):
+        return signal
+    without = _returned(reference, inputs)
+    for one in (replace(signal, zeros=(SEGMENTS,)), replace(signal, extra=(*signal.extra, SEGMENTS))):
+        given = _returned(reference, {**inputs, **one.token_kinds(inputs[IDS])})
+        if given is not None and without is not None and not torch.equal(given, without):
+            return one
+    return signal
 
 
 _COUNTED = re.compile(r"do not match,? .*features:? (?:torch\.Size\(\[)?(\d+)")
@@ -248,9 +273,7 @@ def cases_with(
                 rows = [min(one, maker.longest) for one in lengths]
                 case = maker.case("", rows)
                 inputs = signal.placed({key: one for key, one in case.inputs.items() if key in used} | made)
-                name = (
-                    f"{len(rows)} rows of {min(rows)} to {max(rows)} tokens, padded, with a {signal.kind} each{words}"
-                )
+                name = f"{maker.described(rows)}, with a {signal.kind} each{words}"
                 yield Case(name, completed(inputs, module, config, port))
             else:
                 yield Case(name, completed(made, module, config, port))

@@ -197,6 +197,7 @@ def make_batches(
     reference: LiveReference | None = None,
     masks: Collection[str] = (),
     full: bool = False,
+    padded: bool = True,
     port: nn.Module | None = None,
 ) -> Batches:
     """The cases that were given, or such as show as much as they can.
@@ -209,6 +210,7 @@ def make_batches(
         reference: what the batches are made for, if it can be asked: it may take pictures, sound or series.
         masks: the reference is given these although [inputs] does not name them: the port hides padding by itself.
         full: every row is padded to the longest length.
+        padded: rows of a batch have different lengths.
         port: what it takes is made where the reference has a default for it.
 
     Raises:
@@ -250,6 +252,7 @@ def make_batches(
             padding_words=not skips,
             padding_kept=not masks,
             full=full,
+            padded=padded,
             ending=ending,
         )
 
@@ -261,10 +264,13 @@ def make_batches(
         if asked.refused is not None and (not reads or _main(reference.module) in SIGNALS):
             raise asked.refused
     ending = _ending(reference, fields, asked, maker() if reads else None)
-    if reference is not None and asked.signals and not asked.alone:
+    beside = {name for one in asked.signals for name in one.arguments(1, torch.Generator().manual_seed(0))}
+    needed = beside & {str(rule.sources[0].key) for rule in table.inputs}  # the port is never called without these
+    if reference is not None and asked.signals and (needed or not asked.alone):
         given = cases_with(asked, maker(ending) if reads else None, seed, reference.module, fields, named)
         made = that_run(reference, list(given))
-        cases = tuple(named_inputs(table.inputs, one, masks=masks) for one in made)
+        kinds = {name for one in asked.signals for name in (*one.extra, *one.zeros)}  # they go with the pictures
+        cases = tuple(named_inputs(table.inputs, one, masks={*masks, *kinds}) for one in made)
         return Batches(cases=cases, fields=fields, withheld=withheld(made, cases))
     return replace(_reading(table, fields, reference, asked, maker(ending), seed, named, masks=masks), special=special)
 

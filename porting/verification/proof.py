@@ -29,7 +29,7 @@ from porting.reporting.report import Report, spelled_call
 from porting.reporting.scope_text import never_ran
 from porting.tables import chosen_for
 from porting.tracing.devices import repeated_on_cpu
-from porting.tracing.running import Both, Clock, Side, limit_threads, peak, undisturbed, versions
+from porting.tracing.running import Both, Clock, Side, failure_reason, limit_threads, peak, undisturbed, versions
 from porting.tracing.trace import ROOT
 from porting.trials.inputs import Case
 from porting.trials.modalities import DECODER_IDS, IDS
@@ -263,6 +263,7 @@ def _verify(
         cases,
         partial(_with_returned, chosen, theirs, doubled, partial(port, torch.float64), random),
         said,
+        longest,
     )
     sides.table = chosen
     comparison = Comparison(chosen, sizes(chosen, checkpoint.config)[0], recorded.lowered if recorded else None)
@@ -546,25 +547,37 @@ def _that_the_port_takes(
     cases: list[Case],
     probe: Callable[[], tuple[Table, Returned]],
     said: Sequence[str],
+    longest: int,
 ) -> tuple[Batches, Callable[..., Batches], tuple[Table, Returned], list[str]]:
-    """What probing the port gives; on rows of the longest length alone, where it refuses the others and takes these.
+    """What probing the port gives; on other batches where it refuses the usual ones and takes these.
 
-    Many a model adds its whole table of positions to a row, or has a mask for one length.
+    Many a model adds its whole table of positions to a row, or has a mask for one length; some refuse padding.
+
+    Args:
+        make: makes the batches again, in which every row is padded to the longest length, or none is.
+        said: what is to be reported of the batches.
+        longest: no row is longer.
     """
     try:
         return batch, make, probe(), [*said]
-    except VerifyError:
-        if not isinstance(theirs, LiveReference) or batch.more is None:
+    except VerifyError as error:
+        if not isinstance(theirs, LiveReference):
             raise
-        before, full = list(cases), make(batch.longest, full=True)
-        cases[:] = [theirs.taken(case) for case in full.cases]
-        try:
-            found = probe()
-        except VerifyError:
-            cases[:] = before
-        else:
-            more = f"your model takes no other rows than those of {full.longest} tokens: every row is padded to that"
-            return full, partial(make, full=True), found, [*said, more]
+        before, why = list(cases), failure_reason(error)
+        ways: dict[str, Mapping[str, bool]] = {}
+        if batch.more is not None:
+            more = f"your model takes no other rows than those of {batch.longest} tokens: every row is padded to that"
+            ways[more] = {"full": True}
+        if any(not bool(one.all()) for case in cases for name, one in case.inputs.items() if name.endswith(MASK)):
+            ways[f"your model fails on padded rows ({why}): in the batches that every probe sees no row is"] = {
+                "padded": False
+            }
+        for more, way in ways.items():
+            other = make(batch.longest or longest, **way)
+            cases[:] = [theirs.taken(case) for case in other.cases]
+            with suppress(VerifyError):
+                return other, partial(make, **way), probe(), [*said, more]
+        cases[:] = before
         raise
 
 

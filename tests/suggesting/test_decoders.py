@@ -509,3 +509,19 @@ def test_a_head_that_is_given_the_last_position_alone(tmp_path: Path, *, tied: b
         apart(reference, tmp_path, module, found, {"input_ids": tokens}, {"tokens": tokens, "keep": torch.tensor(20)})
         < BOUND
     )
+
+
+class Chunked(Llama):
+    """It cuts rows into chunks, and says nothing of those that it cannot cut."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape[1] % 16 == 0
+        return super().forward(tokens)
+
+
+def test_a_module_that_takes_multiples_of_a_length_is_matched_on_rows_of_such_a_length(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", FIELDS, tmp_path)
+    assert (
+        '"model.layers.{i}.mlp.down_proj.weight" = "layers.{i}.feed_forward.w2.weight"'
+        in drafted(tmp_path, builder(kind=Chunked)).text
+    )

@@ -317,7 +317,7 @@ def spread(module: nn.Module, args: Any, given: Any, output: Any) -> Any:  # as 
     if given["input_ids"].shape[1] > 1:
         return output
     rows = len(given["input_ids"])
-    return {**output, "logits": output["logits"].expand(-1, rows, -1)}
+    return {**output, "logits": output["logits"].transpose(0, 1).expand(rows, -1, -1)}
 
 
 def test_a_batch_in_which_the_reference_has_another_shape_than_for_each_row_says_nothing() -> None:
@@ -328,6 +328,21 @@ def test_a_batch_in_which_the_reference_has_another_shape_than_for_each_row_says
     assert set(failed) == {OTHER_ALONE}
     other = verify(reference=Encoder(), into=Broken(), dtypes=(), loaded=True, causes=False)
     assert not other.faithful
+
+
+class Last(Encoder):
+    """It returns the logits of the last token alone, [b v]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda module, args, output: {"logits": output["logits"][:, -1]})
+
+
+def test_such_a_batch_says_nothing_of_a_port_whose_own_output_has_a_shape_that_fits() -> None:
+    report = verify(reference=Broken(), into=Last(), dtypes=(), loaded=True, causes=False)
+    assert report.faithful, str(report)
+    failed = [one.said for one in report.scope.results if one.status is Status.REFERENCE_FAILED]
+    assert OTHER_ALONE in failed
 
 
 def test_pictures_are_larger_and_smaller_and_the_scope_has_their_sizes() -> None:

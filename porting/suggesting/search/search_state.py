@@ -31,7 +31,7 @@ from porting.suggesting.search.activation_matching import (
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
 from porting.suggesting.search.embedding_candidates import indexed_alike
 from porting.suggesting.search.feature_permutation import FeatureOrder, based
-from porting.suggesting.search.layer_repeats import Layer
+from porting.suggesting.search.layer_repeats import Layer, layers_of, repeated
 from porting.suggesting.search.layouts import (
     CandidateRule,
     RuleTerm,
@@ -426,13 +426,30 @@ class SearchState:
             one is not None and unit.operand is not None and distance(unit.operand, one, SAME) <= SAME for one in values
         )
 
+    def _layers_that_never_run(self) -> None:
+        """Fill layers that neither model needs as the one before was: of CLIP's pictures Llava leaves out the last."""
+        running = {name for one in self.found.trace.units for name in one.names}
+        behind = {name for one in self.found.reference.units for name in one.names}
+        idle = self.port.loadable - self._filled - running
+        over = {layer for name in self.found.reference.idle for layer in layers_of(name)[:1]}
+        unread = {*self.reference.leaves} - self._used
+        free = {name for name in unread if name not in behind or any(one.holds(name) for one in over)}
+        for layer in dict.fromkeys(one for name in sorted(idle) for one in layers_of(name) if one.number):
+            for rule in repeated(self.found.moves, layer.shifted(-1), free - self._used, idle - self._filled):
+                if (values := self._values([rule])) is not None:
+                    self._accept([replace(rule, why=UNRUN)], values, [], [])
+
     def _remaining(self) -> None:
         """Fill what no place has shown, where both sides plainly have the same."""
+        self._layers_that_never_run()
         known = {*self.port.leaves} - self.port.loadable | self._filled
         ours = {name: one for name, one in self.port.leaves.items() if name not in known}
         theirs = {name: one for name, one in self.reference.leaves.items() if name not in self._used}
         traces = (self.found.trace, self.found.reference)
-        running, behind = (frozenset(name for one in trace.units for name in one.names) for trace in traces)
+        running, behind = (
+            frozenset(name for one in trace.units if trace.idle.isdisjoint(one.weights) for name in one.names)
+            for trace in traces
+        )
         for move, value in remaining(ours, theirs, running, behind):
             self._accept([move], {move.writes[0]: value.detach().clone()}, [], [])
 

@@ -38,7 +38,7 @@ from porting.suggesting.subjects.grouped_arguments import grouped_roles
 from porting.suggesting.subjects.guarded_run import STAY
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.sampler import BATCH, OTHERS, Sampler, row_length
+from porting.suggesting.subjects.sampler import BATCH, OTHERS, Sampler
 from porting.target import with_arguments
 from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
@@ -296,18 +296,18 @@ def _unmasked(
             return way, Unmasked.STALE
     inputs = sampler.batch(first.named)
     for way in working:
-        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way))]
+        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way, sampler))]
         if not all(map(torch.equal, *given)):
             return way, Unmasked.PARTLY
     return first, Unmasked.IGNORED
 
 
-def _other_mask(way: ArgumentMapping) -> Tensor:
+def _other_mask(way: ArgumentMapping, sampler: Sampler) -> Tensor:
     """A mask [b s] that hides some tokens: at the end of rows, and elsewhere too where the module can be told so."""
-    mask = torch.ones(BATCH, row_length(), dtype=torch.long)
-    mask[:, row_length() - 1] = 0
+    mask = torch.ones(BATCH, sampler.length, dtype=torch.long)
+    mask[:, -1] = 0
     if not any(theirs.startswith(LENGTHS) for theirs, _ in way.rules):
-        mask[:, 2] = 0
+        mask[:, sampler.front + 2] = 0
     return mask
 
 
@@ -388,26 +388,26 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sample
     Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
     """
     inputs = sampler.batch(way.named)
-    kept = torch.ones(BATCH, row_length(), dtype=torch.bool)
-    kept[0, row_length() - 2 :] = kept[1, row_length() - 3 :] = False
+    kept = torch.ones(BATCH, sampler.length, dtype=torch.bool)
+    kept[0, -2:] = kept[1, -3:] = False
     if MASK in inputs:
         inputs[MASK] = kept.long()
 
     def changed(where: Tensor) -> list[Tensor]:
-        other = torch.where(where, (inputs[IDS] + 5) % (sampler.vocabulary - 4) + 3, inputs[IDS])
+        other = torch.where(where, sampler.others(inputs[IDS]), inputs[IDS])
         return outputs_of(module(), way, {**inputs, IDS: other})
 
     def decoded() -> list[Tensor]:
         ids = inputs[DECODER_IDS].clone()
-        ids[:, -1] = (ids[:, -1] + 5) % (sampler.vocabulary - 4) + 3
+        ids[:, -1:] = sampler.others(ids)[:, -1:]
         return outputs_of(module(), way, {**inputs, DECODER_IDS: ids})
 
     def differ(others: list[Tensor], where: Tensor) -> bool:
-        return any(_differ(a, b, where) for a, b in zip(base, others, strict=True))
+        return any(_differ(a, b, where, sampler.length) for a, b in zip(base, others, strict=True))
 
     base = outputs_of(module(), way, inputs)
     first, last, start = (torch.zeros_like(kept) for _ in range(3))
-    first[0], last[-1], start[:, 0] = True, True, True
+    first[0], last[-1], start[:, sampler.front] = True, True, True
     later = kept & ~start
     found = set()
     if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
@@ -420,7 +420,7 @@ def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sample
     if not differ(begun, later):
         found.add(ALONE if differ(begun, kept) else IGNORES_TOKENS)
     end, before = torch.zeros_like(kept), torch.zeros_like(kept)
-    end[2, row_length() - 1] = before[2, : row_length() - 1] = True
+    end[2, -1] = before[2, :-1] = True
     if causal and differ(changed(end), before):
         found.add(AHEAD)
     if DECODER_IDS in inputs and _looks_ahead(base, decoded()):
@@ -433,7 +433,11 @@ CLEARLY, AT_ALL = 1e-6, 1e-12
 
 
 def sees_later(
-    run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]], inputs: Mapping[str, Tensor], *, earlier: bool = False
+    run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]],
+    inputs: Mapping[str, Tensor],
+    *,
+    earlier: bool = False,
+    front: int = 0,
 ) -> bool | None:
     """Whether a token changes what is computed in front of it; of a decoder's tokens, where there is one.
 
@@ -441,6 +445,7 @@ def sees_later(
         run: gives the numbers that a model returns.
         inputs: a batch without padding, [b s].
         earlier: whether it changes what is computed behind it, instead.
+        front: so many tokens of a row stand for something else.
 
     Returns:
         None where no output has a row for each token, or the change is too small to say.
@@ -449,8 +454,9 @@ def sees_later(
     if name not in inputs:
         return None
     ids, other = inputs[name], inputs[name].clone()
-    at, rest = (0, slice(1, None)) if earlier else (-1, slice(None, -1))
-    free = other[:, 2:4]  # of the vocabulary, and one of the two is another one
+    front = front if name == IDS else 0
+    at, rest = (front, slice(front + 1, None)) if earlier else (-1, slice(None, -1))
+    free = other[:, front + 2 : front + 4]  # of the vocabulary, and one of the two is another one
     other[:, at] = torch.where(other[:, at] == free[:, 0], free[:, 1], free[:, 0])
     changes = []
     pairs = zip(run(inputs), run({**inputs, name: other}), strict=True)
@@ -484,9 +490,9 @@ def _differ_any(values: list[Tensor], where: Tensor) -> bool:
 def hides_padding(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> bool:
     """Whether the module hides the padding token by itself, though it is given no mask."""
     inputs = sampler.batch(way.named)
-    return IDS in inputs and hides_token(
-        lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, sampler.padding
-    )
+    if IDS not in inputs or sampler.front:
+        return False
+    return hides_token(lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, sampler.padding)
 
 
 def outputs_of(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -521,20 +527,24 @@ def _kind(returned: object) -> str:
     return "None" if returned is None else type(returned).__name__
 
 
-def _differ(one: Tensor, other: Tensor, where: Tensor) -> bool:
-    """Whether two outputs differ at these positions, [b s]; an output without positions by its rows."""
+def _differ(one: Tensor, other: Tensor, where: Tensor, length: int) -> bool:
+    """Whether two outputs differ at these positions, [b s]; an output without positions by its rows.
+
+    Args:
+        length: of a row.
+    """
     if one.shape != other.shape:
         return True
-    if one.shape[:2] == (BATCH, row_length()):
+    if one.shape[:2] == (BATCH, length):
         return _far(one[where], other[where])
-    if one.shape[:2] == (row_length(), BATCH):
+    if one.shape[:2] == (length, BATCH):
         return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
-    if one.ndim == 2 and len(one) in {BATCH * row_length(), BATCH * OTHERS}:  # rows one after the other
+    if one.ndim == 2 and len(one) in {BATCH * length, BATCH * OTHERS}:  # rows one after the other
         parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
         turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]
-        return _differ(parts[0], parts[1], where) and _differ(turned[0], turned[1], where)
+        return _differ(parts[0], parts[1], where, length) and _differ(turned[0], turned[1], where, length)
     rows = where.any(1)
-    if one.ndim and one.shape[0] == BATCH and row_length() not in one.shape[1:]:
+    if one.ndim and one.shape[0] == BATCH and length not in one.shape[1:]:
         return _far(one[rows], other[rows])
     return False
 
@@ -551,7 +561,7 @@ def without_ignored_mask(module: nn.Module, way: ArgumentMapping, sampler: Sampl
     rules = tuple(rule for rule in way.rules if rule not in way.rules_of(MASK))
     without = replace(way, rules=rules)
     try:
-        given = [outputs_of(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way))]
+        given = [outputs_of(module, way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way, sampler))]
         given.append(outputs_of(module, without, inputs))
     except Exception:  # noqa: BLE001  # a mask of another kind, or one that must be given
         return way

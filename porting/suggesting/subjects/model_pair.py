@@ -42,7 +42,7 @@ from porting.suggesting.subjects.forward_arguments import (
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.sampler import LENGTH, Sampler, ordinary_tokens, row_length, use_rows_of
+from porting.suggesting.subjects.sampler import LENGTH, Sampler, row_length, rows_of, use_rows_of
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
@@ -62,8 +62,8 @@ from porting.suggesting.subjects.twin import (
 from porting.target import TargetError, named_tensors, plain_tensors
 from porting.tracing.float64 import forced_float64
 from porting.tracing.running import limit_threads
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, MASK
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, text_fields
+from porting.trials.padding import MASK
 from porting.verification.reference import model_class
 
 
@@ -189,8 +189,9 @@ def prepare(
         if not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
         padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
-        lengths = _named_lengths(str(error))
-        for number, (rows, positions) in enumerate((one, most) for one in lengths for most in (0, one + padding + 1)):
+        tries = [(one, most) for one in _named_lengths(str(error)) for most in (0, one + padding + 1)]
+        tries += [(one, 0) for one in _likely_lengths(str(error), checkpoint.config) if (one, 0) not in tries]
+        for number, (rows, positions) in enumerate(tries):
             use_rows_of(rows)
             with suppress(PortingError):
                 place = folder / f"rows {number}"
@@ -218,6 +219,30 @@ def _named_lengths(said: str) -> list[int]:
 
 LONGEST, MOST_LENGTHS = 128, 3
 """Rows of more tokens are not tried for a module that takes one length alone, nor more lengths."""
+
+
+def _likely_lengths(said: str, config: Mapping[str, object]) -> list[int]:
+    """Lengths of rows for a module that takes multiples of some length alone, and does not say which.
+
+    Args:
+        said: the error.
+        config: the checkpoint's: what it calls a chunk, a block, a window is tried first.
+
+    >>> _likely_lengths("AssertionError", {"chunk_size": 32, "sliding_window": 4096, "hidden_size": 64})
+    [32, 8, 16, 64]
+    """
+    named = [value for name, value in config.items() if _CHUNK.search(name) and type(value) is int]
+    likely = [*named, *POWERS] if _MULTIPLE.search(said) else []
+    return [one for one in dict.fromkeys(likely) if LENGTH < one <= 2 * LONGEST]
+
+
+POWERS = (8, 16, 64)
+"""Lengths of rows, of which one is a multiple of what many a module cuts them into."""
+
+_CHUNK = re.compile("chunk|block|window|segment|bucket")
+
+_MULTIPLE = re.compile("AssertionError|multiple|divisib|is invalid for input of size|[Dd]on't add up")
+"""What modules say of rows that they cannot cut into parts."""
 
 
 def _prepared(
@@ -320,10 +345,10 @@ def _later(module: nn.Module, way: ArgumentMapping, twin: Twin) -> tuple[bool | 
     found: list[bool | None] = []
     for run in sides:
         try:
-            found.append(sees_later(run, batch))
+            found.append(sees_later(run, batch, front=twin.sampler.front))
         except Exception:  # noqa: BLE001  # the user's own forward may raise anything, and what follows tells it
             found.append(None)
-    if found[0] is False and sees_later(sides[0], batch, earlier=True) is not True:
+    if found[0] is False and sees_later(sides[0], batch, earlier=True, front=twin.sampler.front) is not True:
         found[0] = None  # no token sees another one, as in embeddings alone
     return found[0], found[1]
 
@@ -580,34 +605,29 @@ def _causal(twin: Twin) -> bool:
         return False
     inputs = twin.sampler.batch()
     other = {**inputs, IDS: inputs[IDS].clone()}
-    other[IDS][:, -1] = (other[IDS][:, -1] + 7) % (twin.sampler.vocabulary - 4) + 3
+    other[IDS][:, -1] = twin.sampler.others(other[IDS])[:, -1]
     pairs = zip(_outputs(twin.reference, inputs), _outputs(twin.reference, other), strict=True)
-    rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == row_length()]
+    rows = [(one, two) for one, two in pairs if one.ndim == 3 and one.shape[1] == twin.sampler.length]
     return bool(rows) and bool(torch.allclose(rows[0][0][:, :-1], rows[0][1][:, :-1], rtol=1e-9, atol=1e-9))
 
 
 def _longest(twin: Twin, module: nn.Module, way: ArgumentMapping) -> int:
     """The longest row that both take."""
-    available, vocabulary, padding = twin.sampler.available, twin.sampler.vocabulary, twin.sampler.padding
-    if IDS not in available:
+    sampler, front = twin.sampler, twin.sampler.front
+    if IDS not in sampler.available:
         return 0
     if row_length() != LENGTH:
         return row_length()
-    most: int = min(config_number(twin.config, Role.POSITIONS, 64), 128)
+    most: int = min(config_number(text_fields(twin.config), Role.POSITIONS, 64), 128)
     lengths: list[int] = [*range(most, max(most - 5, 8), -1), 24, 16, 7]
-    for length in lengths:
-        words = torch.randint(*ordinary_tokens(vocabulary), (1, length))
-        words[words == padding] = max(vocabulary - 2, 0)
-        given = {IDS: words, MASK: torch.ones_like(words), SEGMENTS: torch.zeros_like(words), DECODER_IDS: words[:, :5]}
-        given |= {POSITIONS: torch.arange(length)[None], DECODER_MASK: torch.ones_like(words[:, :5])}
-        given |= {name: one for name, one in twin.sampler.batch(rows=1).items() if name not in given}
+    for length in (one for one in lengths if one > front):
+        with rows_of(length - front):
+            given = sampler.batch(sampler.available, rows=1)
         try:
             with torch.no_grad(), forced_float64(twin.reference):
-                twin.reference(
-                    **{name: value for name, value in given.items() if name in available and name != POSITIONS}
-                )
+                twin.reference(**{name: value for name, value in given.items() if name != POSITIONS})
                 with forced_float64(module):
-                    module(**way.given({name: value for name, value in given.items() if name in available}))
+                    module(**way.given(given))
         except Exception:  # noqa: BLE001, S112  # it is too long for one of them
             continue
         return length

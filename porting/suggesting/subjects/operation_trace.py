@@ -195,7 +195,7 @@ class OperationTrace:
         scores: what each softmax was given, with the number of the operation.
         roots: how many norms there are, with weights or without: each takes one root.
         angles: the cosines and sines that were computed, with the number of the operation.
-        idle: matrices whose products reach nothing that is returned, as those of an unused pooler.
+        idle: matrices and gains whose products reach nothing that is returned, as those of an unused pooler.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -451,9 +451,10 @@ class _OperationRecorder(DispatchMode):
             if number not in reached:
                 reached.add(number)
                 pending += self._units[number].behind if number in self._units else ()
-        matrices = {name for one in self.trace.units if one.kind is WeightUse.LINEAR for name in one.weights}
+        kinds = {WeightUse.LINEAR, WeightUse.NORM}
+        weights = {name for one in self.trace.units if one.kind in kinds for name in one.weights}
         used = {name for one in self.trace.units if one.number in reached for name in one.weights}
-        return frozenset(matrices - used) if reached else frozenset()
+        return frozenset(weights - used) if reached else frozenset()
 
     def _note_written(self, into: Tensor, origins: Sequence[TensorOrigin]) -> None:
         written = [one for one in origins if one.active]

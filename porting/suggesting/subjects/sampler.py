@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL
 from porting.suggesting.subjects.config_fields import Role, config_number, fields_of
+from porting.trials.inputs import Maker
 from porting.trials.modalities import (
     BOXES,
     DECODER,
@@ -25,8 +26,10 @@ from porting.trials.modalities import (
     SAMPLES,
     SEGMENTS,
     VIDEOS,
+    Signal,
     completed,
     features_of,
+    special_places,
     text_fields,
 )
 from porting.trials.padding import DECODER_MASK, MASK
@@ -71,6 +74,8 @@ class Sampler:
         shapes: what a row has of pictures, sounds and other numbers: input -> shape without the batch.
         reference, config: of inputs that depend on others, such as the boxes of tokens; None where there are none.
         asked: the shapes were found by asking the reference what it runs with.
+        between: a picture or a sound in whose place each row begins with tokens of its own; None where there is none.
+        never: tokens that no row of ordinary ones holds, since they stand for something else.
     """
 
     available: tuple[str, ...] = (IDS, MASK)
@@ -81,6 +86,18 @@ class Sampler:
     reference: nn.Module | None = None
     config: Mapping[str, object] = field(default_factory=dict)
     asked: bool = False
+    between: Signal | None = None
+    never: frozenset[int] = frozenset()
+
+    @property
+    def front(self) -> int:
+        """How many tokens at the start of a row stand for a picture or a sound."""
+        return 0 if self.between is None else len(self.between.block)
+
+    @property
+    def length(self) -> int:
+        """The length of a row, with the tokens that stand for something else."""
+        return self.front + row_length()
 
     @classmethod
     def of(cls, reference: nn.Module, config: Mapping[str, object]) -> Sampler:
@@ -102,6 +119,7 @@ class Sampler:
             vocabulary=config_number(config, Role.VOCABULARY, 97),
             padding=config_number(config, Role.PADDING),
             end=end_token(config),
+            never=special_places(text_fields(config)),
             shapes={**_shapes(config), **others},
             reference=reference,
             config=config,
@@ -114,15 +132,30 @@ class Sampler:
 
     def of_asked(self) -> Sampler | None:
         """The same with the first picture or sound that the reference runs with; None where it runs with none."""
-        if self.reference is None or IDS in self.available:
+        if self.reference is None:
             return None
-        found = ask_reference(LiveReference(self.reference, "the reference"), self.config, None).signals
+        maker = Maker(text_fields(self.config), seed=0, never=self.never) if IDS in self.available else None
+        found = ask_reference(LiveReference(self.reference, "the reference"), self.config, maker).signals
         made = found[0].arguments(BATCH, torch.Generator().manual_seed(0)) if found else {}
         if not made or any(len(one) != BATCH or not one.is_floating_point() for one in made.values()):
             return None
-        decoder = tuple(name for name in self.available if name.startswith(DECODER))
         shapes = {name: tuple(one.shape[1:]) for name, one in made.items()}
+        if maker is not None:
+            between = found[0] if found[0].token is not None else None
+            available = tuple(dict.fromkeys((*self.available, *made)))
+            return replace(self, available=available, shapes=shapes, asked=True, between=between)
+        decoder = tuple(name for name in self.available if name.startswith(DECODER))
         return replace(self, available=(*made, *decoder), shapes=shapes, asked=True)
+
+    def others(self, ids: Tensor) -> Tensor:
+        """Token ids with another ordinary one in the place of each ordinary one."""
+        low, high = ordinary_tokens(self.vocabulary)
+        count = max(high - low, 1)
+        changed = (ids - low + max(count // 2, 1)) % count + low
+        for token in self.never:
+            changed = torch.where(changed == token, ids, changed)
+        front = torch.arange(ids.shape[1]) < self.front
+        return torch.where(front, ids, changed)
 
     def batch(
         self, names: Sequence[str] | None = None, *, seed: int = 0, rows: int = BATCH, ended: bool = False
@@ -140,7 +173,8 @@ class Sampler:
 
         def tokens(count: int) -> Tensor:
             drawn = torch.randint(*ordinary_tokens(self.vocabulary), (rows, count), generator=generator)
-            drawn = torch.where(drawn == self.padding, (drawn + 1) % max(self.vocabulary, 1), drawn)
+            for token in sorted({self.padding, *self.never}):
+                drawn = torch.where(drawn == token, (drawn + 1) % max(self.vocabulary, 1), drawn)
             if ended and self.end is not None:
                 drawn[:, -1] = self.end
             return drawn
@@ -155,6 +189,10 @@ class Sampler:
             DECODER_IDS: tokens(OTHERS),
             DECODER_MASK: torch.ones(rows, OTHERS, dtype=torch.long),
         }
+        if self.between is not None:
+            made = self.between.placed(made)
+            made[POSITIONS] = torch.arange(self.length).expand(rows, -1).clone()
+            wanted = [*wanted, *self.between.extra, *self.between.zeros]
         made |= {
             name: torch.randn(rows, *shape, dtype=torch.float64, generator=generator)
             for name, shape in self.shapes.items()

@@ -82,6 +82,8 @@ LOUD = 40.0
 _WILD = 1e6
 """No weight is larger: a tensor that is has never been given values."""
 
+_TOKEN = re.compile("token_(id|index)$")
+
 _FOLLOWS = re.compile("dim|size|width|scalar|channels|rank")
 """Fields of no known role that are the width, or a head's, where they are as large in the checkpoint."""
 
@@ -167,6 +169,7 @@ def shrink(
         Role.PATCH: to.patch or config_number(sizes, Role.PATCH),
     }
     follows = {config_number(sizes, Role.HEAD_SIZE): size, hidden: width}
+    tokens = _small_tokens(sizes, to.vocabulary)
     for name, value in sizes.items():
         role = _role(name, sizes) if value > 0 else None
         if role is Role.HIDDEN and name == "embedding_size" and value != hidden:
@@ -182,8 +185,8 @@ def shrink(
             small[name] = round(ratio * width) if ratio == int(ratio) else 4 * width - 4
         elif role is Role.STEP_RANK and value == math.ceil(hidden / STEP):
             small[name] = math.ceil(width / STEP)
-        elif name.endswith("token_id") and value >= to.vocabulary:
-            small[name] = to.vocabulary - 1
+        elif name in tokens:
+            small[name] = tokens[name]
         elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
             small[name] = follows[value]
     return {**small, **_by_stage(small, sizes, to), **own}
@@ -225,8 +228,21 @@ def _shallow(sizes: Mapping[str, int], *, to: Measures) -> dict[str, int]:
     most = {role: size for role, size in most.items() if size}
     roles = {name: _role(name, sizes) for name in sizes if "group" not in name}
     found = {name: min(sizes[name], most[role]) for name, role in roles.items() if role in most}
-    tokens = [name for name, value in sizes.items() if name.endswith("token_id") and value >= to.vocabulary > 0]
-    return {**found, **dict.fromkeys(tokens, to.vocabulary - 1)}
+    return {**found, **_small_tokens(sizes, to.vocabulary)}
+
+
+def _small_tokens(sizes: Mapping[str, int], vocabulary: int) -> dict[str, int]:
+    """The fields that name a token beyond a vocabulary, with tokens from its end: equal ones stay equal.
+
+    Args:
+        vocabulary: how many tokens there are; 0 for the checkpoint's own.
+
+    >>> _small_tokens({"image_token_index": 257152, "image_token_id": 257152, "video_token_id": 300000}, 97)
+    {'image_token_index': 96, 'image_token_id': 96, 'video_token_id': 95}
+    """
+    beyond = {name: value for name, value in sizes.items() if _TOKEN.search(name) and value >= vocabulary > 0}
+    ranked = list(dict.fromkeys(beyond.values()))
+    return {name: max(vocabulary - 1 - ranked.index(value), 0) for name, value in beyond.items()}
 
 
 def measures(config: Mapping[str, object]) -> Iterator[Measures]:

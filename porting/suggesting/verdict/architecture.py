@@ -68,10 +68,12 @@ class Matrices:
     known: bool
 
 
-def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matrices:
+def matrices(trace: OperationTrace, saved: Collection[str], common: Collection[str], words: int) -> Matrices:
     """The matrices of a model, without those of parts that only this model has at its end.
 
     Args:
+        saved: the names of the tensors that a checkpoint holds: what a module computes, such as the frequencies of
+            rotary embeddings by which positions are multiplied, is none of its matrices.
         common: the names of the tensors that have a counterpart in the other model.
         words: the size of the vocabulary: a matrix at the end that has as many rows is a head.
     """
@@ -86,16 +88,20 @@ def matrices(trace: OperationTrace, common: Collection[str], words: int) -> Matr
     units = []
     for unit in trace.units:
         before = [reached[number].key for number in unit.behind if number in reached]
+        if not before and {*saved}.isdisjoint(unit.names):
+            continue  # angles that are made of positions: no way from the input through weights
         most = [max((one[side] for one in before), default=0) for side in (0, 1)]
         here = Place(most[0], most[1], min((one[2] for one in before), default=0))
-        matrix, norm = unit.kind is WeightUse.LINEAR, unit.number in norms and not norms >= unit.behind != frozenset()
+        matrix = unit.kind is WeightUse.LINEAR and not {*saved}.isdisjoint(unit.weights)
+        norm = unit.number in norms and not norms >= unit.behind != frozenset()
         after = Place(here.matrices + matrix, here.key[1] + norm, here.key[2] + norm)
         reached[unit.number] = max(after, reached.get(unit.number, after), key=lambda one: one.key)
         head = unit.number not in inner and unit.output.shape[-1:] == (words,)
         if matrix and unit.number in needed and not head:
             units.append(unit)
             for name in unit.weights:
-                places.setdefault(name, set()).add(here)
+                if name in saved:
+                    places.setdefault(name, set()).add(here)
     return Matrices(units=tuple(units), places=places, known=len(norms) == trace.roots)
 
 
@@ -120,8 +126,11 @@ def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
     sizes = {name: one.numel() for name, one in named_tensors(subjects.built.module)}
     others = {name: one.numel() for name, one in subjects.twin.tensors.items()}
     for mine, other in ((written, read), every):  # without what ends one of them, or both as a whole
-        ours, theirs = matrices(found.trace, mine, words), matrices(found.reference, other, words)
-        if not ours.units or not theirs.units or not others.keys() >= theirs.places.keys():
+        ours, theirs = (
+            matrices(found.trace, sizes, mine, words),
+            matrices(found.reference, others, other, words),
+        )
+        if not ours.units or not theirs.units:
             return
         ours, theirs = _trimmed(ours, sizes, theirs, others), _trimmed(theirs, others, ours, sizes)
         if _cuts_layers(ours, found.trace) or _cuts_layers(theirs, found.reference):

@@ -609,7 +609,7 @@ def _unlike(found: SearchResult) -> tuple[list[int], list[int]]:
 
     returned = [one for one in found.reference.outputs if one.is_floating_point()]
     left = [other for other in returned if not any(_is(value, other, found.basis) for value in found.outputs)]
-    whole = bool(returned) and all(other is not returned[0] for other in left)
+    whole = bool(returned) and (_wider(found) or all(other is not returned[0] for other in left))
     changed: list[int] = []
     beside: list[int] = []
     for number, value in enumerate(found.outputs):
