@@ -149,14 +149,17 @@ class SignalRows:
     def beside_tokens(self) -> Iterator[Trial]:
         """The trials of tokens, each row with a signal; and of two towers also more or fewer texts than signals.
 
-        Nothing where tokens of a row stand for the signal: what may stand beside them only the processor knows.
+        Where tokens of a row stand for the signal, each row begins with these.
         """
         base = self.model.base
         names = {IDS: IDS, MASK: MASK, SEGMENTS: SEGMENTS, POSITIONS: POSITIONS}
         if IDS not in base:  # a decoder's tokens, beside what the encoder hears or sees
             names = {IDS: DECODER_IDS, MASK: DECODER_MASK}
         text = {ours: base[theirs] for ours, theirs in names.items() if theirs in base}
-        if IDS not in text or text[IDS].is_floating_point() or bool(torch.isin(text[IDS], self._places()).any()):
+        if IDS not in text or text[IDS].is_floating_point():
+            return
+        if bool(torch.isin(text[IDS], self._places()).any()):
+            yield from self._behind_places()
             return
         rest = {name: one for name, one in base.items() if name not in set(names.values())}
         optional = [ours for ours, theirs in names.items() if theirs in self.model.optional]
@@ -178,6 +181,35 @@ class SignalRows:
         for signals in (1, 5) if IDS in base else ():  # a decoder has one sound for each row
             given = {names[ours]: one for ours, one in several.items()} | rows_of(rest, torch.arange(signals) % most)
             yield self._trial(Kind.BATCH, f"3 rows of tokens and {signals} beside them", given)
+
+    def _behind_places(self) -> Iterator[Trial]:
+        """The trials of tokens behind those that stand for the signal, with which each row begins.
+
+        What else there is for each token, as which kind it is of, is what the first batch has behind these.
+        """
+        base = self.model.base
+        ids = base[IDS]
+        found = torch.isin(ids, self._places())
+        front = int(found.any(0).nonzero().max()) + 1
+        if not bool((ids[:, :front] == ids[:1, :front]).all()) or front >= ids.shape[1] or POSITIONS in base:
+            return
+        kinds = {name: one for name, one in base.items() if one.shape == ids.shape and name not in {IDS, MASK}}
+        rest = {name: one for name, one in base.items() if name not in {IDS, MASK, *kinds}}
+        most = max((len(one) for one in rest.values() if one.ndim), default=1)
+        model = replace(
+            self.model,
+            base={name: base[name][:, front:] for name in (IDS, MASK) if name in base},
+            longest=max(self._longest(ids.shape[1]) - front, ids.shape[1] - front),
+            limit=None,
+        )
+        for trial in TokenRows(model, self.seed).trials():
+            rows, length = trial.case.inputs[IDS].shape
+            first = torch.zeros(rows, dtype=torch.long)
+            given = {name: torch.cat([base[name][first, :front], one], 1) for name, one in trial.case.inputs.items()}
+            if MASK in given:
+                given[MASK][:, :front] = 1
+            given |= {name: one[first][:, [*range(front), *[-1] * length]] for name, one in kinds.items()}
+            yield replace(trial, case=Case(trial.case.name, {**given, **rows_of(rest, torch.arange(rows) % most)}))
 
     def _longest(self, width: int) -> int:
         """The longest row of tokens: as many as there are positions, which a decoder counts apart from its sounds'."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -92,6 +92,7 @@ class TokenRows:
     seed: int
     _generator: torch.Generator = field(init=False)
     _next: int = field(init=False, default=0)
+    _own: set[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -103,10 +104,13 @@ class TokenRows:
         self._choices = self.model.base[IDS].shape[1] if self.model.base[IDS].ndim > 2 else 0  # [b c s]
         self._end = self._ending()
         self._masked = MASK in self.model.base
-        own = {self._padding} | ({self._end} if self._end is not None else set())
-        likely = [one for one in dict.fromkeys(self.model.likely) if 0 <= one < self._vocabulary and one not in own]
-        self._likely = likely[:MOST_LIKELY]
-        self._pool = torch.tensor([one for one in range(self._vocabulary) if one not in own] or [0])
+        self._own = {self._padding, self._end, *self.model.never}
+        self._likely = self._ordinary(self.model.likely)[:MOST_LIKELY]
+        self._pool = torch.tensor(self._ordinary(range(self._vocabulary)) or [0])
+
+    def _ordinary(self, tokens: Iterable[int]) -> list[int]:
+        """Those that the vocabulary has and that have no place of their own, each once."""
+        return [one for one in dict.fromkeys(tokens) if 0 <= one < self._vocabulary and one not in self._own]
 
     def trials(self) -> Iterator[Trial]:
         """All of them, those that differ most from one another first."""
@@ -405,8 +409,7 @@ class TokenRows:
 
     def _named(self) -> Iterator[Trial]:
         """The token ids that the port's code names, each behind each other one, at the start and at the end of rows."""
-        own = {self._padding, self._end}
-        named = [one for one in dict.fromkeys(self.model.numbers) if 0 <= one < self._vocabulary and one not in own]
+        named = self._ordinary(self.model.numbers)
         if not named:
             return
         order = max(order for order in (1, 2, 3) if order == 1 or len(named) ** order <= MOST_WORDS)
@@ -548,9 +551,7 @@ class TokenRows:
         powers = [2**power + shift for power in range(1, 40) for shift in (-1, 0, 1) if 2**power < self._vocabulary]
         edges = [*range(128), *range(self._vocabulary - 128, self._vocabulary), *powers, *self.model.special]
         drawn = torch.randperm(self._vocabulary, generator=self._generator)[: POOL // 8].tolist()
-        own = {self._padding, self._end}
-        known = [one for one in dict.fromkeys([*edges, *drawn]) if 0 <= one < self._vocabulary and one not in own]
-        return torch.tensor(known)
+        return torch.tensor(self._ordinary([*edges, *drawn]))
 
     def _arguments(self, width: int) -> Iterator[Trial]:
         """Without each optional argument; those of a decoder."""

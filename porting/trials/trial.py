@@ -45,6 +45,7 @@ class Model:
         given: the batches are somebody's own: only rows of them are tried, since nothing says what else is legal.
         numbers: what the port's code compares tensors with.
         likely: token ids that the port's code or the config may treat otherwise than others.
+        never: token ids that no row holds, since they stand for something else, as for a part of a picture.
         full: the port takes no other rows than the longest.
         right_padded: the masks whose padding has to be at the end of rows: the port takes their lengths.
     """
@@ -61,6 +62,7 @@ class Model:
     given: bool = False
     numbers: Sequence[int] = ()
     likely: Sequence[int] = ()
+    never: Collection[int] = ()
     full: bool = False
     right_padded: Collection[str] = ()
 

@@ -138,7 +138,7 @@ def explore(
     own = [one for one in constants_of(module) if one not in sizes]
     likely = [one for one in (*numbers, *model.special, *sorted(own, reverse=True)) if one not in places]
     full = _refuses_shorter(cases, ours)
-    model = replace(model, given=given, numbers=numbers, likely=likely, full=full)
+    model = replace(model, given=given, numbers=numbers, likely=likely, never=places, full=full)
     return explorer.explore(model, cases, returned, module)
 
 

@@ -17,7 +17,7 @@ from porting.verification import verify
 from tests.suggesting.llama import Attention, Block, Feed, Norm
 from tests.suggesting.oracle import drafted, source
 
-WORDS, PICTURE = 120, 110
+WORDS, PICTURE, PATCHES = 120, 110, 4
 
 ROUNDED = 1e-6
 """The reference's norms are computed in float32."""
@@ -108,6 +108,23 @@ class Strict(Llava):
     padded = False
 
 
+class LongWrong(Llava):
+    """Another model in long rows."""
+
+    def forward(self, tokens: Tensor, images: Tensor, attention_mask: Tensor) -> Tensor:
+        out: Tensor = super().forward(tokens, images, attention_mask)
+        return out * (1.01 if tokens.shape[1] > 40 else 1.0)
+
+
+class MaskWrong(Llava):
+    """Another model where a row is hidden behind its picture."""
+
+    def forward(self, tokens: Tensor, images: Tensor, attention_mask: Tensor) -> Tensor:
+        attention_mask = attention_mask | (torch.arange(tokens.shape[1]) < PATCHES + 2)
+        out: Tensor = super().forward(tokens, images, attention_mask)
+        return out
+
+
 def test_a_picture_between_tokens_has_its_table(tmp_path: Path) -> None:
     model = source("LlavaForConditionalGeneration", FIELDS, tmp_path)
     found = drafted(tmp_path, Llava)
@@ -147,6 +164,16 @@ def test_a_port_that_refuses_padding_is_verified_without_and_that_is_said(tmp_pa
     assert report.faithful, str(report)
     assert not any("padded" in name for name in report.cases)
     assert "ValueError: rows of one length, please" in "".join(report.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [LongWrong, MaskWrong])
+def test_tokens_behind_a_picture_are_tried(kind: type[Llava], tmp_path: Path) -> None:
+    source("LlavaForConditionalGeneration", FIELDS, tmp_path)
+    table = drafted(tmp_path, Llava).table
+    assert verify(tmp_path, Llava, table, causes=False).faithful
+    report = verify(tmp_path, kind, table, causes=False)
+    assert report.verdict == "different", str(report)
 
 
 GEMMA = {

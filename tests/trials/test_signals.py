@@ -19,7 +19,7 @@ from porting.trials.battery import battery
 from porting.trials.inputs import Case, for_port
 from porting.trials.purity import _kept, _state
 from porting.trials.run import OTHER_ALONE
-from porting.trials.signals import sizes_of_pictures
+from porting.trials.signals import SignalRows, sizes_of_pictures
 from porting.trials.trial import Model, Trial
 from porting.verification.references import LiveReference
 from tests.trials.small_model import Encoder
@@ -328,6 +328,35 @@ def test_a_batch_in_which_the_reference_has_another_shape_than_for_each_row_says
     assert set(failed) == {OTHER_ALONE}
     other = verify(reference=Encoder(), into=Broken(), dtypes=(), loaded=True, causes=False)
     assert not other.faithful
+
+
+def test_rows_begin_with_the_tokens_of_the_picture_and_hold_no_others_of_these() -> None:
+    ids = torch.tensor([[7, 40, 40, 8, 1, 2, 3], [7, 40, 40, 8, 4, 5, 0]])
+    kinds = (ids == 40).long()
+    base = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": kinds,
+        "pixel_values": torch.randn(2, 3, 4, 4),
+    }
+    fields = {
+        "vocab_size": 50,
+        "image_token_id": 40,
+        "boi_token_id": 7,
+        "eoi_token_id": 8,
+        "max_position_embeddings": 64,
+    }
+    model = Model(config=fields, base=base, longest=7, never={7, 8, 40})
+    trials = [*SignalRows(model, 0).beside_tokens()]
+    assert {Kind.LENGTH, Kind.MASK, Kind.BATCH, Kind.TOKENS} <= {one.kind for one in trials}
+    assert max(one.case.inputs["input_ids"].shape[1] for one in trials) == 64
+    for one in trials:
+        given = one.case.inputs
+        assert torch.equal(given["input_ids"][:, :4], ids[:1, :4].expand(len(given["input_ids"]), -1))
+        assert not torch.isin(given["input_ids"][:, 4:], torch.tensor([7, 8, 40])).any()
+        assert torch.equal(given["mm_token_type_ids"], (given["input_ids"] == 40).long())
+        assert len(given["pixel_values"]) == len(given["input_ids"])
+        assert bool(given.get("attention_mask", torch.ones(1, 4))[:, :4].all())
 
 
 class Last(Encoder):
