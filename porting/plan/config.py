@@ -179,20 +179,23 @@ def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-MODEL_TYPE, ARCHITECTURE = "model_type", "general.architecture"
-"""The field that says what kind of model a config describes: of transformers, and of a GGUF file."""
+MODEL_TYPE, ARCHITECTURE, CLASS_NAME = "model_type", "general.architecture", "_class_name"
+"""The field that says what kind of model a config describes: of transformers, of a GGUF file, and of diffusers."""
 
 USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}) | {
     "general",
     "tokenizer",
+    CLASS_NAME,
+    "_diffusers_version",
 }
 """Fields of a config that say nothing of the model's shape."""
 
 
 def _target_kind(table: Table) -> tuple[str, object]:
     """The field by which the target's own config is known, and its value; None where the table says none."""
-    if isinstance(table.constants.get(ARCHITECTURE), str):
-        return ARCHITECTURE, table.constants[ARCHITECTURE]
+    for field in (ARCHITECTURE, CLASS_NAME):
+        if isinstance(table.constants.get(field), str):
+            return field, table.constants[field]
     kind = table.constants.get(MODEL_TYPE)
     return MODEL_TYPE, kind if isinstance(kind, str) and kind not in table.model_types else None
 
@@ -206,6 +209,11 @@ def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
     """Whether a config is the target's own, and not the checkpoint's."""
     field, kind = _target_kind(table)
     return kind is not None and value_of(config, field) == kind
+
+
+def is_of_diffusers(config: Mapping[str, object]) -> bool:
+    """Whether a config is that of a model of diffusers."""
+    return isinstance(config.get(CLASS_NAME), str) and MODEL_TYPE not in config
 
 
 def source_config(table: Table, config: Mapping[str, object]) -> dict[str, object]:

@@ -193,6 +193,39 @@ def test_a_source_without_a_config_is_a_warning(source: Path, tmp_path: Path) ->
     assert done.warnings == ("no config.json is written: the source has none that [config] could be read from",)
 
 
+@pytest.mark.parametrize("to", [None, "bin"])
+def test_a_model_of_diffusers_has_the_names_that_diffusers_looks_for(
+    source: Path, tmp_path: Path, to: str | None
+) -> None:
+    """Its config names a class, and no model_type; tests/converting/test_target_libraries.py loads one."""
+    table = porting.parse_table(
+        TABLE.replace('model_type = "llama"\narchitectures = ["LlamaForCausalLM"]', '_class_name = "OwnTransformer"')
+    )
+    size = 10_000 if to is None else None
+    done = porting.convert(source, tmp_path / "there", table, derive=True, to=to, shard_size=size)
+    assert done.warnings == ()
+    stem = "diffusion_pytorch_model"
+    found = {name for name in done.files if name.startswith(stem)}
+    if to == "bin":
+        assert found == {f"{stem}.bin"}
+    else:
+        count = len(found) - 1
+        shards = {f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)}
+        assert count > 1
+        assert found == {f"{stem}.safetensors.index.json"} | shards
+    config = config_of(tmp_path / "there")
+    assert config["_class_name"] == "OwnTransformer"
+    assert config["hidden_size"] == CONFIG["dim"]
+    assert not config.keys() & {"model_type", "dtype"}
+    assert porting.verify_files(tmp_path / "there").same
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert done.warnings == ()
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    assert not [name for name in done.files if name.startswith(stem)]
+    assert porting.diff(source, tmp_path / "back").equal
+
+
 @pytest.mark.parametrize("name", ["params.json", "hparams.json"])
 def test_a_config_of_another_name_is_read_and_replaced(source: Path, tmp_path: Path, name: str) -> None:
     (source / "config.json").rename(source / name)
