@@ -182,6 +182,9 @@ def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
 MODEL_TYPE, ARCHITECTURE, CLASS_NAME = "model_type", "general.architecture", "_class_name"
 """The field that says what kind of model a config describes: of transformers, of a GGUF file, and of diffusers."""
 
+TIMM, TIMM_PART = "architecture", "pretrained_cfg"
+"""That field of timm, and one that its configs have beside it."""
+
 USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}) | {
     "general",
     "tokenizer",
@@ -193,7 +196,9 @@ USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transfo
 
 def _target_kind(table: Table) -> tuple[str, object]:
     """The field by which the target's own config is known, and its value; None where the table says none."""
-    for field in (ARCHITECTURE, CLASS_NAME):
+    names = (*table.constants, *table.config.values())
+    of_timm = (TIMM,) if any(name.partition(".")[0] == TIMM_PART for name in names) else ()
+    for field in (ARCHITECTURE, CLASS_NAME, *of_timm):
         if isinstance(table.constants.get(field), str):
             return field, table.constants[field]
     kind = table.constants.get(MODEL_TYPE)

@@ -226,6 +226,24 @@ def test_a_model_of_diffusers_has_the_names_that_diffusers_looks_for(
     assert porting.diff(source, tmp_path / "back").equal
 
 
+def test_a_model_of_timm_has_a_config_of_timm(source: Path, tmp_path: Path) -> None:
+    """Its config names an architecture; tests/converting/test_target_libraries.py loads one."""
+    llama, timm = 'model_type = "llama"', 'architecture = "own_vit"\n"pretrained_cfg.num_classes" = 5'
+    table = porting.parse_table(TABLE.replace(llama, timm).replace('"hidden_size"', '"model_args.embed_dim"'))
+    porting.convert(source, tmp_path / "there", table, derive=True)
+    config = config_of(tmp_path / "there")
+    assert config["architecture"] == "own_vit"
+    assert config["model_args"] == {"embed_dim": CONFIG["dim"]}
+    assert config["pretrained_cfg"] == {"num_classes": 5}
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+    (tmp_path / "there" / "provenance.json").unlink()
+    porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    alone = porting.parse_table(TABLE.replace(llama, 'architecture = "an argument of a module"'))
+    porting.convert(source, tmp_path / "alone", alone, derive=True)
+    assert config_of(tmp_path / "alone") == CONFIG, "the word alone does not mean timm"
+
+
 @pytest.mark.parametrize("name", ["params.json", "hparams.json"])
 def test_a_config_of_another_name_is_read_and_replaced(source: Path, tmp_path: Path, name: str) -> None:
     (source / "config.json").rename(source / name)

@@ -85,6 +85,54 @@ def test_torchtune(llama: Any, ids: Tensor, tmp_path: Path) -> None:
         close(model.eval()(ids), llama(ids).logits)
 
 
+TIMM = """
+[mapping]
+name = "vit_of_timm"
+model_types = ["vit"]
+
+[config]
+hidden_size = "model_args.embed_dim"
+num_hidden_layers = "model_args.depth"
+num_attention_heads = "model_args.num_heads"
+image_size = "model_args.img_size"
+patch_size = "model_args.patch_size"
+num_labels = "num_classes"
+
+[constants]
+architecture = "vit_tiny_patch16_224"
+"pretrained_cfg.custom_load" = false
+
+[tensors]
+"vit.embeddings.cls_token" = "cls_token"
+"vit.embeddings.position_embeddings" = "pos_embed"
+"vit.embeddings.patch_embeddings.projection.{w:weight,bias}" = "patch_embed.proj.{w:weight,bias}"
+"vit.layernorm.{w:weight,bias}" = "norm.{w:weight,bias}"
+"classifier.{w:weight,bias}" = "head.{w:weight,bias}"
+"vit.encoder.layer.{i}.layernorm_{n:before,after}.{w:weight,bias}" = "blocks.{i}.{n:norm1,norm2}.{w:weight,bias}"
+"vit.encoder.layer.{i}.attention.output.dense.{w:weight,bias}" = "blocks.{i}.attn.proj.{w:weight,bias}"
+"vit.encoder.layer.{i}.{p:intermediate,output}.dense.{w:weight,bias}" = "blocks.{i}.mlp.{p:fc1,fc2}.{w:weight,bias}"
+"vit.encoder.layer.{i}.attention.attention.{p:query,key,value}.weight [o e]" = "blocks.{i}.attn.qkv.weight [(p o) e]"
+"vit.encoder.layer.{i}.attention.attention.{p:query,key,value}.bias [o]" = "blocks.{i}.attn.qkv.bias [(p o)]"
+"""
+
+
+def test_timm_loads_the_directory(tmp_path: Path) -> None:
+    """With a config.json of timm, of which timm makes the model."""
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    kind: Any = transformers.ViTConfig  # as below
+    config = kind(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
+        layer_norm_eps=1e-6, num_labels=5,
+    )  # fmt: skip
+    theirs = drawn(transformers.ViTForImageClassification(config))
+    (tmp_path / "table.toml").write_text(TIMM)
+    porting.convert(written(theirs, tmp_path / "a"), tmp_path / "b", tmp_path / "table.toml", derive=True)
+    model = timm.create_model(f"local-dir:{tmp_path / 'b'}", pretrained=True)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        close(model.eval()(images), theirs(images).logits)
+
+
 def test_timm(tmp_path: Path) -> None:
     """From right to left: transformers' ViT becomes timm's."""
     timm = pytest.importorskip("timm", exc_type=ImportError)
