@@ -18,6 +18,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.container import Outline, TokenizerFiles, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
+from porting.checkpoint.names import OPEN_CLIP_CONFIG
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.record import Record, read_record, versions
@@ -47,6 +48,7 @@ from porting.plan.config import (
     arguments,
     has_own_config,
     is_of_diffusers,
+    is_of_open_clip,
     is_target_config,
     source_config,
     unknown,
@@ -260,7 +262,7 @@ def _draft(
         if writer.settings:
             settings = _settings(fields)
         else:
-            kept[CONFIG_NAME] = new_config(fields)
+            kept[OPEN_CLIP_CONFIG if is_of_open_clip(fields) else CONFIG_NAME] = new_config(fields)
         raw = None
     elif not reverse and not checkpoint.config and has_own_config(table):
         said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
@@ -328,7 +330,7 @@ def _other_config(
     for one in recipes.tensors:
         if one.dtype.is_floating_point:
             counts[dtype_name(one.dtype)] += one.numel
-    if counts and not is_of_diffusers(fields):  # which has no such field
+    if counts and not is_of_diffusers(fields) and not is_of_open_clip(fields):  # which have no such field
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []
     fields_of_file = unsaid(table, checkpoint.config) if checkpoint.config_name else []  # a file of weights has others

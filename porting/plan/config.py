@@ -194,6 +194,10 @@ USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transfo
 """Fields of a config that say nothing of the model's shape."""
 
 
+OPEN_CLIP = "model_cfg"
+"""The field of open_clip's configs that the sizes of a model stand below."""
+
+
 def _target_kind(table: Table) -> tuple[str, object]:
     """The field by which the target's own config is known, and its value; None where the table says none."""
     names = (*table.constants, *table.config.values())
@@ -201,6 +205,9 @@ def _target_kind(table: Table) -> tuple[str, object]:
     for field in (ARCHITECTURE, CLASS_NAME, *of_timm):
         if isinstance(table.constants.get(field), str):
             return field, table.constants[field]
+    for field, value in table.constants.items():
+        if field.startswith(f"{OPEN_CLIP}."):
+            return field, value
     kind = table.constants.get(MODEL_TYPE)
     return MODEL_TYPE, kind if isinstance(kind, str) and kind not in table.model_types else None
 
@@ -219,6 +226,11 @@ def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
 def is_of_diffusers(config: Mapping[str, object]) -> bool:
     """Whether a config is that of a model of diffusers."""
     return isinstance(config.get(CLASS_NAME), str) and MODEL_TYPE not in config
+
+
+def is_of_open_clip(config: Mapping[str, object]) -> bool:
+    """Whether a config is that of a model of open_clip."""
+    return isinstance(config.get(OPEN_CLIP), Mapping) and MODEL_TYPE not in config
 
 
 def source_config(table: Table, config: Mapping[str, object]) -> dict[str, object]:

@@ -244,6 +244,20 @@ def test_a_model_of_timm_has_a_config_of_timm(source: Path, tmp_path: Path) -> N
     assert config_of(tmp_path / "alone") == CONFIG, "the word alone does not mean timm"
 
 
+def test_a_model_of_open_clip_has_a_config_of_that_name(source: Path, tmp_path: Path) -> None:
+    llama, clip = 'model_type = "llama"', '"model_cfg.quick_gelu" = true'
+    table = porting.parse_table(TABLE.replace(llama, clip).replace('"hidden_size"', '"model_cfg.embed_dim"'))
+    done = porting.convert(source, tmp_path / "there", table, derive=True)
+    assert "config.json" not in done.files
+    config = json.loads((tmp_path / "there" / "open_clip_config.json").read_text())
+    assert config["model_cfg"] == {"embed_dim": CONFIG["dim"], "quick_gelu": True}
+    assert "dtype" not in config
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert "open_clip_config.json" not in done.files
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+
+
 @pytest.mark.parametrize("name", ["params.json", "hparams.json"])
 def test_a_config_of_another_name_is_read_and_replaced(source: Path, tmp_path: Path, name: str) -> None:
     (source / "config.json").rename(source / name)

@@ -241,6 +241,22 @@ CLIP = """
 [mapping]
 name = "open_clip"
 
+[config]
+projection_dim = "model_cfg.embed_dim"
+"vision_config.num_hidden_layers" = "model_cfg.vision_cfg.layers"
+"vision_config.hidden_size" = "model_cfg.vision_cfg.width"
+"vision_config.hidden_size // vision_config.num_attention_heads" = "model_cfg.vision_cfg.head_width"
+"vision_config.patch_size" = "model_cfg.vision_cfg.patch_size"
+"vision_config.image_size" = "model_cfg.vision_cfg.image_size"
+"text_config.max_position_embeddings" = "model_cfg.text_cfg.context_length"
+"text_config.vocab_size" = "model_cfg.text_cfg.vocab_size"
+"text_config.hidden_size" = "model_cfg.text_cfg.width"
+"text_config.num_attention_heads" = "model_cfg.text_cfg.heads"
+"text_config.num_hidden_layers" = "model_cfg.text_cfg.layers"
+
+[constants]
+"model_cfg.quick_gelu" = true
+
 [tensors]
 "logit_scale" = "logit_scale"
 "vision_model.embeddings.class_embedding" = "visual.class_embedding"
@@ -267,14 +283,9 @@ def test_open_clip(tmp_path: Path) -> None:
     vision = {**sizes, "hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 8}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     theirs = drawn(transformers.CLIPModel(config))
-    model = open_clip.CLIP(
-        embed_dim=16, quick_gelu=True,
-        vision_cfg={"layers": 2, "width": 64, "head_width": 64, "patch_size": 8, "image_size": 32},
-        text_cfg={"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 2},
-    )  # fmt: skip
     (tmp_path / "table.toml").write_text(CLIP)
     porting.convert(written(theirs, tmp_path / "a"), tmp_path / "b", tmp_path / "table.toml", derive=True)
-    model.load_state_dict(load_file(tmp_path / "b" / "model.safetensors"))
+    model = open_clip.create_model(f"local-dir:{tmp_path / 'b'}")
     generator = torch.Generator().manual_seed(1)
     images, ids = torch.randn(2, 3, 32, 32, generator=generator), torch.randint(1, 29, (2, 9), generator=generator)
     ids[:, -1] = 30  # both take the text's features where its end is
