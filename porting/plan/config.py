@@ -8,7 +8,7 @@ from reprlib import repr as short
 from porting.errors import Code, Fault
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
-from porting.notation.field import held, is_plain, spellings, value_of, with_field
+from porting.notation.field import computed_from, held, is_plain, spellings, value_of, with_field
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.printable import quote
@@ -249,7 +249,14 @@ def source_config(table: Table, config: Mapping[str, object]) -> dict[str, objec
 def unknown(table: Table, config: Mapping[str, object]) -> list[str]:
     """The fields of the other side's config that a config does not tell, though a line of [config] names them."""
     if is_target_config(table, config):
-        return [spellings(theirs)[0] for theirs, ours in table.config.items() if not held(config, ours)]
+        lacking = [
+            spellings(theirs)[0]
+            for theirs, ours in table.config.items()
+            if not held(config, ours) and not computed_from(theirs)
+        ]
+        found = source_config(table, config)  # a number does not tell what it was computed from
+        parts = [name for theirs in table.config for name in computed_from(theirs)]
+        return list(dict.fromkeys([*lacking, *(name for name in parts if not held(found, name))]))
     values = effective(table, config)
     return [ours for theirs, ours in table.config.items() if not held(values, theirs)]
 

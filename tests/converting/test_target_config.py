@@ -160,6 +160,19 @@ def test_fields_that_the_table_does_not_know_are_named(source: Path, tmp_path: P
     assert not {"multiple_of", "dim"} & config_of(tmp_path / "there").keys()
 
 
+def test_fields_that_a_number_was_computed_from_are_named(source: Path, tmp_path: Path) -> None:
+    """On the way back; those that another line gives are known."""
+    table = porting.parse_table(
+        TABLE.replace('dim = "hidden_size"', '"dim // n_heads" = "head_dim"\n"dim * ffn // 3" = "size"')
+    )
+    (source / "config.json").write_text(json.dumps({**CONFIG, "ffn": 5}))
+    porting.convert(source, tmp_path / "there", table, derive=True)
+    assert config_of(tmp_path / "there")["head_dim"] == 4
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert done.warnings == ("config.json: nothing says dim, ffn, so what is written does not: add it by hand",)
+
+
 def test_a_table_that_names_no_other_model_keeps_the_config(source: Path, tmp_path: Path) -> None:
     porting.convert(
         source, tmp_path / "there", porting.parse_table(TABLE.replace('"llama"', '"own_llama"')), derive=True
