@@ -248,7 +248,7 @@ def test_without_a_table_or_a_config_it_says_what_to_pass(table: Path, tmp_path:
 
 
 def test_what_no_tensor_holds_is_not_made_up(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"(?s)cannot be known from the module alone.*like="):
+    with pytest.raises(PlanError, match=r"(?s)cannot be known from the right side alone.*like="):
         porting.export(own.Own(own.SIZES), table, tmp_path / "new")
     text = own.TABLE.replace(
         'source = ["model.shift [e]", "model.types [0 e]"]\ntarget = "shift [e]"\nfold = true',

@@ -424,5 +424,6 @@ class Bin(Container):
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """Lay out one file, as ``torch.save`` writes a state dict; tied names share a storage."""
-        self.require_writable(tensors, where=f"{options.where}/{self.main}")
-        return Outline(shards=(state_dict_shard(self.main, tensors, options.tied),))
+        main = options.main or self.main
+        self.require_writable(tensors, where=f"{options.where}/{main}")
+        return Outline(shards=(state_dict_shard(main, tensors, options.tied),))

@@ -191,6 +191,7 @@ class WriteOptions:
         part: the state dict that the tensors are nested in; empty for none.
         tied: other names of some of the tensors, each with the name that it equals.
         settings: the model's config, for a container that holds it.
+        main: the name of the main file, one of :attr:`Container.mains`; empty for the usual one.
     """
 
     where: str
@@ -199,6 +200,7 @@ class WriteOptions:
     part: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
+    main: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,8 +144,10 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
 
 DCP_METADATA = ".metadata"
 
-CONFIG_NAMES = ("config.json", "adapter_config.json", "params.json", "hparams.json")
-"""The files that a config is looked for in: of transformers, of peft, of Meta and Mistral, and of OpenAI."""
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+
+CONFIG_NAMES = ("config.json", "adapter_config.json", "params.json", "hparams.json", OPEN_CLIP_CONFIG)
+"""The files that a config is looked for in: of transformers, peft, Meta and Mistral, OpenAI, and open_clip."""
 
 COMPANIONS = (
     *CONFIG_NAMES,

@@ -394,10 +394,11 @@ class Safetensors(Container):
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
         """Lay out one file; or several, and their index."""
-        self.require_writable(tensors, where=f"{options.where}/{self.main}")
+        main = options.main or self.main
+        self.require_writable(tensors, where=f"{options.where}/{main}")
         groups = divided(tensors, options.shard_size)
-        count = len(groups)
-        names = [f"model-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [self.main]
+        count, stem = len(groups), main.removesuffix(".safetensors")
+        names = [f"{stem}-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)] if count > 1 else [main]
         shards = tuple(
             shard_of(name, new_header(group, options.metadata, where=f"{options.where}/{name}"), group)
             for name, group in zip(names, groups, strict=True)
@@ -409,4 +410,4 @@ class Safetensors(Container):
             "weight_map": {name: shard.name for shard in shards for name in shard.tensors},
         }
         raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
-        return Outline(shards=shards, files={f"{self.main}.index.json": raw})
+        return Outline(shards=shards, files={f"{main}.index.json": raw})

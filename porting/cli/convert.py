@@ -25,6 +25,10 @@ LARGEST = 1 << 60
 """Bytes; no disk has more."""
 
 
+MOST_SHARDS = 4
+"""Files of weights that are listed each with its size."""
+
+
 def parse_size(text: str) -> int:
     """A number of bytes as people write it.
 
@@ -165,13 +169,20 @@ def _say_plan(screen: Screen, draft: Draft, plan: dict[str, object], seconds: fl
             "from": draft.checkpoint.location,
             "table": draft.table.name + (", read backwards" if draft.reverse else ""),
             "would write": f"{counted(len(draft.recipes.tensors), 'tensor')}, {size(draft.outline.size)}",
-            "in": ", ".join(f"{shard.name} ({size(shard.size)})" for shard in draft.outline.shards),
+            "in": _shards(draft),
             "and": file_list(draft.files),
             **_left(draft),
             "time": f"about {seconds:.2g} s, as fast as this disk is now" if seconds is not None else "",
         }
     )
     screen.line("nothing was written")
+
+
+def _shards(draft: Draft) -> str:
+    shards = draft.outline.shards
+    if len(shards) > MOST_SHARDS:
+        return f"{file_list(shard.name for shard in shards)} of up to {size(max(shard.size for shard in shards))}"
+    return ", ".join(f"{shard.name} ({size(shard.size)})" for shard in shards)
 
 
 def _left(draft: Draft) -> dict[str, str]:

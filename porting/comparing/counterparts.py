@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from porting.checkpoint import Checkpoint
+from porting.checkpoint import Checkpoint, TensorInfo
 from porting.errors import Code, Fault, Message, Option, nearest
 from porting.notation.table import Table
+from porting.ops.contents import Content
 from porting.plan.align import Alignment, align_table
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
 from porting.plan.leftovers import made_by, make_recipes
@@ -120,7 +121,7 @@ def count_named(table: Table, checkpoint: Checkpoint, side: str) -> int:
 def _unread(
     table: Table, alignment: Alignment, a: Checkpoint
 ) -> tuple[list[Counterpart], dict[str, str], tuple[str, ...]]:
-    """Tensors of the left side that no rule reads: copies of others, left out for a reason, or alone."""
+    """Tensors of the left side that no rule reads: of known values, left out for a reason, or alone."""
     matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     copies: list[Counterpart] = []
     left_out: dict[str, str] = {}
@@ -135,9 +136,19 @@ def _unread(
         if other in a.tensors and a.tensors[other].shape == a.tensors[name].shape:
             recipe = as_it_is(other, a.tensors[other])
             copies.append(Counterpart(recipe=recipe, left=a, right=a, name=name, note=f"left out: equals {other}"))
+        elif (constant := _constant(other, name, a.tensors[name])) is not None:
+            copies.append(Counterpart(recipe=constant, left=a, right=a, name=name, note=f"left out: equals {other}"))
         else:
             left_out[name] = drop.reason
     return copies, left_out, tuple(alone)
+
+
+def _constant(text: str, name: str, info: TensorInfo) -> Recipe | None:
+    """The recipe of a tensor that [drop] says to equal a constant; None for what is none, or does not fit."""
+    content = Content.parse(text)
+    if content is None or content.fault(info.shape, info.dtype):
+        return None
+    return Recipe(name=name, shape=info.shape, work=info.dtype, dtype=info.dtype, content=content)
 
 
 def _unwritten(table: Table, alignment: Alignment, b: Checkpoint) -> tuple[list[Counterpart], tuple[str, ...]]:

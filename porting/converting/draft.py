@@ -18,6 +18,7 @@ from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.container import Outline, TokenizerFiles, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
+from porting.checkpoint.names import OPEN_CLIP_CONFIG
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.record import Record, read_record, versions
@@ -46,6 +47,8 @@ from porting.plan.config import (
     MODEL_TYPE,
     arguments,
     has_own_config,
+    is_of_diffusers,
+    is_of_open_clip,
     is_target_config,
     source_config,
     unknown,
@@ -249,15 +252,17 @@ def _draft(
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     writer, part = chosen_writer(to)
     raw, said, settings = config_of(checkpoint), tuple[str, ...](), dict[str, object]()
+    config = checkpoint.config
     if like is not None and (not checkpoint.config or is_target_config(table, checkpoint.config)):
-        raw = config_of(like)
+        raw, config = config_of(like), like.config
     elif checkpoint.config and (is_target_config(table, checkpoint.config) if reverse else has_own_config(table)):
         fields, said = _other_config(checkpoint, table, recipes, reverse=reverse)
         kept.pop(checkpoint.config_name, None)
+        config = fields
         if writer.settings:
             settings = _settings(fields)
         else:
-            kept[CONFIG_NAME] = new_config(fields)
+            kept[OPEN_CLIP_CONFIG if is_of_open_clip(fields) else CONFIG_NAME] = new_config(fields)
         raw = None
     elif not reverse and not checkpoint.config and has_own_config(table):
         said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
@@ -282,10 +287,16 @@ def _draft(
     made = tuple(replace(one, dtype=writer.stored(one.shape, one.dtype)) for one in recipes.tensors)
     recipes = replace(recipes, tensors=made)
     size = shard_size if shard_size is not None or not writer.promises.shards else _same_division(checkpoint)
-    written = writer.outline(
-        {one.name: one for one in recipes.tensors},
-        WriteOptions(where=where, metadata=metadata, shard_size=size, part=part, tied=recipes.tied, settings=settings),
+    layout = WriteOptions(
+        where=where,
+        metadata=metadata,
+        shard_size=size,
+        part=part,
+        tied=recipes.tied,
+        settings=settings,
+        main="".join(writer.also[:1]) if is_of_diffusers(config) else "",
     )
+    written = writer.outline({one.name: one for one in recipes.tensors}, layout)
     kept |= written.files
     return Draft(
         checkpoint=checkpoint,
@@ -319,7 +330,7 @@ def _other_config(
     for one in recipes.tensors:
         if one.dtype.is_floating_point:
             counts[dtype_name(one.dtype)] += one.numel
-    if counts:
+    if counts and not is_of_diffusers(fields) and not is_of_open_clip(fields):  # which have no such field
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []
     fields_of_file = unsaid(table, checkpoint.config) if checkpoint.config_name else []  # a file of weights has others

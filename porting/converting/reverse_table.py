@@ -16,7 +16,7 @@ import torch
 from porting.errors import Code, Fault, Message, Option
 from porting.limits import charge, combinations
 from porting.notation.axes import size_of
-from porting.notation.name import Literal, Name, Rest
+from porting.notation.name import Decimal, Literal, Name, Rest
 from porting.notation.rule import Pair, Rule
 from porting.notation.table import Table
 from porting.ops import Content
@@ -104,7 +104,14 @@ def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, 
                     charge("made", ELEMENT * min(more, max(copied - stored, 0)), where=make.where)
             continue
         extents = None if make.term.axes is None else [size_of(axis, known) for axis in make.term.axes]
-        if extents is None or None in extents or not all(counted):
+        if unknown := [index for index, values in zip(name.indices, counted, strict=True) if not values]:
+            message = f"without a module nothing says which numbers {unknown[0]} has in '{make.term}'"
+            given = f'give a range, {{{unknown[0]}:0..11}}, or their count in [sizes]: {unknown[0]} = "..."; or pass '
+            faults.append(
+                Fault(code=Code.SIZE_UNKNOWN, where=make.where, message=message, hint=Message(given, Option("into")))
+            )
+            continue
+        if extents is None or None in extents:
             message = f"without a module the shape of '{make.term}' is not known"
             hint = Message(f'state it: "{name} [a]", with the size of a in [sizes]; or pass ', Option("into"))
             faults.append(Fault(code=Code.SIZE_UNKNOWN, where=make.where, message=message, hint=hint))
@@ -123,7 +130,7 @@ ELEMENT = 4
 
 
 def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[str, int]) -> Sequence[int]:
-    """The values of an index of a name: all its spellings, what [sizes] says, or those that names beside it have."""
+    """The values of an index: all its spellings, what [sizes] says, those that names beside it have, or its range."""
     size = name.enumerations.get(index) or known.get(index)
     if size:
         return range(size)
@@ -131,6 +138,11 @@ def _index_values(name: Name, index: str, places: Iterable[str], known: Mapping[
     following = name.parts[place + 1 :]
     ends = (Literal(following[0].text[:1]), Rest("rest")) if following and isinstance(following[0], Literal) else ()
     stem = Name((*name.parts[: place + 1], *ends))
+    part = name.parts[place]
+    if isinstance(part, Decimal) and part.high is not None:
+        beside = Name((*name.parts[:place], part.bounded(0, None), *ends))
+        if not any(beside.read(one) is not None for one in places):
+            return range(part.low, part.high + 1)
     found = {bindings[index] for place in places if (bindings := stem.read(place)) is not None}
     return sorted(value for value in found if isinstance(value, int))
 

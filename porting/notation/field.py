@@ -54,6 +54,17 @@ def is_plain(path: str) -> bool:
     return _PATH.fullmatch(path) is not None
 
 
+def computed_from(field: str) -> list[str]:
+    """The fields that one is computed from which no config holds; none for any other.
+
+    >>> computed_from("hidden_size // heads"), computed_from("head_dim/hidden_size // heads")
+    (['heads', 'hidden_size'], [])
+    """
+    if _items(field) or any(map(is_plain, spellings(field))):
+        return []
+    return sorted({name for one in spellings(field) for name in Expression.parse(one).names})
+
+
 def _items(text: str) -> list[str]:
     """The fields of a list of fields; none for any other text."""
     inside = text.removeprefix("[").removesuffix("]") if text[:1] == "[" and text[-1:] == "]" else ""

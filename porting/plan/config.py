@@ -8,7 +8,7 @@ from reprlib import repr as short
 from porting.errors import Code, Fault
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
-from porting.notation.field import held, is_plain, spellings, value_of, with_field
+from porting.notation.field import computed_from, held, is_plain, spellings, value_of, with_field
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.printable import quote
@@ -179,20 +179,35 @@ def arguments(table: Table, config: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-MODEL_TYPE, ARCHITECTURE = "model_type", "general.architecture"
-"""The field that says what kind of model a config describes: of transformers, and of a GGUF file."""
+MODEL_TYPE, ARCHITECTURE, CLASS_NAME = "model_type", "general.architecture", "_class_name"
+"""The field that says what kind of model a config describes: of transformers, of a GGUF file, and of diffusers."""
+
+TIMM, TIMM_PART = "architecture", "pretrained_cfg"
+"""That field of timm, and one that its configs have beside it."""
 
 USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}) | {
     "general",
     "tokenizer",
+    CLASS_NAME,
+    "_diffusers_version",
 }
 """Fields of a config that say nothing of the model's shape."""
 
 
+OPEN_CLIP = "model_cfg"
+"""The field of open_clip's configs that the sizes of a model stand below."""
+
+
 def _target_kind(table: Table) -> tuple[str, object]:
     """The field by which the target's own config is known, and its value; None where the table says none."""
-    if isinstance(table.constants.get(ARCHITECTURE), str):
-        return ARCHITECTURE, table.constants[ARCHITECTURE]
+    names = (*table.constants, *table.config.values())
+    of_timm = (TIMM,) if any(name.partition(".")[0] == TIMM_PART for name in names) else ()
+    for field in (ARCHITECTURE, CLASS_NAME, *of_timm):
+        if isinstance(table.constants.get(field), str):
+            return field, table.constants[field]
+    for field, value in table.constants.items():
+        if field.startswith(f"{OPEN_CLIP}."):
+            return field, value
     kind = table.constants.get(MODEL_TYPE)
     return MODEL_TYPE, kind if isinstance(kind, str) and kind not in table.model_types else None
 
@@ -206,6 +221,16 @@ def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
     """Whether a config is the target's own, and not the checkpoint's."""
     field, kind = _target_kind(table)
     return kind is not None and value_of(config, field) == kind
+
+
+def is_of_diffusers(config: Mapping[str, object]) -> bool:
+    """Whether a config is that of a model of diffusers."""
+    return isinstance(config.get(CLASS_NAME), str) and MODEL_TYPE not in config
+
+
+def is_of_open_clip(config: Mapping[str, object]) -> bool:
+    """Whether a config is that of a model of open_clip."""
+    return isinstance(config.get(OPEN_CLIP), Mapping) and MODEL_TYPE not in config
 
 
 def source_config(table: Table, config: Mapping[str, object]) -> dict[str, object]:
@@ -224,7 +249,14 @@ def source_config(table: Table, config: Mapping[str, object]) -> dict[str, objec
 def unknown(table: Table, config: Mapping[str, object]) -> list[str]:
     """The fields of the other side's config that a config does not tell, though a line of [config] names them."""
     if is_target_config(table, config):
-        return [spellings(theirs)[0] for theirs, ours in table.config.items() if not held(config, ours)]
+        lacking = [
+            spellings(theirs)[0]
+            for theirs, ours in table.config.items()
+            if not held(config, ours) and not computed_from(theirs)
+        ]
+        found = source_config(table, config)  # a number does not tell what it was computed from
+        parts = [name for theirs in table.config for name in computed_from(theirs)]
+        return list(dict.fromkeys([*lacking, *(name for name in parts if not held(found, name))]))
     values = effective(table, config)
     return [ours for theirs, ours in table.config.items() if not held(values, theirs)]
 

@@ -186,7 +186,7 @@ class Fitter:
         unknown = sorted(index for index in inner if size_of(Index(index), sizes) is None)
         if unknown:
             message = f"the size of {', '.join(unknown)} follows from no shape"
-            raise _Misfit(Code.SIZE_UNKNOWN, message, _sized_by(unknown))
+            raise _Misfit(Code.SIZE_UNKNOWN, message, sized_by(unknown))
         for index in sorted(rule.deduced - known.keys()):
             before, where = self._deduced.setdefault(index, (sizes[index], rule.where))
             if before != sizes[index]:
@@ -222,7 +222,7 @@ def _add_sizes(sizes: dict[str, int], more: Mapping[str, int], place: str) -> No
             raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {size} in the {place}")
 
 
-def _sized_by(unknown: Sequence[str]) -> str:
+def sized_by(unknown: Sequence[str]) -> str:
     """How a table says the size of indices that no shape shows."""
     equal = f", or, where {unknown[1]} has the size of {unknown[0]}, write it {unknown[0]}'" if unknown[1:] else ""
     return f'give it in [sizes]: {unknown[0]} = "..."{equal}'

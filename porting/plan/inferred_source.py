@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 
 from porting.errors import Code, Fault, Message, Option
 from porting.limits import combinations
-from porting.notation.axes import Axis, Index, Mismatch, Row, leaves, size_of, solve_all
+from porting.notation.axes import Axis, Concatenation, Index, Mismatch, Row, leaves, size_of, solve_all
 from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.config import sizes_under
-from porting.plan.fitting import axes_of
+from porting.plan.fitting import axes_of, sized_by
 from porting.plan.members import Astray, Members, count_members, members_under, outer_keys, sort_names
 from porting.plan.plan import PlanError, irreversible
 from porting.plan.recipe import Described
@@ -135,7 +135,7 @@ def _unknown(rule: Rule, term: Term, axis: Axis, sizes: Mapping[str, int]) -> Fa
     else:
         names = [name for name in leaves((axis,)) if size_of(Index(name), sizes) is None]
         what = f"the size of {', '.join(names)} in '{term}'"
-        hint = f'give it in [sizes]: {names[0]} = "...", or ' + _instead(rule)
-    known = "checkpoint" if rule.turned else "module"
+        hint = f"{sized_by(names if isinstance(axis, Concatenation) else names[:1])}, or " + _instead(rule)
+    known = "checkpoint" if rule.turned else "right side"
     message = f"{what} cannot be known from the {known} alone, in '{rule}'"
     return Fault(code=Code.SIZE_UNKNOWN, where=rule.where, message=message, hint=hint)

@@ -17,6 +17,7 @@ from porting.notation.rule import Rule, Term
 from porting.notation.table import Table
 from porting.plan.align import align
 from porting.plan.config import sizes
+from porting.plan.members import sort_names
 from porting.plan.move import forward
 
 COUNTED = 3
@@ -121,6 +122,32 @@ def spelled(rule: Rule, term: Term, extents: Mapping[str, int]) -> Iterator[str]
             ranges.append(LAYERS if index in rule.outer else range(extents[index]))
     for values in product(*ranges):
         yield term.name.spell(dict(zip(term.name.indices, values, strict=True)))
+
+
+def strays(table: Table) -> Iterator[tuple[Rule, str, str]]:
+    """Names that a ``{*rest}`` takes, and that begin or end as those of another rule do.
+
+    Another notation that replaces parts of names may take them for names of that rule.
+
+    Returns:
+        The rule with ``{*rest}``, the name, and what the table makes of it.
+    """
+    rests = [rule for rule in table.rules if rule.sources[0].name.rest is not None]
+    fronts, ends = dict[str, None](), dict[str, None]()
+    for parts in (source for rule in table.rules if rule not in rests for left, _ in unrolled(rule) for source in left):
+        if any(isinstance(part, Decimal) for part in parts):
+            fronts |= {part.text: None for part in parts[:1] if isinstance(part, Literal)}
+            ends |= {part.text: None for part in parts[-1:] if isinstance(part, Literal)}
+    heads = [rule.sources[0].name.front for rule in rests]
+    names = [f"{front}0.{REST}" for front in fronts]
+    names += [f"{head}some.0{end}" for head in heads for end in ends]
+    found = sort_names(table.rules, names if rests else [], "source", "")
+    for rule, terms in zip(table.rules, found.terms, strict=True):
+        taken = [name for members in terms[0].values() for name in members.values()] if rule in rests else []
+        for name in taken:
+            bindings = rule.sources[0].name.read(name)
+            if bindings is not None:
+                yield rule, name, rule.targets[0].name.spell(bindings)
 
 
 Parts = tuple[Literal | Decimal | Rest, ...]

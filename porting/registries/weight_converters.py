@@ -24,7 +24,7 @@ from porting.notation.name import Decimal, Literal, Name
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.registries.conversions import module
-from porting.registries.samples import Parts, Sample, sample, unrolled, untranslated
+from porting.registries.samples import Parts, Sample, sample, strays, unrolled, untranslated
 
 INTO = "transformers' list"
 
@@ -100,6 +100,9 @@ def as_weight_converters(table: Table) -> str:
         entries += found
         samples.append(tried)
     entries = list(dict.fromkeys(entries))
+    for rule, source, target in strays(table):
+        value = torch.randn(2, 3, dtype=torch.float64)
+        samples.append(Sample(rule=rule, sources={source: value}, targets={target: value}, config={}))
     _require_same(entries, samples)
     names = {"WeightConverter" if one.operations else "WeightRenaming" for one in entries}
     names |= {name for one in entries for name, _ in one.operations}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -11,7 +11,7 @@ from porting.limits import reading
 from porting.notation.name import Decimal, Literal, Name
 from porting.notation.rule import Rule
 from porting.notation.table import Drop, Table
-from porting.registries.samples import COUNTED, Parts, spelled, unrolled, untranslated
+from porting.registries.samples import COUNTED, Parts, spelled, strays, unrolled, untranslated
 
 INTO = "vLLM's WeightsMapper"
 
@@ -85,13 +85,10 @@ def as_weights_mapper(table: Table) -> str:
         raise untranslated(
             table.makes[0].term, table.makes[0].where, INTO, "a tensor of [make] has no name in the file"
         )
-    for rule in table.rules:
-        sizes = dict.fromkeys(rule.sources[0].name.indices, COUNTED)
-        pairs = zip(spelled(rule, rule.sources[0], sizes), spelled(rule, rule.targets[0], sizes), strict=True)
-        for source, target in pairs:
-            if (found := mapper.renamed(source)) != target:
-                message = f"with the entries of the other rules {source!r} becomes {found!r}"
-                raise untranslated(rule, rule.where, INTO, message, f"expected {target!r}")
+    for rule, source, target in (*_pairs(table), *strays(table)):
+        if (found := mapper.renamed(source)) != target:
+            message = f"with the entries of the other rules {source!r} becomes {found!r}"
+            raise untranslated(rule, rule.where, INTO, message, f"expected {target!r}")
     for drop in drops:
         if any(mapper.renamed(name) is not None for name in _spelled(drop.name)):
             message = "with the entries of the rules it is renamed before it is dropped"
@@ -102,6 +99,14 @@ def as_weights_mapper(table: Table) -> str:
             entries += [f"    orig_to_new_{name}={{", *(f"        {one}," for one in _lines(mapping)), "    },"]
     head = ["from vllm.model_executor.models.utils import WeightsMapper", "", "hf_to_vllm_mapper = WeightsMapper("]
     return "\n".join([*head, *entries, ")"])
+
+
+def _pairs(table: Table) -> Iterator[tuple[Rule, str, str]]:
+    """Each rule with names that it reads, and what they become."""
+    for rule in table.rules:
+        sizes = dict.fromkeys(rule.sources[0].name.indices, COUNTED)
+        sides = zip(spelled(rule, rule.sources[0], sizes), spelled(rule, rule.targets[0], sizes), strict=True)
+        yield from ((rule, source, target) for source, target in sides)
 
 
 def _is_read(table: Table, name: Name) -> bool:

@@ -1,7 +1,8 @@
-"""HDF5 files as a source: what h5py wrote, and files that lie."""
+"""HDF5 files as a source: what h5py and Keras wrote, and files that lie."""
 
 from __future__ import annotations
 
+import base64
 import builtins
 import io
 import itertools
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from porting.checkpoint import open_checkpoint
+from porting.checkpoint import inspect_checkpoint, open_checkpoint
 from porting.checkpoint.hdf5_file import _Elements
 from porting.limits import LimitError, spending
 from tests.checkpoint.hostile import refused, tensors_of, torn
@@ -342,6 +343,35 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(builtins, "__import__", without)
     refused(tmp_path / "a.h5", "needs the package h5py, which is not installed (pip install 'porting[hdf5]')")
+
+
+KERAS = (
+    "c-rlnzi-n(6vywJM763SQWdEoDqvcMNC=b?eiW7_q5%(xR=|+0b&I7$N?p+eR9NU3Hb%ybj2$y}%*fa=BYy&0ImhoDzaw!&5=D*jKGNxO@w3l*"
+    "{@&fYXMZy{UR;??&N3HWXHgbsLC%3+&v08F-+`J#U4#0kCjaN{V+r_w9<Hz2y?c|-yVmClvY%GWt93?9BW6Cg<<<pgOFcC;Z1>4JthjaA`fR(u"
+    "q%N}q_RCoW={FAgP0e8ad-`QP^-GX`gZh>8SS_aN&0}js{l0y@xxty{&+4@q+>aEtk;M09M6jI+?P6>?pPyW}R6oqY%)(iWT@&7OtbN;UU+27i"
+    "M%?$Ij{G?na5fKFC)MZE%kBppZ!Cq+TZLsjZ@qlJ`HC~RQT6@=75l?S+o_hU^7g9RmeVb`f!WR;YA-;&YgPA(+s?t^zEv)Lv8ts52l?~+RhknB"
+    "f*=TjAP9mW2x44Zly^_x@M_AtPbX^LG6i)uiS6FoPQ^`p^~(Fmyi$5Zx{Ti@U6L+4x|I3tvn6aN-v{}5>>>MA^XbNYhV*ShyO_rMJW=xQYQC1%"
+    "9X!69cky#2rh9zL_ZSTW+sXB0mErM~9cp}Yf83ra<M!w#j9-JEQ5f>Ql<KcR-<L%Klc@&h^MC<|$b@UWV=ssX&qwV<`_y^k7W`+hMV&2vh2t^N"
+    "nR{H*ybJ1}zzA=ybdO|?E`isN*FEWHML8CwF3PDWE!XKe;ayP-QPR0C_UpLx)7Ssl69hpJ1TkvlzEsAojpcBAxvz@fBi{x2H?H*JKF&FcABT@4"
+    "|EzT1;npshKe~T!rsg>=+RxWBI3Gex_kQ009#z>!jXGb~>pRHb554vd>rcOh#|%a{LHg~y2Qf3)PR&O>fI8#rv3vF)d|mJ4qgrWv9UVGKW#}1&"
+    "A=fR{UxVhO76OY|WUO(6erFQm22Zz9U$^F?{^HU4lW;pZkDsiC+sS$Q^eM%o{pl((5xN?mKT_lm<d3z9@W)>_-wTf"
+)
+"""What Keras 3.15.1 wrote for Dense(4) and BatchNormalization() over 3 numbers, save_weights; deflated, in base 85."""
+
+
+def test_what_keras_wrote(tmp_path: Path) -> None:
+    (tmp_path / "model.weights.h5").write_bytes(zlib.decompress(base64.b85decode(KERAS)))
+    checkpoint = open_checkpoint(tmp_path)
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == {
+        "layers/dense/vars/0": (3, 4),
+        "layers/dense/vars/1": (4,),
+        **{f"layers/batch_normalization/vars/{number}": (4,) for number in range(4)},
+    }
+    assert torch.equal(checkpoint.read("layers/dense/vars/0"), torch.arange(12.0).view(3, 4))
+    inside = open_checkpoint(f"{tmp_path}/model.weights.h5#layers/dense")
+    assert torch.equal(inside.read("vars/1"), torch.arange(4.0))
+    paths = {inner.path: inner.tensors for inner in inspect_checkpoint(tmp_path).inner_paths}
+    assert paths == {"layers": 6, "layers/batch_normalization": 4, "layers/dense": 2}
 
 
 def test_an_archive_of_keras_is_named(tmp_path: Path) -> None:

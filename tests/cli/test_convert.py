@@ -58,6 +58,11 @@ def test_a_dry_run_writes_nothing(run: Run, checkpoint: Path) -> None:
     assert [path.name for path in Path().iterdir()] == ["c"]
 
 
+def test_many_shards_share_a_line_of_a_dry_run(run: Run, checkpoint: Path) -> None:
+    found = facts(run("convert", checkpoint, "out", "--dry-run", "--shard-size", "5kB").stdout)
+    assert re.fullmatch(r"model-\{00001\.\.(\d+)\}-of-\1\.safetensors \((\d+) files\) of up to \d.* kB", found["in"])
+
+
 def test_events_for_scripts(run: Run, checkpoint: Path) -> None:
     result = run("convert", checkpoint, "out", "--json")
     events = [json.loads(line) for line in result.stdout.splitlines()]

@@ -104,6 +104,19 @@ def test_a_dropped_copy_that_is_none_is_a_difference(pair: Pair) -> None:
     assert one.b == "decoder.weight"
 
 
+def test_a_dropped_constant_that_is_another_is_a_difference(tmp_path: Path) -> None:
+    table = parse_table('[tensors]\n"a" = "b"\n[drop]\n"places" = "equals arange"\n"scale" = "equals ones"\n')
+    right = write(tmp_path / "right", {"b": torch.ones(2)})
+    good = {"a": torch.ones(2), "places": torch.arange(3), "scale": torch.ones(2, dtype=torch.bfloat16)}
+    found = diff(write(tmp_path / "left", good), right, table)
+    assert found.equal
+    assert {tensor.note for tensor in found.tensors} == {"", "left out: equals arange", "left out: equals ones"}
+    other = diff(write(tmp_path / "other", {**good, "scale": torch.tensor([1.0, 2.0])}), right, table)
+    (one,) = [tensor for tensor in other.tensors if tensor.verdict is not Verdict.EQUAL]
+    assert (one.b, one.note) == ("scale", "left out: equals ones")
+    assert not other.equal
+
+
 def test_a_stored_tie_that_is_none_is_a_difference(pair: Pair) -> None:
     good = ported(pair.source, pair.table)
     pair.write({**good, "decoder.weight": good["tokens.weight"].clone()})

@@ -29,6 +29,11 @@ NUMBERED = '[tensors]\n"x.{n}.w [o e]" = "w [n o e]"'
         ),
         (SPLIT, {"q.weight": (6, 2), "k.weight": (6, 2)}, "or pass into=, the module"),
         (
+            '[tensors]\n"w [(a|b) e]" = "v [(b|a) e]"',
+            {"w": (8, 3)},
+            """give it in [sizes]: b = "...", or, where a has the size of b, write it b', or pass into=""",
+        ),
+        (
             FUSED,
             {"l.0.q.weight": (2, 2), "l.0.k.wieght": (2, 2)},
             "lacks 'l.0.k.weight' of 'l.{i}.{p:q,k}.weight [o e] = l.{i}.qk [(p o) e]' (did you mean 'l.0.k.wieght'?)",
@@ -53,6 +58,10 @@ def test_without_a_module_no_fault_speaks_of_one(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="'v = v' matches nothing in what is converted") as caught:
             convert(source, tmp_path / "b", table, derive=not reverse, reverse=reverse)
         assert "module" not in str(caught.value)
+    source = write(tmp_path / "qk", {"qk": torch.ones(12, 2)})
+    with pytest.raises(PlanError, match=r"the size of h, d in .* cannot be known from the right side alone") as caught:
+        convert(source, tmp_path / "b", parse_table(SPLIT), reverse=True)
+    assert "module" not in str(caught.value)
 
 
 def test_numbers_with_gaps_are_listed(tmp_path: Path) -> None:

@@ -160,6 +160,19 @@ def test_fields_that_the_table_does_not_know_are_named(source: Path, tmp_path: P
     assert not {"multiple_of", "dim"} & config_of(tmp_path / "there").keys()
 
 
+def test_fields_that_a_number_was_computed_from_are_named(source: Path, tmp_path: Path) -> None:
+    """On the way back; those that another line gives are known."""
+    table = porting.parse_table(
+        TABLE.replace('dim = "hidden_size"', '"dim // n_heads" = "head_dim"\n"dim * ffn // 3" = "size"')
+    )
+    (source / "config.json").write_text(json.dumps({**CONFIG, "ffn": 5}))
+    porting.convert(source, tmp_path / "there", table, derive=True)
+    assert config_of(tmp_path / "there")["head_dim"] == 4
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert done.warnings == ("config.json: nothing says dim, ffn, so what is written does not: add it by hand",)
+
+
 def test_a_table_that_names_no_other_model_keeps_the_config(source: Path, tmp_path: Path) -> None:
     porting.convert(
         source, tmp_path / "there", porting.parse_table(TABLE.replace('"llama"', '"own_llama"')), derive=True
@@ -191,6 +204,71 @@ def test_a_source_without_a_config_is_a_warning(source: Path, tmp_path: Path) ->
     table = TABLE.replace('h = "n_heads"', "h = 6").replace('g = "n_kv_heads"', "g = 2")
     done = porting.convert(source, tmp_path / "there", porting.parse_table(table), derive=True)
     assert done.warnings == ("no config.json is written: the source has none that [config] could be read from",)
+
+
+@pytest.mark.parametrize("to", [None, "bin"])
+def test_a_model_of_diffusers_has_the_names_that_diffusers_looks_for(
+    source: Path, tmp_path: Path, to: str | None
+) -> None:
+    """Its config names a class, and no model_type; tests/converting/test_target_libraries.py loads one."""
+    table = porting.parse_table(
+        TABLE.replace('model_type = "llama"\narchitectures = ["LlamaForCausalLM"]', '_class_name = "OwnTransformer"')
+    )
+    size = 10_000 if to is None else None
+    done = porting.convert(source, tmp_path / "there", table, derive=True, to=to, shard_size=size)
+    assert done.warnings == ()
+    stem = "diffusion_pytorch_model"
+    found = {name for name in done.files if name.startswith(stem)}
+    if to == "bin":
+        assert found == {f"{stem}.bin"}
+    else:
+        count = len(found) - 1
+        shards = {f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)}
+        assert count > 1
+        assert found == {f"{stem}.safetensors.index.json"} | shards
+    config = config_of(tmp_path / "there")
+    assert config["_class_name"] == "OwnTransformer"
+    assert config["hidden_size"] == CONFIG["dim"]
+    assert not config.keys() & {"model_type", "dtype"}
+    assert porting.verify_files(tmp_path / "there").same
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert done.warnings == ()
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    assert not [name for name in done.files if name.startswith(stem)]
+    assert porting.diff(source, tmp_path / "back").equal
+
+
+def test_a_model_of_timm_has_a_config_of_timm(source: Path, tmp_path: Path) -> None:
+    """Its config names an architecture; tests/converting/test_target_libraries.py loads one."""
+    llama, timm = 'model_type = "llama"', 'architecture = "own_vit"\n"pretrained_cfg.num_classes" = 5'
+    table = porting.parse_table(TABLE.replace(llama, timm).replace('"hidden_size"', '"model_args.embed_dim"'))
+    porting.convert(source, tmp_path / "there", table, derive=True)
+    config = config_of(tmp_path / "there")
+    assert config["architecture"] == "own_vit"
+    assert config["model_args"] == {"embed_dim": CONFIG["dim"]}
+    assert config["pretrained_cfg"] == {"num_classes": 5}
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+    (tmp_path / "there" / "provenance.json").unlink()
+    porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+    alone = porting.parse_table(TABLE.replace(llama, 'architecture = "an argument of a module"'))
+    porting.convert(source, tmp_path / "alone", alone, derive=True)
+    assert config_of(tmp_path / "alone") == CONFIG, "the word alone does not mean timm"
+
+
+def test_a_model_of_open_clip_has_a_config_of_that_name(source: Path, tmp_path: Path) -> None:
+    llama, clip = 'model_type = "llama"', '"model_cfg.quick_gelu" = true'
+    table = porting.parse_table(TABLE.replace(llama, clip).replace('"hidden_size"', '"model_cfg.embed_dim"'))
+    done = porting.convert(source, tmp_path / "there", table, derive=True)
+    assert "config.json" not in done.files
+    config = json.loads((tmp_path / "there" / "open_clip_config.json").read_text())
+    assert config["model_cfg"] == {"embed_dim": CONFIG["dim"], "quick_gelu": True}
+    assert "dtype" not in config
+    (tmp_path / "there" / "provenance.json").unlink()
+    done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert "open_clip_config.json" not in done.files
+    assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
 
 
 @pytest.mark.parametrize("name", ["params.json", "hparams.json"])

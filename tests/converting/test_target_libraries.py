@@ -57,7 +57,8 @@ def ids() -> Tensor:
 
 def converted(source: Path, target: Path, table: str, **options: Any) -> dict[str, Tensor]:
     porting.convert(source, target, TABLES / f"{table}.toml", **options)
-    return load_file(target / "model.safetensors")
+    (weights,) = target.glob("*.safetensors")
+    return load_file(weights)
 
 
 def test_litgpt(llama: Any, ids: Tensor, tmp_path: Path) -> None:
@@ -84,6 +85,54 @@ def test_torchtune(llama: Any, ids: Tensor, tmp_path: Path) -> None:
         close(model.eval()(ids), llama(ids).logits)
 
 
+TIMM = """
+[mapping]
+name = "vit_of_timm"
+model_types = ["vit"]
+
+[config]
+hidden_size = "model_args.embed_dim"
+num_hidden_layers = "model_args.depth"
+num_attention_heads = "model_args.num_heads"
+image_size = "model_args.img_size"
+patch_size = "model_args.patch_size"
+num_labels = "num_classes"
+
+[constants]
+architecture = "vit_tiny_patch16_224"
+"pretrained_cfg.custom_load" = false
+
+[tensors]
+"vit.embeddings.cls_token" = "cls_token"
+"vit.embeddings.position_embeddings" = "pos_embed"
+"vit.embeddings.patch_embeddings.projection.{w:weight,bias}" = "patch_embed.proj.{w:weight,bias}"
+"vit.layernorm.{w:weight,bias}" = "norm.{w:weight,bias}"
+"classifier.{w:weight,bias}" = "head.{w:weight,bias}"
+"vit.encoder.layer.{i}.layernorm_{n:before,after}.{w:weight,bias}" = "blocks.{i}.{n:norm1,norm2}.{w:weight,bias}"
+"vit.encoder.layer.{i}.attention.output.dense.{w:weight,bias}" = "blocks.{i}.attn.proj.{w:weight,bias}"
+"vit.encoder.layer.{i}.{p:intermediate,output}.dense.{w:weight,bias}" = "blocks.{i}.mlp.{p:fc1,fc2}.{w:weight,bias}"
+"vit.encoder.layer.{i}.attention.attention.{p:query,key,value}.weight [o e]" = "blocks.{i}.attn.qkv.weight [(p o) e]"
+"vit.encoder.layer.{i}.attention.attention.{p:query,key,value}.bias [o]" = "blocks.{i}.attn.qkv.bias [(p o)]"
+"""
+
+
+def test_timm_loads_the_directory(tmp_path: Path) -> None:
+    """With a config.json of timm, of which timm makes the model."""
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    kind: Any = transformers.ViTConfig  # as below
+    config = kind(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
+        layer_norm_eps=1e-6, num_labels=5,
+    )  # fmt: skip
+    theirs = drawn(transformers.ViTForImageClassification(config))
+    (tmp_path / "table.toml").write_text(TIMM)
+    porting.convert(written(theirs, tmp_path / "a"), tmp_path / "b", tmp_path / "table.toml", derive=True)
+    model = timm.create_model(f"local-dir:{tmp_path / 'b'}", pretrained=True)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        close(model.eval()(images), theirs(images).logits)
+
+
 def test_timm(tmp_path: Path) -> None:
     """From right to left: transformers' ViT becomes timm's."""
     timm = pytest.importorskip("timm", exc_type=ImportError)
@@ -104,7 +153,7 @@ def test_timm(tmp_path: Path) -> None:
 
 
 def test_diffusers(tmp_path: Path) -> None:
-    """FLUX.1 to the layout of its authors and back; diffusers looks for its own file name beside its config."""
+    """FLUX.1 to the layout of its authors and back; beside its config diffusers finds the file by its own name."""
     diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
     kind = diffusers.FluxTransformer2DModel
     theirs = drawn(
@@ -127,7 +176,6 @@ def test_diffusers(tmp_path: Path) -> None:
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     converted(tmp_path / "a", tmp_path / "b", "diffusers_flux", reverse=True)
     converted(tmp_path / "b", tmp_path / "c", "diffusers_flux", derive=True)
-    (tmp_path / "c" / "model.safetensors").rename(tmp_path / "c" / "diffusion_pytorch_model.safetensors")
     loaded, info = kind.from_pretrained(tmp_path / "c", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -193,6 +241,22 @@ CLIP = """
 [mapping]
 name = "open_clip"
 
+[config]
+projection_dim = "model_cfg.embed_dim"
+"vision_config.num_hidden_layers" = "model_cfg.vision_cfg.layers"
+"vision_config.hidden_size" = "model_cfg.vision_cfg.width"
+"vision_config.hidden_size // vision_config.num_attention_heads" = "model_cfg.vision_cfg.head_width"
+"vision_config.patch_size" = "model_cfg.vision_cfg.patch_size"
+"vision_config.image_size" = "model_cfg.vision_cfg.image_size"
+"text_config.max_position_embeddings" = "model_cfg.text_cfg.context_length"
+"text_config.vocab_size" = "model_cfg.text_cfg.vocab_size"
+"text_config.hidden_size" = "model_cfg.text_cfg.width"
+"text_config.num_attention_heads" = "model_cfg.text_cfg.heads"
+"text_config.num_hidden_layers" = "model_cfg.text_cfg.layers"
+
+[constants]
+"model_cfg.quick_gelu" = true
+
 [tensors]
 "logit_scale" = "logit_scale"
 "vision_model.embeddings.class_embedding" = "visual.class_embedding"
@@ -219,14 +283,9 @@ def test_open_clip(tmp_path: Path) -> None:
     vision = {**sizes, "hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 8}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     theirs = drawn(transformers.CLIPModel(config))
-    model = open_clip.CLIP(
-        embed_dim=16, quick_gelu=True,
-        vision_cfg={"layers": 2, "width": 64, "head_width": 64, "patch_size": 8, "image_size": 32},
-        text_cfg={"context_length": 9, "vocab_size": 31, "width": 64, "heads": 1, "layers": 2},
-    )  # fmt: skip
     (tmp_path / "table.toml").write_text(CLIP)
     porting.convert(written(theirs, tmp_path / "a"), tmp_path / "b", tmp_path / "table.toml", derive=True)
-    model.load_state_dict(load_file(tmp_path / "b" / "model.safetensors"))
+    model = open_clip.create_model(f"local-dir:{tmp_path / 'b'}")
     generator = torch.Generator().manual_seed(1)
     images, ids = torch.randn(2, 3, 32, 32, generator=generator), torch.randint(1, 29, (2, 9), generator=generator)
     ids[:, -1] = 30  # both take the text's features where its end is

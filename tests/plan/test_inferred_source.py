@@ -121,17 +121,17 @@ def test_what_the_module_alone_cannot_say_is_asked_for() -> None:
         imagine(parse_table(table), infos(targets), {})
     assert [str(fault) for fault in caught.value.faults] == [
         (
-            "table:3:5: the size of _pad in 'p.{i} [(_pad|t) e]' cannot be known from the module alone, in "
+            "table:3:5: the size of _pad in 'p.{i} [(_pad|t) e]' cannot be known from the right side alone, in "
             "'p.{i} [(_pad|t) e] = q.{i} [t e]' "
             '(give it in [sizes]: _pad = "...", or pass like= a checkpoint that has it) [size-unknown]'
         ),
         (
-            "table:4:5: the size of h, d in 'a.{p:q,k} [(h d) e]' cannot be known from the module alone, in "
+            "table:4:5: the size of h, d in 'a.{p:q,k} [(h d) e]' cannot be known from the right side alone, in "
             "'a.{p:q,k} [(h d) e] = b [(h p d) e]' "
             '(give it in [sizes]: h = "...", or pass like= a checkpoint that has it) [size-unknown]'
         ),
         (
-            "table:6:5: how many rows the axis 0 of 'types [0 e]' has cannot be known from the module alone, in "
+            "table:6:5: how many rows the axis 0 of 'types [0 e]' has cannot be known from the right side alone, in "
             "'pos [t e] + types [0 e] = sum [t e]' (pass like= a checkpoint that has it) [size-unknown]"
         ),
     ]

@@ -197,6 +197,24 @@ def test_without_a_module_a_shape_has_to_be_stated(source: Path, table: Path, tm
         porting.convert(source, tmp_path / "port", table, derive=True)
 
 
+def test_without_a_module_a_range_says_how_many_there_are(tmp_path: Path) -> None:
+    """Where no other name has the index; else it says which of those that are there."""
+    save_file({"a.0": torch.ones(2), "a.1": torch.ones(2)}, tmp_path / "a.safetensors")
+    rules = '[sizes]\ns = 2\n[tensors]\n"a.{i}" = "l.{i}.a"\n[make]\n'
+    for number, (line, made) in enumerate(
+        [('"scale.{k:0..2} [s]" = "ones"', {"scale.0", "scale.1", "scale.2"}), ('"l.{i:1..9}.b [s]" = 0', {"l.1.b"})]
+    ):
+        porting.convert(
+            tmp_path / "a.safetensors", tmp_path / f"{number}", porting.parse_table(rules + line), derive=True
+        )
+        assert load_file(tmp_path / f"{number}" / "model.safetensors").keys() == {"l.0.a", "l.1.a"} | made
+    unsaid = porting.parse_table(rules + '"scale.{k} [s]" = "ones"')
+    with pytest.raises(
+        PlanError, match=r"nothing says which numbers k has in 'scale\.\{k\} \[s\]' \(give a range, {k:0"
+    ):
+        porting.convert(tmp_path / "a.safetensors", tmp_path / "none", unsaid, derive=True)
+
+
 def test_a_port_with_other_values_is_not_taken_for_the_same(source: Path, table: Path, tmp_path: Path) -> None:
     there = tmp_path / "port"
     porting.convert(source, there, table, into=Toy, trust=True)

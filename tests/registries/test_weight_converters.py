@@ -103,6 +103,10 @@ def test_operations_are_found(text: str, wanted: str) -> None:
         ('[tensors]\n"a [t e]" = "b [t 1 e]"', "no operations of transformers do it in both directions"),
         ('[[rule]]\nsource = ["a [x]", "b [y]"]\ntarget = ["c [y]", "d [x]"]', "makes several tensors of several"),
         ('[tensors]\n"a" = "b"\n[make]\n"c [x]" = "zeros"', "a tensor of [make] has no name in the file"),
+        (
+            '[tensors]\n"m.h.{i}.{p:q,k}.w [o e]" = "m.h.{i}.qk.w [(p o) e]"\n[rest]\n"{*rest}" = "{*rest}"',
+            "'{*rest} = {*rest}' cannot be said as transformers' list: with all rules together, 'some.0.q.w'",
+        ),
     ],
 )
 def test_what_it_cannot_say_is_refused_with_its_rule(text: str, message: str) -> None:

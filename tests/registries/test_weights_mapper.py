@@ -101,6 +101,14 @@ def test_a_shipped_table_is_given_back() -> None:
         ('"h.{i}.w" = "x.{i}.w"\n"h.{i}.v" = "y.{i}.v"', "another rule replaces 'h.' by 'x.'"),
         ('"{i}.w" = "h.{i}.w"', "there is nothing in the place of 'h.' to be replaced"),
         ('[[rule]]\nsource = "a"\ntarget = "b"\nscale = 2', "nothing is computed, joined or cut"),
+        (
+            '"m.h.{i}.up.w" = "x.{i}.up.w"\n[rest]\n"m.{*rest}" = "{*rest}"',
+            "'m.h.0.some.weight' becomes 'x.0.some.weight' (expected 'h.0.some.weight')",
+        ),
+        (
+            '"h.{i}.q.w" = "h.{i}.q_proj.w"\n[rest]\n"{*rest}" = "{*rest}"',
+            "'some.0.q.w' becomes 'some.0.q_proj.w' (expected 'some.0.q.w')",
+        ),
         ('"a" = "b"\n[make]\n"c [x]" = "zeros"', "a tensor of [make] has no name in the file"),
     ],
 )
@@ -110,6 +118,12 @@ def test_what_it_cannot_say_is_refused_with_its_rule(text: str, message: str) ->
         as_weights_mapper(parse_table(whole))
     assert message in str(caught.value)
     assert "[not-translated]" in str(caught.value)
+
+
+def test_all_other_tensors_keep_their_names() -> None:
+    mapper = given('[tensors]\n"m.tok.w" = "embed.w"\n"m.h.{i}.w" = "h.{i}.w"\n[rest]\n"m.{*rest}" = "{*rest}"')
+    names = ("m.tok.w", "m.h.3.w", "m.h.3.up.w", "m.norm.w", "vision.w")
+    assert [mapper.name(name) for name in names] == ["embed.w", "h.3.w", "h.3.up.w", "norm.w", "vision.w"]
 
 
 def test_the_front_and_the_end_of_a_name_are_replaced_there_only() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from porting import read_table
 from scripts.conversions import __main__ as conversions
 from scripts.conversions import trial
-from scripts.conversions.case import Case, Pinned, Script, drawn
+from scripts.conversions.case import Case, Pinned, Script, Sources, drawn
 from scripts.conversions.gallery import MAKERS, PAGE, Row, render
 from scripts.conversions.trial import TABLES, try_case
 
@@ -104,3 +105,20 @@ def test_files_that_no_package_has_are_taken_from_their_repositories(
     (tmp_path / "owner/name/abc/src/model.py").write_text("A = 1\n")
     conversions.take_files(tmp_path / "sources", tmp_path.as_uri())
     assert (tmp_path / "sources/own/models/model.py").read_text() == "A = 1\n"
+
+
+def test_one_conversion_needs_the_code_of_its_project_alone(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(sources: Sources) -> Case:
+        return Case(**vars(sources.script("elsewhere/convert.py")))
+
+    monkeypatch.setattr(conversions, "MAKERS", (without, lambda _: case))
+    with pytest.raises(typer.Exit) as ended:
+        conversions.main(tmp_path, ["own"])
+    assert ended.value.exit_code == 0
+    assert capsys.readouterr().out.endswith("1 of 1 exact in both directions\n")
+    with pytest.raises(typer.BadParameter, match=r"other: no table of that name, or .* lacks its code"):
+        conversions.main(tmp_path, ["own", "other"])
+    with pytest.raises(FileNotFoundError):
+        conversions.main(tmp_path)
