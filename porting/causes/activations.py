@@ -105,12 +105,13 @@ CAUSES: tuple[Cause, ...] = (
     _wrong(
         "exact GELU",
         "a difference of up to 5e-4 where the reference has the tanh GELU, which atol=1e-3 hides",
-        'F.gelu(x, approximate="tanh") for gelu_new, gelu_pytorch_tanh; see hidden_act in the config',
+        'see hidden_act in the config: F.gelu(x, approximate="tanh") for gelu_new and gelu_pytorch_tanh, '
+        "x * torch.sigmoid(1.702 * x) for quick_gelu",
     ),
     _wrong(
         "tanh GELU",
         "a difference of up to 5e-4 where the reference has the exact GELU, which atol=1e-3 hides",
-        "F.gelu(x) for hidden_act = gelu",
+        "see hidden_act in the config: F.gelu(x) for gelu, x * torch.sigmoid(1.702 * x) for quick_gelu",
     ),
     _wrong(
         "quick GELU",

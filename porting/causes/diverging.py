@@ -197,11 +197,20 @@ def divergence(
     """
     numbers = TensorIndex(reference, close=close)
     alike = [ref for ref in numbers.like(port[own]) if reference.learned(ref)]
-    if any(ref in wanted for ref in alike):
+    if any(ref in wanted and not _in_place(port[own], reference[ref]) for ref in alike):
         return Divergence(probe=point, kind=Kind.ORDER)
+    alike = [ref for ref in alike if ref not in wanted]
     if alike:
         return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_reference_steps(reference, alike)))
     return Region(port, reference, numbers, {own: wanted}, Values(port)).divergence(point)
+
+
+def _in_place(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors with the same numbers have them at the same places, but for a little."""
+    if value.shape != other.shape:
+        return False
+    apart = (value.double() - other.double()).nan_to_num().abs().max()
+    return bool(apart <= ROUNDED * other.double().nan_to_num().abs().max())
 
 
 class Region:

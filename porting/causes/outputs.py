@@ -95,7 +95,8 @@ CAUSES: tuple[Cause, ...] = (
         name="pooled from the wrong place",
         what="the text's vector is taken from another token, or is a mean",
         looks="the layers agree, the pooled vector does not",
-        fix="use the token of the reference: in an encoder usually the first, hidden[:, 0]",
+        fix="use the token that the reference uses: usually hidden[:, 0] in an encoder, and in a decoder the last that "
+        "is no padding, hidden[rows, mask.sum(1) - 1] where rows are padded at their ends",
         rules=(
             ("the last token", lambda hidden: hidden[:, -1]),
             ("the second token", lambda hidden: hidden[:, 1]),

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from porting.causes.diverging import MASKED, MOVING, Region, TensorIndex, is_moved_weight, line_of, moments
+from porting.causes.diverging import (
+    MASKED,
+    MOVING,
+    ROUNDED,
+    Region,
+    TensorIndex,
+    is_moved_weight,
+    line_of,
+    moments,
+    same_moments,
+)
 from porting.causes.functions import ACTIVATION
 from porting.causes.replay import Values
 from porting.causes.tape import Call, Part, Ref, Tape
@@ -299,12 +309,9 @@ class StepComparison:
                 return kind, f"{name} comes after {operation_of(call)} in {place}", ""
             where = _places_text(self._own_result(step), value)
             return Kind.FUNCTION, f"{name}, where {place} of the reference has {operation_of(call)}{where}", ""
-        ours, theirs = _number_arguments(step), _number_arguments(call)
-        differing = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-        if differing:
-            texts = (f"{name} is {ours[name]:g} where the reference has {theirs[name]:g}" for name in differing)
-            return Kind.NUMBER, f"{name} in {place}: {', '.join(texts)}", ""
-        kind, text, expected = self._operand(step, call)
+        if told := _other_arguments(step, call):
+            return told[0], f"{name} in {place}{told[1]}", ""
+        kind, text, expected = self._operand(step, call, value)
         if kind is Kind.LEFT_OUT:
             return kind, f"{text} in {expected} of the reference is left out", text
         whole = f"{name} in {place} {text}" + (f", where the reference's {expected}" if expected else "")
@@ -366,7 +373,7 @@ class StepComparison:
         detail = f"{name} in {place} takes other numbers than the reference's{text}"
         return Repair(Kind.CONSTANT, line_of(step), name, detail, call.module)
 
-    def _operand(self, step: Call, call: Call) -> tuple[Kind, str, str]:
+    def _operand(self, step: Call, call: Call, value: Tensor) -> tuple[Kind, str, str]:
         """Return which operand differs: what the port reads, and what the reference reads."""
         rest = list(dict.fromkeys(call.reads))
         if operation_of(step) == "matmul" and len(rest) > 2:  # a port may add the bias in a call of its own
@@ -391,7 +398,10 @@ class StepComparison:
             kind = Kind.UNUSED if rest[0] in self._reference.weights else Kind.TENSOR
             return kind, f"does not read {describe(self._reference, rest[0])}", ""
         if not rest:
-            return Kind.ORDER, "gives its numbers in another order", ""
+            ours, theirs = (moments(one) for one in (self._own_result(step), value))
+            if ours is None or theirs is None or same_moments(ours, theirs, ROUNDED):
+                return Kind.ORDER, "gives its numbers in another order", ""
+            return Kind.FUNCTION, "gives other numbers for what the reference's is given too", ""
         return self._other_operand(*unlike[0], rest)
 
     def _other_operand(self, ref: Ref, like: Sequence[Ref], rest: list[Ref]) -> tuple[Kind, str, str]:
@@ -619,6 +629,25 @@ def _number_arguments(call: Call) -> dict[str, float]:
         arguments[names[place] if place < len(names) else f"argument {place + 1}"] = value
     arguments |= call.kwargs
     return {name: float(value) for name, value in arguments.items() if isinstance(value, bool | int | float)}
+
+
+def _other_arguments(step: Call, call: Call) -> tuple[Kind, str] | None:
+    """How the numbers and words that a step is given differ from those of the reference's step of the same function."""
+    ours, theirs = _number_arguments(step), _number_arguments(call)
+    differing = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    if differing:
+        texts = (f"{name} is {ours[name]:g} where the reference has {theirs[name]:g}" for name in differing)
+        return Kind.NUMBER, f": {', '.join(texts)}"
+    words, others = _word_arguments(step), _word_arguments(call)
+    if operation_of(step) == operation_of(call) and words != others:
+        told, known = (", ".join(f"{key}={word!r}" for key, word in some.items()) for some in (words, others))
+        return Kind.FUNCTION, f" with {told or 'its defaults'}, where the reference has {known or 'its defaults'}"
+    return None
+
+
+def _word_arguments(call: Call) -> dict[str, str]:
+    """Return the words that a call was given by name, such as ``approximate="tanh"``."""
+    return {name: value for name, value in call.kwargs.items() if isinstance(value, str)}
 
 
 def layouts(value: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:

@@ -41,7 +41,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
-        where = "output compared, except at padding" if hides else "output compared"
+        where = "output compared, except at padding and in rows without a token" if hides else "output compared"
         yield f"{where}: {'; '.join(parts)}"
     yield f"not run: {'; '.join(_limits(report, verbose=verbose))}"
 

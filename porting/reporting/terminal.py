@@ -32,6 +32,7 @@ from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.float64 import ITSELF
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
+from porting.trials.scope import Impurity, ImpurityKind
 
 NOTICEABLE = 100 * MEANING
 """Without ``verbose``, only raised tolerances above this are printed."""
@@ -58,7 +59,8 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     """
     first, *rest = verdict_lines(report, verbose=verbose)
     above = (first, *summary_lines(report), *rest)
-    summed_up = next((cause for cause in report.causes if cause.name), None)  # summary_lines has it
+    named = [cause for cause in report.causes if cause.name and _kept_between_calls(report) is None]
+    summed_up = next(iter(named), None)  # summary_lines has it
     causes = report.causes if verbose else [cause for cause in report.causes if cause is not summed_up]
     below = (
         *culprit_lines(report, verbose=verbose),
@@ -143,11 +145,20 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         found = report.divergence
         if found is not None and found.line:
             yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
-    cause = next((cause for cause in report.causes if cause.name), None)
-    if cause is not None:
+    cause, kept = next((cause for cause in report.causes if cause.name), None), _kept_between_calls(report)
+    if kept is not None:
+        inside = f" in {kept.detail}" if kept.detail else ""
+        yield Text(f"  cause: what a call leaves behind{inside}: it gives other numbers after other calls")
+        yield Text("  fix: let each call depend on its own arguments alone")
+    elif cause is not None:
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
         yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
         yield Text(f"  fix: {cause.fix}")
+
+
+def _kept_between_calls(report: Outcome) -> Impurity | None:
+    """That a port gives other numbers after other calls; which causes fit its batches is chance then."""
+    return next((one for one in report.scope.impurities if one.kind is ImpurityKind.STATE), None)
 
 
 def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:

@@ -407,6 +407,8 @@ class CauseCase:
             return APART
         changed = {**exact, **{name: value.double() for name, value in altered.items()}}
         expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
+        if own.shape != expected.shape:  # a step in the port's place of another one may give anything
+            return APART
         if anchor.seen is not None:
             own, expected = (torch.where(anchor.seen, value, 0.0) for value in (own, expected))
         known = torch.isfinite(own)

@@ -5,19 +5,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from porting.causes.diverging import Region, TensorIndex
+from porting.causes.diverging import Kind as DivergenceKind
+from porting.causes.diverging import Region, TensorIndex, divergence
 from porting.causes.repairs import RepairSearch, _Replacement
 from porting.causes.replay import Values
 from porting.causes.step_differences import Kind, StepComparison, same_but_rounded
-from porting.causes.tape import Recorder
+from porting.causes.tape import Recorder, Tape
+from porting.tracing.measure import Anchor
 from porting.verification import cause_search
+from porting.verification.cause_case import CauseCase
 from tests.causes.wrong_ports import Wrong, verified
 from tests.verification.conftest import one_thread
 
@@ -360,3 +367,45 @@ def test_parts_of_one_tensor_are_told_apart_by_their_shapes() -> None:
     comparison = StepComparison(tape, tape, index, index, Values(tape), region)
     one, other = comparison._described_apart(tape.marks["all"], tape.marks["some"])
     assert (one, other) == (f"{one.partition(',')[0]}, [3, 7, 8]", f"{one.partition(',')[0]}, [3, 6, 8]")
+
+
+@torch.no_grad()
+def recorded(module: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tape:
+    """What a module and a last step do, with the result marked as ``out``."""
+    with Recorder(module, lines=True) as recorder:
+        recorder.mark("out", finish(module(x)))
+    return recorder.tape
+
+
+def test_the_same_numbers_at_the_same_places_are_in_no_other_order() -> None:
+    inner, x = nn.Linear(6, 6).double(), torch.randn(4, 6, dtype=torch.float64)
+    port = recorded(inner, x, lambda value: value * (1 + 1e-13))
+    for finish, moved in ((torch.Tensor.clone, False), (lambda value: value.flip(0), True)):
+        reference = recorded(inner, x, finish)
+        found = divergence(port, reference, "out", port.marks["out"], [reference.marks["out"]])
+        assert (found is not None and found.kind == DivergenceKind.ORDER) == moved
+
+
+def test_a_step_with_another_word_is_no_other_order() -> None:
+    inner, x = nn.Linear(6, 6).double(), torch.randn(4, 6, dtype=torch.float64)
+    port, reference = recorded(inner, x, partial(F.gelu, approximate="tanh")), recorded(inner, x, F.gelu)
+    end, goal = port.marks["out"], reference.marks["out"]
+
+    def left(values: Values) -> float:
+        return float((values[end] - reference[goal]).abs().max())
+
+    found = RepairSearch(port, reference, {end: [goal]}, left, bound=1e-12, until=math.inf).find()
+    assert found
+    (repair,) = found[0].repairs
+    assert repair.kind is Kind.FUNCTION
+    assert "approximate='tanh', where the reference has its defaults" in repair.detail
+
+
+def test_a_value_of_another_shape_is_as_far_from_the_reference_as_can_be() -> None:
+    """Where all rows are put in the place of one, a step behind them gives another shape."""
+    anchors = {"out": Anchor.of(torch.ones(2, 3))}
+    case: Any = SimpleNamespace(
+        _values={}, anchors=anchors, exact={}, pairing=SimpleNamespace(pairs={"out": SimpleNamespace(whole=True)})
+    )
+    assert CauseCase._distance(case, "out", {}, {"out": torch.ones(5, 2, 3)}).largest == math.inf
+    assert CauseCase._distance(case, "out", {}, {"out": torch.ones(2, 3)}).largest == 0.0

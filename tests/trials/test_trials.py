@@ -54,7 +54,7 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert scope.tokens == (50, 50)
     text = " ".join(faithful.details().split())
     assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 153 rows in a batch; masks: none, right, left" in text
-    assert "output compared, except at padding: logits, pooled" in text
+    assert "output compared, except at padding and in rows without a token: logits, pooled" in text
     assert "not run: gradients, training mode and autocast" in text
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
 
