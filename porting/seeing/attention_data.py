@@ -14,7 +14,7 @@ from porting.tracing.trace import ARROW, PROBABILITIES
 
 
 class AttentionError(PortingError):
-    """There is no such attention to be seen."""
+    """The attention that was asked for does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +107,7 @@ class Shares:
 
 
 def refused(message: str, hint: str) -> AttentionError:
-    """The error that says what there is not."""
+    """The error with what does not exist, and a hint."""
     return AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))
 
 
