@@ -92,7 +92,7 @@ class Code(StrEnum):
     UNKNOWN_KEY = "unknown-key"
     WRONG_TYPE = "wrong-type"
 
-    # Plans: a table held against a checkpoint and a module
+    # Plans: a table checked against a checkpoint and a module
     APPROXIMATE = "approximate"
     CONFIG_REFUSED = "config-refused"
     COPIES_DIFFER = "copies-differ"

@@ -44,7 +44,7 @@ class Origin:
     """The checkpoint that an export follows.
 
     Attributes:
-        plan: the checkpoint that is to be written held against the module; it has no ``fresh``.
+        plan: the plan of the checkpoint to be written, for the module; it has no ``fresh``.
         checkpoint: the one that is followed; None when there is none.
         architecture: what the result is called; empty when nothing says.
         changed: whether the result is another architecture, or has tensors that the followed checkpoint has not.

@@ -87,7 +87,7 @@ def save_recording(
             side.  Dicts inside of dicts are joined by a dot.
         float32, bfloat16, float16: the same in a working dtype, where the reference was run in it: then the port's
             rounding error is compared with the reference's.
-        reference: what is said of the reference in reports.
+        reference: how reports describe the reference.
         overwrite: whether a file that stands there may be replaced.
 
     Returns:

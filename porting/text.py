@@ -449,7 +449,11 @@ def _architecture(table: Table, checkpoint: Checkpoint, tasks: Sequence[Task]) -
     endings = tuple(ending for task in tasks for ending in task.endings)
     found = next((architecture for architecture in table.architectures if architecture.name.endswith(endings)), None)
     if found is None:
-        message = f"table '{table.name}' has no architecture for this: none of its names ends in {' or '.join(endings)}"
+        known = ", ".join(one.name for one in table.architectures) or "none"
+        message = (
+            f"table '{table.name}' has no model for this: that would be one whose name ends in {' or '.join(endings)}, "
+            f"and the table's [architectures] are {known}"
+        )
         hint: str = Message(
             "pass your own model with ", Option("into"), " and ", Option("table"), ", or another checkpoint"
         )

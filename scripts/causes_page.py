@@ -17,80 +17,90 @@ SCORE = Path(__file__).resolve().parent.parent / "docs" / "causes-score.json"
 _HEAD = """\
 # Named causes
 
-When a module of a port is guilty, `verify` says why. The float64 reference is recorded as a list of the torch functions
-that it called; each entry below rewrites some of these calls, as if the reference had been written with that mistake;
-and what then comes out at the guilty probe is compared with what the port computed there from the reference's own
-inputs. An entry is the cause when it leaves nothing but rounding (the bound of [the proof](verification.md), 1e-12 of
-the activation's scale)
+When `verify` finds a module that differs, it looks for the mistake. It records the torch functions that the float64
+reference called. Each entry of the catalogue below changes some of these calls, as if the reference had been written
+with that mistake. Then `verify` compares the result with what your module computes from the same inputs. An entry is
+named as the cause if nothing but rounding is left (1e-12 of the activation's scale, the tolerance of [the
+verification](verification.md)):
 
-1. at the probe, without changing a probe that agrees;
-2. at the same probe in up to three other cases, and in one that is drawn for this: numbers that were fitted to one
-   case are confirmed on others, and so is what a case happens not to tell apart;
-3. end to end: with all causes of the report at once the reference gives what the port gives, to 1e-10, at every probe.
+1. at the probe, while probes that agreed still agree;
+2. at the same probe in up to three other batches and in one that is drawn for this purpose. A number that was fitted
+   to one batch is confirmed on others, and mistakes that look the same in one batch are told apart;
+3. end to end: with all causes of the report at once, the reference gives what your model gives, to 1e-10, at every
+   probe.
 
-The report has its name, its parameter, what it leaves unexplained, and how to fix it:
+The report has the name of the entry, its number if it has one, the difference that is left, and the fix:
 
 ```
 cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), explains all but 5e-16 of 8e-05
   explains: bert.embeddings, bert.layers.{0-2}.attention_norm, bert.layers.{0-2}, mlm
 ```
 
-- **One cause is reported once**, with all the probes that it explains; a port with two mistakes gets both.
-- **Numbers are solved for.** An eps, a rotation's theta or scaling, the slopes of linear biases, a soft cap, a clamp,
-  the factor of scores, embeddings, branches or logits, the width of a window, a position's offset, an activation's
-  steepness: the usual values are tried as they are, and any other is found from the port's own values, confirmed by
-  what it leaves, and said as a person would have written it:
-  `eps is 3e-06 where the reference has 1e-12`, `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is expected`.
-- **Ties are ties.** Entries that give the same values at the probes, in all these cases and end to end, are all named.
-- **Where no entry fits, the port is repaired.** Both passes are recorded. At the first step of the port that reads
-  values of the reference and gives others, the reference's value is put in; then at the next such step, until the port
-  returns what the reference returns. If a few steps (at most three lines of code) are enough, in several cases, they
-  are the cause, and the report says how each differs from the reference's step: another function (`sigmoid, where
-  pooler.activation of the reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another
-  tensor, the reference's values in another order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`),
-  other constants (of positions, say: they are replaced where they are made), a step that is missing, one too many, or
-  two that are done in the other order.
-- **A port that is right on some inputs is compared with itself.** A case in which both sides agree is compared with
-  one in which they differ. A condition in the code that goes another way is the cause if the port is right in all
-  cases once the condition is always decided as where both agree. Else each step of the port has a counterpart there:
-  the step of the reference with the same numbers. The first step that has these numbers no longer is the cause, if
-  the port is right with the counterpart's in their place: `clamp gives other numbers than arange ...: 63 where the
-  reference has 64`. And a step that gives the reference's numbers there is no mistake for being written otherwise.
-- **A line of the table may be the mistake.** The lines that write a guilty module's weights are written in the usual
-  other ways: another order of the factors of an axis, a square matrix transposed, halves for pairs, parts of a
-  concatenation exchanged, two names exchanged. Where a port is right with one of them, in all cases, the report has the
-  line of the table and the line that should stand there.
-- **A line of the code is shown with its replacement.** On the lines that lead to the first difference, each single
-  change is made for one pass, without touching the file: another variable, attribute, number, operator or order, an
-  argument or a call left out. Where one makes the port right in all cases, the fix is that line and its replacement.
-- **What a port does to a value once it is there** (a factor, a softmax, another order of the labels) is solved for. A
-  part that computes nothing comparable at a probe is named when the whole model then returns what the port returns, in
-  all cases.
-- **NaN and infinity** are answered by the first operation that gave them, with file and line. An entry is the cause of
-  NaN only when it has NaN at the same places; a softmax over a row of which a mask hides every key has a name of its
-  own, `mask that hides every key`.
-- **A mask of the wrong polarity** in the table's `[inputs]` is seen by running the port with the mask inverted.
-- **Unknown is unknown.** When no entry fits, the three that explain most of the difference are listed, with how much.
-  An entry that fits one probe is not named where a probe of the same layer stays unknown: a wrong name is worse than
-  none.
-- **Rounding has causes, too.** When the meaning is right and the rounding is not, the reference is recorded in the
-  working dtype, and an entry is the cause if it reproduces at least three quarters of the port's own rounding error.
-- **No name is needed.** Which tensor plays the query is read off the products that lead to a softmax; the port may be
-  written in any way, since only its values at the probes are compared.
+## How causes are found
 
-`verify(causes=False)` does without. `Report.causes` has the findings as data: `name`, `detail`, `where` (the modules of
-the reference that were altered), `probes`, `difference`, `residual`, `what`, `fix`, `ties`, `nearest`.
+- **One cause is reported once**, with all the probes that it explains. A model with two mistakes gets both causes.
+- **Numbers are computed.** Examples are an eps, the base or scaling of a rotation, the slopes of linear biases, a
+  soft cap, a clamp, the factor of scores, embeddings, branches or logits, the width of a window, the offset of a
+  position. Usual values are tried first; other values are computed from your model's activations and confirmed on
+  other batches. They are printed in the usual form: `scores are multiplied by 1 / sqrt(10) where 1 / sqrt(8) is
+  expected`.
+- **If several entries explain the difference equally well**, at the probes, in all batches and end to end, all of
+  them are named.
+- **If no entry fits, steps of your model are replaced.** Both forward passes are recorded. At the first step of yours
+  that reads the reference's values and gives other ones, the reference's value is inserted; then at the next such
+  step, until the output is the reference's. If a few steps are enough (at most three lines of code) in several
+  batches, they are the cause. The report says how each differs: another function (`sigmoid, where pooler.activation
+  of the reference has tanh`), another number (`eps is 1e-06 where the reference has 1e-12`), another tensor, another
+  order (`in the order 0 2 1 3 along an axis of 4, since attention.py:37`), other constants, a missing step, an
+  additional step, or two steps in the other order.
+- **If your model is right on some inputs, it is compared with itself.** `verify` takes a batch on which both models
+  agree and one on which they differ. A condition in your code that has another outcome in the second batch is the
+  cause if your model is right in all batches once the condition is fixed to the first outcome. Otherwise each step of
+  your model is paired with the reference's step that has the same numbers in the first batch. The first step that no
+  longer has these numbers in the second one is the cause, if inserting the reference's numbers makes your model
+  right: `clamp gives other numbers than arange ...: 63 where the reference has 64`.
+- **Lines of the table are checked.** The lines that write the weights of a module that differs are tried in other
+  usual forms: another order of the factors of an axis, a square matrix transposed, halves for pairs, parts of a
+  concatenation exchanged, two names exchanged. If one of them makes your model right in all batches, the report shows
+  the line and its replacement.
+- **Lines of your code are checked.** On the lines that lead to the first difference, each single change is tried in
+  memory; your file is not touched: another variable, attribute, number, operator or order, or an argument or call
+  left out. If one makes your model right in all batches, the fix is this line and its replacement.
+- **Changes to a finished value** (a factor, a softmax, labels in another order) are computed as well. A part that
+  computes nothing comparable at a probe is named if the whole reference, changed in the same way, returns what your
+  model returns in all batches.
+- **NaN and infinity** are traced to the first operation that gave them, with file and line. An entry is the cause of
+  NaN only if it gives NaN at the same places. A softmax over a row in which a mask hides every key is called `mask
+  that hides every key`.
+- **A mask of the wrong polarity** in the table's `[inputs]` is found by running your model with the mask inverted.
+- **If nothing fits, the cause is unknown.** The three entries that explain most of the difference are listed, with
+  their share. An entry that fits one probe is not named if another probe of the same layer stays unexplained.
+- **Rounding errors have causes, too.** If float64 agrees and the rounding error is too large, the reference is
+  recorded in the working dtype. An entry is the cause if it reproduces at least three quarters of your model's
+  rounding error.
+- **Names in your code do not matter.** Which tensor is the query, for example, follows from the products that lead to
+  a softmax. Your model may be written in any way, since only its values at the probes are compared.
 
-Limits: a number is solved for where it is the only mistake between two probes; weights that are not the checkpoint's
-can be solved for only where a probe has more rows than the layer has inputs; a rounding error is reproduced only
-where the port's kernels round as the reference's do, which a fused or differently laid out product need not; what a
-port does to channels that its table has put in another order is to the reference another mistake, so that a weight that
-is transposed there is no more than other weights; a difference at the noise floor that no module makes by itself has no
-cause; a rotation in complex numbers, and linear biases that are an operand of attention's product (as in BLOOM), are
-not seen as such; of Llama 3's scaling all but the factor is taken to be the usual where no config says it; a reference
-that is a recording has no functions to rewrite; a line of the code is mended by one change to one line of a function
-that the forward pass runs, and not by one to a constructor; and sizes that are equal by chance, such as the number of
-heads and the root of the head size, can make another change look right.
+`verify(causes=False)` switches the search off. `Report.causes` has the findings as data: `name`, `detail`, `where`
+(the modules of the reference that were changed), `probes`, `difference`, `residual`, `what`, `fix`, `ties`,
+`nearest`.
+
+## Limits
+
+- A number is computed only if it is the only mistake between two probes.
+- Weights that are not the checkpoint's are computed only if a probe has more rows than the layer has inputs.
+- A rounding error is reproduced only if your kernels round like the reference's, which is not so for fused or
+  differently laid out products.
+- If the table reorders channels, a mistake that depends on their order looks like another one: a transposed weight is
+  then reported as other weights.
+- A difference close to rounding error that no module makes by itself has no cause.
+- A rotation in complex numbers, and linear biases that are an operand of attention's product (as in BLOOM), are not
+  recognised.
+- For Llama 3's scaling only the factor is computed; the usual other values are assumed if no config has them.
+- A recorded reference has no functions to change, so no cause is named.
+- A fix is one change to one line of a function that the forward pass runs, not of a constructor.
+- If sizes are equal by chance, such as the number of heads and the root of the head size, another change can look
+  right.
 
 This page is written from the catalogue by `python -m scripts.causes --write`.
 """

@@ -1,4 +1,4 @@
-"""Guides are executed: suggest.md, verification.md, comparing.md, converting.md; what they show is what is printed."""
+"""Guides are executed: suggest, verification, comparing, converting, containers; what they show is what is printed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import porting
 from porting.embedded import embedded_checkpoint
+from porting.notation.table import parse_table
 from tests.cli.conftest import Run, run
 from tests.guards.tree import ROOT
 from tests.test_readme import FILES, same_lines
@@ -126,3 +127,20 @@ def test_the_commands_of_a_page_run(name: str, checkpoints: Path, run: Run) -> N
         into = ["--into", "my_bert.py:build"] if command.startswith("convert") and "my_table" in command else []
         result = run(*shlex.split(command), *into)
         assert result.exit_code == 0, (command, result.stderr, result.stdout)
+
+
+CONTAINERS = BLOCK.findall((ROOT / "docs" / "containers.md").read_text(encoding="utf-8"))
+
+
+def test_the_python_of_the_page_on_containers_runs(folder: Path) -> None:
+    programs = [text for language, text in CONTAINERS if language == "python"]
+    assert programs
+    for program in programs:
+        exec(compile(program, "containers.md", "exec"), {"__name__": "__main__"})  # noqa: S102 - as above
+    assert (folder / "step-1000.pt").is_file()
+
+
+@pytest.mark.parametrize("text", [text for language, text in CONTAINERS if language == "toml"])
+def test_a_table_of_the_page_on_containers_is_read(text: str) -> None:
+    head = "" if "[mapping]" in text else '[mapping]\nname = "shown"\n'
+    assert parse_table(head + text, where="containers.md").digest  # it has no fault

@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from porting.embedded import embedded_checkpoint
+from tests.generating import checkpoints
+from tests.small_checkpoint import WORDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "your-own-model.md").read_text(encoding="utf-8")
@@ -52,6 +54,8 @@ def test_the_page_has_its_files_and_its_commands() -> None:
         "my_heads.toml",
         "my_untied.toml",
         "unusual_bert.py",
+        "my_gpt.py",
+        "my_llama.py",
     ]
     assert [command.split()[1] for command, _ in CONSOLES] == [
         "check",
@@ -62,6 +66,10 @@ def test_the_page_has_its_files_and_its_commands() -> None:
         "fill-mask",
         "next-sentence",
         "suggest",
+        "suggest",
+        "generate",
+        "suggest",
+        "generate",
     ]
 
 
@@ -100,7 +108,7 @@ def test_a_misspelled_target_is_named_with_what_was_meant(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_heads_of_the_page_guess_words_and_judge_sentences(folder: Path) -> None:
     """As the bundled model does, with the pooler, both heads and a decoder of its own."""
-    for command, shown in CONSOLES[-3:-1]:
+    for command, shown in CONSOLES[5:7]:
         done = run(folder, command)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(shown.rstrip())
@@ -111,7 +119,7 @@ def test_the_heads_of_the_page_guess_words_and_judge_sentences(folder: Path) -> 
 
 @pytest.mark.slow
 def test_the_model_with_heads_is_faithful_and_goes_back(folder: Path) -> None:
-    command, shown = CONSOLES[-4]
+    command, shown = CONSOLES[4]
     done = run(folder, command)
     assert (done.returncode, shown.strip() in done.stdout) == (0, True), done.stdout + done.stderr
     assert "proven by activation: 51 of 51 parameters and buffers" in done.stdout
@@ -136,10 +144,28 @@ def test_a_checkpoint_that_is_not_tied_is_read_into_the_decoder(folder: Path) ->
 
 @pytest.mark.slow
 def test_the_unusual_model_gets_the_table_that_is_shown(folder: Path) -> None:
-    command, shown = CONSOLES[-1]
+    command, shown = CONSOLES[7]
     done = run(folder, command)
     assert done.stdout.startswith(shown.splitlines()[0]), done.stdout + done.stderr
     assert all(line in done.stdout.splitlines() for line in shown.splitlines()[1:])
-    (rule,) = re.findall(r'^```\n(".*)\n```', PAGE, re.MULTILINE)
+    rule, _ = re.findall(r'^```\n(".*)\n```', PAGE, re.MULTILINE)
     written = (folder / "unusual.toml").read_text(encoding="utf-8").splitlines()
     assert rule in [line.partition("  #")[0] for line in written]
+
+
+@pytest.mark.slow
+def test_a_gpt_2_and_a_llama_are_filled_and_continue_a_text(folder: Path) -> None:
+    checkpoints.gpt2(folder / "gpt2")
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+        intermediate_size=40, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    checkpoints.write(folder / "llama", model, eos_token_id=checkpoints.END, pad_token_id=0)
+    for command, shown in CONSOLES[8:]:
+        done = run(folder, command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert all(line in done.stdout for line in shown.splitlines()), done.stdout
+    _, rule = re.findall(r'^```\n(".*)\n```', PAGE, re.MULTILINE)
+    assert rule in [line.partition("  #")[0] for line in (folder / "my_gpt.toml").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Recognising soft caps and clamps on a tape."""
+"""Recognise soft caps and clamps in the recorded calls of a pass."""
 
 from __future__ import annotations
 

@@ -543,7 +543,7 @@ AXES: Mapping[int, tuple[str, ...]] = {
 """What the axes of activations and of attention's scores are, by their number."""
 
 MAX_LISTED = 8
-"""So many indices are listed."""
+"""How many indices are listed."""
 
 
 def _within(candidate: Candidate, scopes: Collection[str]) -> bool:

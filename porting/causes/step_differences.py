@@ -162,7 +162,7 @@ MASKINGS = frozenset({"masked_fill", "where", "add"})
 """The functions by which scores are masked."""
 
 MOST_BEFORE = 4
-"""So many steps of one kind are gone back from a step that reads another tensor than the reference's."""
+"""How many steps of one kind are followed back from a step that reads another tensor than the reference's."""
 
 
 class StepComparison:

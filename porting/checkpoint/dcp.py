@@ -271,7 +271,7 @@ def _check_ranges(
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=SAVE_AGAIN)
             if chunk.stop > size:
                 message = (
-                    f"its chunk at {list(chunk.starts)} is said to lie at bytes {chunk.start} to {chunk.stop} "
+                    f"its chunk at {list(chunk.starts)} should lie at bytes {chunk.start} to {chunk.stop} "
                     f"of {chunk.file}, which has {size}"
                 )
                 faults.add(Code.DCP_CHUNK, message, tensor=name, hint=f"the file was cut short, or {SAVE_AGAIN}")

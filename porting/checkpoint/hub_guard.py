@@ -140,7 +140,7 @@ class Guard:
                 Fault(
                     code=Code.HUB_CACHE,
                     where=self.where,
-                    message=f"it is said to have {announced} bytes, and the disk of the cache has {free} left",
+                    message=f"it should have {announced} bytes, and the disk of the cache has {free} left",
                     hint="make room, or set HF_HOME to a place with room",
                 )
             )

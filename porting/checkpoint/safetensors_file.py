@@ -125,11 +125,11 @@ def _raw_header(source: ByteSource) -> bytes:
     if length > source.size - 8:
         raise _unreadable(
             source,
-            f"the header is said to have {length} bytes, and only {source.size - 8} follow",
+            f"the header should have {length} bytes, and only {source.size - 8} follow",
             hint="the file was cut short, or is no safetensors file: fetch it again",
         )
     if length > MAX_HEADER:
-        raise _unreadable(source, f"the header is said to have {length} bytes; the format allows {MAX_HEADER}")
+        raise _unreadable(source, f"the header should have {length} bytes; the format allows {MAX_HEADER}")
     raw = source.pread(8, length)
     if raw[:1] != b"{":
         raise _unreadable(source, f"the header begins with {_shown(raw)} where '{{' is expected")

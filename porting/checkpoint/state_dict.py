@@ -170,7 +170,7 @@ def _extent(key: str, spec: TensorSpec, records: Mapping[str, ChecksummedRange],
     if length != record.stop - record.start:
         faults.add(
             Code.BIN_TENSOR,
-            f"its storage is said to have {length} bytes, and its record has {record.stop - record.start}",
+            f"its storage should have {length} bytes, and its record has {record.stop - record.start}",
             tensor=key,
             hint=FETCH_AGAIN,
         )

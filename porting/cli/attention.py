@@ -87,7 +87,7 @@ def attention(
         shares = _shares(seen, layer, head, place)
         files: dict[Path, bytes] = {}
         if model.html is not None:
-            files[model.html] = seen.to_html(layer=layer or 0, head=head or 0, token=place).encode()
+            files[model.html] = seen.to_html(layer=layer, head=head, token=place).encode()
         if png is not None:
             files[png] = seen.to_png(layer=layer, head=head, token=place)
         for path, content in files.items():

@@ -49,7 +49,7 @@ def convert(
         bool, typer.Option("--reverse", help="From the port's layout back to the checkpoint's.")
     ] = False,
     derive: Annotated[
-        bool, typer.Option("--derive", help="Build no module: write what the rules make of the source.")
+        bool, typer.Option("--derive", help="Build no module: the table's rules alone decide what is written.")
     ] = False,
     like: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from porting.cli import options
 from porting.cli.output import Screen
 
 LINES = 9
-"""So many lines of guesses are shown, unless --top says how many."""
+"""How many lines of guesses are shown without --top."""
 
 
 def fill_mask(

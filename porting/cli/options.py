@@ -57,7 +57,7 @@ Destination = Annotated[
     str | None,
     typer.Argument(
         metavar="DESTINATION",
-        help="The directory to make. With one path alone it is this one.",
+        help="The directory to make. If only one path is given, it is this one.",
         show_default=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""What a command says: on a terminal, into a pipe, or as JSON; and what becomes of an error.
+"""What a command prints, on a terminal, into a pipe or as JSON, and how errors are reported.
 
 Results go to standard output, errors, warnings and progress to standard error.  Into a pipe goes the same text without
 colours and bars, one row a line however long; ``--json`` gives one JSON document and nothing else.
@@ -82,13 +82,13 @@ def endable() -> Iterator[None]:
 
 
 PIPE_WIDTH = 100_000
-"""Columns of what is no terminal: no row is ever folded there."""
+"""Columns where the output is no terminal: no row is folded there."""
 
 TYPED: ContextVar[Mapping[str, object]] = ContextVar("TYPED", default=MappingProxyType({}))
 """The arguments and options of the command that runs, for the advice at its end."""
 
 Tell = Callable[[str, int, int], None]
-"""Told what is being done, how many steps are done and how many there are (0 when nobody knows)."""
+"""Called with what is being done, how many steps are done, and how many there are (0 if unknown)."""
 
 
 def console(stream: TextIO) -> Console:
@@ -123,7 +123,7 @@ SHORTAGES = {
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a disk says that takes no more."""
+"""The errors of a full disk."""
 
 
 def shortage(error: BaseException) -> str:
@@ -141,7 +141,7 @@ def shortage(error: BaseException) -> str:
 
 
 def _failure(error: OSError) -> str:
-    """What the system says of a call that failed, behind the file that it was about."""
+    """The system's message about a failed call, after the name of the file."""
     return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
 
 
@@ -234,7 +234,7 @@ class Screen(AbstractContextManager["Screen"]):
         raise typer.Exit(WRONG) from error
 
     def made(self, path: Path | str) -> None:
-        """Note what was written, whole, in case standard output cannot be written."""
+        """Note a file that was written completely, in case standard output cannot be written."""
         self._made.append(str(path))
 
     def _show_warning(
@@ -253,7 +253,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.err.print(Text.assemble((f"{word}: ", style), safe(command_text(line))), soft_wrap=True)
 
     def warn(self, message: str) -> None:
-        """A line on standard error: the result stands, and this should be known."""
+        """Print a warning on standard error: the result is valid, but the user should know this."""
         if not self.silent:
             self._aside("warning", message, "yellow")
 
@@ -400,7 +400,7 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
 
 
 MOST_FAULTS, OF_EACH = 8, 3
-"""So many faults are shown without --verbose; of more those with hints of their own, or so many of each kind."""
+"""The most faults shown without --verbose; of more, those with hints of their own, or this many of each kind."""
 
 
 def _in_brief(faults: Sequence[Fault], verbose: bool) -> list[str]:
@@ -472,7 +472,7 @@ def counted(number: int, noun: str) -> str:
 
 
 MOST_FILES = 8
-"""So many names of files stand on a line; then comes how many more there are."""
+"""The most file names on a line; the rest is counted."""
 
 
 def file_list(names: Iterable[str]) -> str:
@@ -489,7 +489,7 @@ def file_list(names: Iterable[str]) -> str:
 
 
 MOST_CODES = 3
-"""So many kinds of fault are explained at once."""
+"""The most kinds of fault that are explained at once."""
 
 
 def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) -> list[str]:

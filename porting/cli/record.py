@@ -119,7 +119,7 @@ def record(
 
 
 LARGE = 10_000_000
-"""Bytes of a recording from which on it is said how to make a smaller one."""
+"""From this many bytes on, the output says how to make a smaller recording."""
 
 
 def _compared(

@@ -75,7 +75,7 @@ def suggest(
         typer.Option(
             "--limit",
             metavar="SECONDS",
-            help="Stop after computing for so long, and report how far the search came.",
+            help="Stop after this much computing time, and report how far the search came.",
             min=1,
             max=options.WEEK,
         ),

@@ -74,7 +74,7 @@ class Comparison:
     Attributes:
         a, b: what they are called.
         tensors: what was compared.
-        only_a, only_b: names that the other has nothing for, with the NaN and infinities in them.
+        only_a, only_b: names that the other side lacks, with the number of NaN and infinities in them.
         left_out: names of ``a`` that the table leaves out, with its reason.
         nbytes: how many bytes were read.
 

@@ -67,7 +67,7 @@ def back_from_port(
     """The recipes of the checkpoint's tensors from the port's.
 
     Args:
-        plan: the checkpoint that is to be written, held against the port's tensors.
+        plan: the plan of the checkpoint to be written, for the port's tensors.
         dtype: what floating-point tensors are cast to, last of all; None to keep the port's.
         like: the tensors of the followed checkpoint, for what the port does not hold.
         same: pairs of the port's tensors that have to be equal.

@@ -371,7 +371,7 @@ def _settings(fields: dict[str, object]) -> dict[str, object]:
 
 
 def _same_division(checkpoint: Checkpoint) -> int | None:
-    """The most that a file may hold when nothing else is said: what the largest shard of the input holds.
+    """The default for the most that a file may hold: what the largest shard of the input holds.
 
     A distributed checkpoint is divided as its processes were, which says nothing of how large a file should be.
     """

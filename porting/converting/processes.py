@@ -137,7 +137,7 @@ def torchrun_group() -> Iterator[ProcessGroup]:
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
     def ended(number: int, frame: object) -> None:
-        message = "this process was told to end, as torchrun does when another one has ended"
+        message = "this process got a signal to end, which torchrun sends when another process has ended"
         hint = "the message of the other one says why; the same command goes on from here"
         raise RankError(Fault(code=Code.RANK_LOST, where=f"rank {os.environ['RANK']}", message=message, hint=hint))
 

@@ -20,7 +20,7 @@ from porting.trials.inputs import decoder_words
 from porting.trials.logits import Wanted
 
 NEW_TOKENS = 40
-"""So many tokens are added where nothing says how many."""
+"""How many tokens are added by default."""
 
 
 @dataclass(frozen=True, kw_only=True)

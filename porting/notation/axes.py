@@ -37,7 +37,7 @@ Sizes = Mapping[str, int]
 
 
 class Mismatch(ValueError):  # noqa: N818  # what is wrong is the sizes, and whoever solves them says where
-    """The sizes of an axis cannot be what they are said to be."""
+    """The sizes of an axis contradict what is given."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tables held against what is there: the static proof, and the moves that follow from it."""
+"""Tables checked against names and shapes before anything is read, and the moves that follow from them."""
 
 from porting.plan.align import Alignment, Step, align
 from porting.plan.check import check

@@ -1,4 +1,4 @@
-"""Rules held against two sets of names and shapes: what moves where, and everything that does not fit.
+"""Applying rules to two sets of names and shapes: what moves where, and everything that does not fit.
 
 This is the heart of the library and knows nothing of files or modules: checkpoints, gradients, inputs and activations
 all come here as names and shapes.

@@ -1,4 +1,4 @@
-"""How faults over many names are told: one line for those that are alike, and the nearest name."""
+"""How faults over many names are reported: one line for similar ones, and the nearest name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_HINTS = 20
 """The nearest name is looked up for this many faults: each look compares a name with all candidates."""
 
 MOST_PATTERNS = 500
-"""So many names, their numbers aside, are compared with."""
+"""How many names, apart from their numbers, are compared with."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -30,7 +30,7 @@ def group_alike(names: Iterable[str]) -> list[list[str]]:
 class Nearest:
     """The nearest name, for the first few faults.
 
-    Names that differ in their numbers are compared once, and the one with the same numbers is told.
+    Names that differ in their numbers are compared once, and the one with the same numbers is reported.
 
     >>> Nearest()("layers.7.wieght", [f"layers.{i}.weight" for i in range(12)])
     "did you mean 'layers.7.weight'?"

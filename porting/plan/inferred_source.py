@@ -121,7 +121,7 @@ def _sources(
 
 
 def _instead(rule: Rule) -> Message:
-    """What tells sizes beside [sizes]: the module that a checkpoint is converted for, or a checkpoint."""
+    """What gives sizes besides [sizes]: the module that a checkpoint is converted for, or a checkpoint."""
     return Message("pass ", Option("into"), ", the module") if rule.turned else a_like()
 
 

@@ -1,4 +1,4 @@
-"""What no step touches: a source tensor is dropped with a reason, a target tensor is tied or new, or it is a fault."""
+"""Tensors that no step uses: a source is dropped with a reason, a target is tied or new; everything else is a fault."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _nearly_dropped(name: str, idle: Iterable[Drop]) -> str:
 
 
 def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> Iterator[Fault]:
-    """What shows without reading that a dropped tensor does not equal what it is said to equal."""
+    """What shows, before values are read, that a dropped tensor cannot equal the tensor that its line names."""
     if not left.equals:
         return
     if left.equals not in sources:

@@ -35,7 +35,7 @@ class Astray:
 
 
 MOST_MISSING = 3
-"""As many missing members of one term are named; the rest are counted."""
+"""The most missing members of one term that are named; the rest is counted."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A plan: a table held against one checkpoint and one module, with nothing left to be decided."""
+"""A plan: a table applied to one checkpoint and one module, with nothing left to be decided."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LeftOut:
     Attributes:
         reason: why, in the table's words.
         equals: what it has to equal, a word such as ``"arange"`` (:class:`porting.ops.Content`) or a tensor beside it;
-            empty when nothing is said.
+            empty by default.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a table says for :mod:`porting.verification`, held against a module before anything runs."""
+"""Checking what a table says for :mod:`porting.verification` against a module, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random tensors for the rules of a table, on both sides: what another notation says is tried on them."""
+"""Small random tensors for the rules of a table, on both sides; translations into other notations are tried on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from porting.plan.members import sort_names
 from porting.plan.move import forward
 
 COUNTED = 3
-"""How many tensors an index of a name counts that is an axis on the other side."""
+"""Number of tensors for an index that is part of a name on this side and an axis on the other."""
 
 LAYERS = (0, 1, 10)
 """The values of an index that stands in every name."""

@@ -49,7 +49,7 @@ def _in_training(found: TrainMode) -> Iterator[Text]:
 
 
 MOST_SITES = 3
-"""So many places are listed; then comes how many more there are."""
+"""How many places are listed; the rest is counted."""
 
 
 def _sites(title: str, sites: Sequence[DropoutMask]) -> Iterator[Text]:

@@ -391,7 +391,7 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
 
 
 MOST_NAMED = 8
-"""Names are listed up to this many; then comes how many more there are."""
+"""Names are listed up to this many; the rest is counted."""
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 

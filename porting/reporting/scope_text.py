@@ -11,7 +11,7 @@ from porting.target import named_tensors
 from porting.trials.scope import KEPT, Scope, Status
 
 MOST_FAILED = 3
-"""So many batches that the port fails on are named; then comes how many more there are."""
+"""How many batches that the port fails on are named; the rest is counted."""
 
 MOST_UNSEEN = 2
 """Without details so many properties of the inputs that showed nothing are named."""
@@ -68,13 +68,13 @@ def trial_lines(report: Outcome) -> Iterator[str]:
 
 
 MOST_DIFFERING = 4
-"""So many batches on which the output differs are named."""
+"""How many batches on which the output differs are named."""
 
 MOST_NAMED = 3
-"""So many kinds of values are named on a line of counts."""
+"""How many kinds of values are named on a line of counts."""
 
 MOST_PLACES = 2
-"""So many places in code are named, and the others counted."""
+"""How many places in code are named, and the others counted."""
 
 
 def _batches(report: Outcome) -> Iterator[str]:

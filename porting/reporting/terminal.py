@@ -38,7 +38,7 @@ NOTICEABLE = 100 * MEANING
 """Without ``verbose``, only raised tolerances above this are printed."""
 
 MOST_STEPS = 3
-"""So many steps of the reference are named, and so many callers of a step of the port."""
+"""How many steps of the reference are named, and how many callers of a step of the port."""
 
 _SAID = {
     FAITHFUL: ("bold green", "computes what"),

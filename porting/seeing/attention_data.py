@@ -14,7 +14,7 @@ from porting.tracing.trace import ARROW, PROBABILITIES
 
 
 class AttentionError(PortingError):
-    """There is no such attention to be seen."""
+    """The attention that was asked for does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,6 +73,33 @@ class Shares:
         hint = nearest(token, self.tokens) or f"it has {', '.join(map(repr, self.tokens[:20]))}"
         raise refused(f"the text has no token {token!r}", hint)
 
+    def telling(self, token: int | str | None, *, layer: int | None = None, head: int | None = None) -> tuple[int, int]:
+        """The head that shows most for a token: it gives the largest share to one other token of the text.
+
+        Special tokens do not count: many heads give them whatever they give to nothing else.
+
+        Args:
+            token: the token that attends; None as in :meth:`place`.
+            layer, head: the only layer or number of a head to choose from; None for all.
+
+        Returns:
+            The numbers of the layer and of the head.
+
+        Raises:
+            AttentionError: there is no such layer, head or token.
+        """
+        place = self.place(token)
+        layers = range(len(self.layers)) if layer is None else [self._index("layer", layer, len(self.layers))]
+        others = [one for one in range(len(self.tokens)) if one != place and one not in self.special]
+        best, most = (layers[0], 0), -1.0
+        for number in layers:
+            heads = self.layers[number].heads
+            for other in range(len(heads)) if head is None else [self._index("head", head, len(heads))]:
+                share = float(heads[other, place, others].max()) if others else 0.0
+                if share > most:
+                    best, most = (number, other), share
+        return best
+
     def _index(self, what: str, number: int, count: int) -> int:
         if not -count <= number < count:
             raise refused(f"there is no {what} {number}", f"there are {count}, from 0 to {count - 1}")
@@ -80,7 +107,7 @@ class Shares:
 
 
 def refused(message: str, hint: str) -> AttentionError:
-    """The error that says what there is not."""
+    """The error with what does not exist, and a hint."""
     return AttentionError(Fault(code=Code.NO_ATTENTION, message=message, hint=hint))
 
 

@@ -51,7 +51,7 @@ class Classification(Answer):
         return (Prediction(title="the text", guesses=self.guesses),)
 
     def to_html(self) -> str:
-        """A page for a browser: the labels, and the attention of the last layer below them."""
+        """A page for a browser: the labels, and below them the attention, first the last layer's most telling head."""
         if self.attention is None:
             return super().to_html()
         from porting.seeing.webpage import attention_page  # noqa: PLC0415  # jinja2 is for those who look

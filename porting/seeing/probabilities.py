@@ -37,13 +37,14 @@ class Attention(Shares):
     (('[CLS]', 'return', 'it', '.', '[SEP]'), 3)
     """
 
-    def to_html(self, *, layer: int = 0, head: int = 0, token: int | str | None = None) -> str:
+    def to_html(self, *, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> str:
         """A page for a browser, one file that needs nothing beside itself.
 
         It shows the tokens, shaded by how much one of them attends to each, and small maps of all heads to choose from.
 
         Args:
-            layer, head, token: what is shown first; None as in :meth:`place`.
+            layer, head: what is shown first; None for the head that :meth:`telling` chooses.
+            token: the token that attends; None as in :meth:`place`.
 
         Raises:
             AttentionError: there is no such layer, head or token.
@@ -92,7 +93,7 @@ class Attention(Shares):
         file = Path(path)
         match file.suffix.lower():
             case ".html":
-                content = self.to_html(layer=layer or 0, head=head or 0, token=token).encode()
+                content = self.to_html(layer=layer, head=head, token=token).encode()
             case ".png":
                 content = self.to_png(layer=layer, head=head, token=token)
             case ending:

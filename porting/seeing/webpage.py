@@ -63,12 +63,17 @@ def in_percent(share: float) -> str:
 
 
 def attention_page(
-    attention: Shares, *, layer: int = 0, head: int = 0, token: int | str | None = None, answer: Answer | None = None
+    attention: Shares,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    token: int | str | None = None,
+    answer: Answer | None = None,
 ) -> str:
     """The page.
 
     Args:
-        layer, head, token: what is shown first.
+        layer, head, token: what is shown first; where layer or head is None, as :meth:`Shares.telling` chooses.
         answer: what the model says about the text, shown above.
 
     Raises:
@@ -78,8 +83,9 @@ def attention_page(
     if numbers > LARGEST:
         message = f"the page would hold {numbers:,} numbers, and {LARGEST:,} are the most that it may"
         raise refused(message, "shorten the text, or draw a single head (.png)")
-    place, row = attention.place(token), attention.of(layer, head)
-    shares = [rounded(share) for share in row[place].tolist()]
+    place = attention.place(token)
+    layer, head = attention.telling(place, layer=layer, head=head)
+    shares = [rounded(share) for share in attention.of(layer, head)[place].tolist()]
     most = max(range(len(shares)), key=shares.__getitem__)
     counts = [len(one.heads) for one in attention.layers]
     values = {
@@ -90,8 +96,8 @@ def attention_page(
             ShadedToken(text=text, share=share, pressed=number == place, special=number in attention.special)
             for number, (text, share) in enumerate(zip(attention.tokens, shares, strict=True))
         ],
-        "layer": layer % len(attention.layers),
-        "head": head % counts[layer],
+        "layer": layer,
+        "head": head,
         "place": place,
         "from_token": attention.tokens[place],
         "most_token": attention.tokens[most],

@@ -65,25 +65,25 @@ from porting.verification.compare import Progress
 from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
 
 TRIALS, LIMIT = 4000, 120.0
-"""The search ends at so many candidates, or where so many seconds are spent."""
+"""The search ends after this many candidates, or this many seconds."""
 
 BUILT = 640_000_000
-"""A module of so many bytes is built with its weights, where it cannot be built without."""
+"""A module of at most this many bytes is built with its weights, if it cannot be built without them."""
 
 LOOSE = 0.05
-"""So far apart attention may be, relative to its scale, where the module computes a little otherwise."""
+"""How much attention may differ, relative to its scale, in a module that computes something slightly different."""
 
 DOUBTED = 5
-"""So many moves in front of a place that fits nothing may be wrong, one more each time that names are tried."""
+"""How many moves before a place that fits nothing may be wrong; one more each time that names are tried."""
 
 GUESSING = 10.0
-"""So many seconds are spent on exchanging names behind a place that fits nothing."""
+"""Seconds spent on exchanging names after a place that fits nothing."""
 
 AGAIN = 8
-"""So often the module is run once more in the end: what is said of one that is random would be wrong."""
+"""How often the module is run again at the end, to see whether it is random: a verdict on that would be wrong."""
 
 DEEPER = 4
-"""So many layers a second twin has, where the table of the first one does not fit the checkpoint's deeper layers."""
+"""Layers of a second twin, which is made if the first one's table does not fit the checkpoint's deeper layers."""
 
 RESERVE, CAUSES = 0.15, 16.0
 """The share of the time that is kept for the proof, and the seconds that may be spent on naming causes."""
@@ -226,7 +226,7 @@ def _depths(checkpoint: Checkpoint, architecture: str) -> Iterator[int]:
 
 
 def _nothing(architecture: str, name: str, said: str, shown: tuple[Reason, ...]) -> Suggestion:
-    """What there is to say where the time was over before anything was found.
+    """The result if the time was over before anything was found.
 
     Args:
         shown: reasons that were seen before weights were looked for, which none can take away.
@@ -492,7 +492,7 @@ def _numbers(checkpoint: Checkpoint) -> int:
 def _fits(
     checkpoint: Checkpoint, into: Builder, table: Table, subjects: ModelPair, *, fresh: bool
 ) -> tuple[Fault, ...]:
-    """What does not fit when the table is held against the checkpoint and a module of its size."""
+    """The faults of the table, checked against the checkpoint and a module of its size."""
     try:
         if isinstance(into, nn.Module):
             module: nn.Module = build_for(into, {}).module

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import torch
 
 CANDIDATES = 20
-"""So many choices are drawn, of which one is taken."""
+"""Choices that are drawn; the best one is taken."""
 
 
 def covering(properties: Mapping[str, Sequence[str]], generator: torch.Generator) -> list[dict[str, str]]:

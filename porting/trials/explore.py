@@ -52,7 +52,7 @@ MANY = 20
 """Among so many batches the one with most arguments is looked for."""
 
 STATES = 6
-"""So many of the shortest batches are each run after each other one."""
+"""How many of the shortest batches are run, each after each other one."""
 
 SMALL, LEAST = 30_000_000, 15_000
 """A model of fewer numbers is tried on so many tokens at least."""

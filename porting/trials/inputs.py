@@ -34,7 +34,7 @@ LENGTHS = (24, 21, 17, 13, 9, 6, 4, 1)
 """Tokens in each row of the short batch: one row has no padding, and one is padding but for a token."""
 
 REST = 1024
-"""As many words may be left after the other batches to be given one of their own, in rows of at most ``WIDTH``."""
+"""If at most this many token ids are left after the other batches, they get one of their own, in rows of ``WIDTH``."""
 
 WIDTH = 64
 

@@ -270,7 +270,7 @@ _TOLD = ("image_sizes", "original_sizes", "target_sizes")
 
 
 def _shaped(name: str, shape: tuple[int, ...], taken: Mapping[str, bool], told: Sequence[str] = ()) -> Layout:
-    """Pictures of one shape, with what else a forward is told of their sizes."""
+    """Pictures of one shape, with the other arguments of a forward about their sizes."""
 
     def make(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
         found = {name: torch.randn(rows, *shape, generator=generator)}

@@ -26,13 +26,13 @@ from porting.trials.combinations import de_bruijn
 from porting.trials.scope import Impurity, ImpurityKind
 
 ROUNDING = 4096
-"""So many units in the last place two modes of running may be apart, relative to scale: they may take other kernels."""
+"""Units in the last place, relative to scale, by which two modes of running may differ: kernels may be others."""
 
 FURTHER = 4.0
-"""So many times further from the reference than in another mode is more than rounding."""
+"""If a mode is this many times further from the reference than another one, it is more than rounding."""
 
 REPEATED = 64
-"""So many, two runs of the same batch in the same mode."""
+"""The same for two runs of one batch in the same mode."""
 
 
 Judge = Callable[[int, object], float]
@@ -120,7 +120,7 @@ def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
 
 
 MOST_CASES = 4
-"""So many cases are run after one another."""
+"""How many cases are run after one another."""
 
 
 def _in_other_modes(side: Side, judge: Judge, units: float) -> Iterator[Impurity]:
@@ -225,7 +225,7 @@ def _kept(module: nn.Module, before: Mapping[str, object]) -> str:
 
 
 NAMED = 3
-"""So many attributes are named that calls have changed."""
+"""How many of the attributes that calls have changed are named."""
 
 
 def _state(module: nn.Module) -> dict[str, object]:

@@ -32,10 +32,10 @@ MOST_TOKENS = 256
 """The longest row of tokens beside a signal."""
 
 MANY_ROWS, SMALL = 18, 1 << 16
-"""So many rows at a time are tried too, where a row is small: a buffer may hold sixteen."""
+"""Rows of a large batch, which is tried if a row is small: a buffer may hold sixteen."""
 
 ENLARGED = 3
-"""So many times as high and as wide pictures are tried too, where they are small then."""
+"""How many times higher and wider a picture is tried, if it is still small then."""
 
 PLACES = {SAMPLES: 1, FEATURES: -1, SERIES: 1}
 """The axis along which a sound or a series goes on."""

@@ -51,7 +51,7 @@ MOST_PARTS = 256
 """A part of a batch that is larger is not looked for."""
 
 NAMED_SIZES = 4
-"""So many lengths and numbers of rows that the port's code may treat otherwise are tried with other properties."""
+"""How many lengths and numbers of rows that the port's code may treat otherwise are tried with other properties."""
 
 WIDTH = 64
 """Tokens in the rows that go through the vocabulary, at most."""
@@ -72,16 +72,16 @@ WIDEST = 96
 """Tokens in the longest rows of the batches that vary several properties at a time."""
 
 MOST_NAMED = 8
-"""So many token ids that the port's code names are tried as the first of a row."""
+"""How many token ids that the port's code names are tried as the first of a row."""
 
 MOST_LIKELY = 24
-"""So many of the token ids that may be treated otherwise are tried together with other properties."""
+"""How many of the token ids that may be treated otherwise are tried together with other properties."""
 
 MOST_WORDS = 256
-"""So many words of such token ids are tried: those of three, or of two, or each by itself."""
+"""How many sequences of such token ids are tried: those of three, or of two, or each by itself."""
 
 POOL = 4096
-"""So many token ids are tried at most: the lowest, the highest, those around powers of two, and random ones."""
+"""How many token ids are tried at most: the lowest, the highest, those around powers of two, and random ones."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ from porting.trials.modalities import (
 from porting.verification.references import LiveReference, floating, stored
 
 TRIALS, SECONDS = 60, 30.0
-"""So many layouts are tried on a reference at most, and for so long."""
+"""How many layouts are tried on a reference at most, and for how many seconds."""
 
 ROWS = (17, 11, 7, 4)
 """Tokens of the rows that go with a picture or a sound each."""

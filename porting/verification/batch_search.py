@@ -30,7 +30,7 @@ from porting.verification.coverage import Observer
 from porting.verification.references import LiveReference, floating, port_side, stored
 
 BUDGET = 16
-"""So many batches are tried at most, each in a forward pass of the port."""
+"""How many batches are tried at most, each in a forward pass of the port."""
 
 VAIN = 2
 """After so many batches of random rows that reach hardly more of the weights, no further ones are tried."""

@@ -55,13 +55,13 @@ SECONDS = 20.0
 """So long one alteration of the whole is looked for."""
 
 REPAIRING = 20.0
-"""So many seconds the steps are looked for that have to be repaired; a small model takes one."""
+"""Seconds for the search for the steps that have to be repaired; a small model takes one."""
 
 REPAIRING_EXPLAINED = 4.0
-"""So many, where entries of the catalogue explain every probe: there, repairs can only be more exact."""
+"""The same where entries of the catalogue explain every probe: there, repairs can only be more exact."""
 
 NAMING = 4.0
-"""So many seconds the catalogue is asked for the name of what is known to go wrong on some inputs."""
+"""Seconds for finding the catalogue's name of a difference that appears on some inputs only."""
 
 TELLING = {Repaired.MASK, Repaired.ROWS, Repaired.LEFT_OUT, Repaired.NUMBER}
 """What says more of a step than that it gives other numbers on some inputs."""
@@ -79,7 +79,7 @@ PRECISE = 100.0
 """An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
 
 COMBINED = 64
-"""So many combinations of tied entries are tried end to end."""
+"""How many combinations of tied entries are tried end to end."""
 
 
 def name_causes(

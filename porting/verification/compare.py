@@ -85,7 +85,7 @@ SMALL = 1e-7
 DRAWS = "the reference draws random numbers in eval mode: each pass of both sides starts from the same generator state"
 
 MOST_MISFITS = 3
-"""So many lines of [probes] that do not fit are named."""
+"""How many lines of [probes] that do not fit are named."""
 
 MOST_SPREADS = 8
 """Of so many guilty probes, the first ones, the report tells where their differences lie."""

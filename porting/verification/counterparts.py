@@ -1,4 +1,4 @@
-"""Which parameter of the reference is which of the port: the table, held against the two modules themselves."""
+"""Which parameter of the reference is which of the port: the table, applied to the two modules themselves."""
 
 from __future__ import annotations
 

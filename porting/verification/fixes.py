@@ -30,10 +30,10 @@ HELD_OUT = 3
 """In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
 
 CHANGING = 8.0
-"""So many seconds changes of the table, and then of the user's lines, are tried."""
+"""Seconds for trying changes of the table, and then of the user's lines."""
 
 EDITS_EXPLAINED = 600
-"""So many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
+"""How many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
 SEVERAL = " + "
 """Between the names of several mistakes that are one finding."""

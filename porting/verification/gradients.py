@@ -3,7 +3,7 @@
 The function is random and linear in what the reference returns, so that its gradient reaches all that training would
 reach; it is written in the port's layout, and the reference's value is carried there.  What has no gradient in
 mathematics, such as a key bias behind a softmax, has one in floating point: rounding, which shrinks with the unit
-roundoff from float32 to float64 where a gradient does not.  By that it is told.
+roundoff from float32 to float64 where a gradient does not.  That is how it is recognised.
 """
 
 from __future__ import annotations

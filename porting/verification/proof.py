@@ -75,7 +75,7 @@ from porting.verification.trial_setup import explore
 Prove = Callable[..., Report]
 
 SEARCHING, LONGEST_SEARCH = 60.0, 180.0
-"""So many seconds of processor time causes are looked for in a small model, and at most in any, unless the caller says
+"""Seconds of processor time for the search for causes: in a small model, and at most in any, unless the caller says
 how many."""
 
 SEARCHED_PASSES = 1000

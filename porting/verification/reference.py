@@ -132,7 +132,7 @@ def _restore_padding_rows(model: nn.Module, values: Mapping[str, Tensor]) -> Non
 
 
 COMPARED = 4
-"""So many rows of an embedding tell that it is the checkpoint's."""
+"""How many rows of an embedding are compared to see that it is the checkpoint's."""
 
 
 def refusal(error: Exception, fields: Mapping[str, object]) -> str:

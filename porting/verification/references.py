@@ -285,7 +285,7 @@ def port_side(
     """The port, ready to be run on the cases that the table's [inputs] make for it.
 
     Args:
-        module, dtype, table, cases, clock: the port in that dtype, its table, the batches, and what is told of passes.
+        module, dtype, table, cases, clock: the port in that dtype, its table, the batches, and what each pass calls.
         wanted: the points that are looked at, where they are known; else those of all probes are looked up.
     """
     return Side(

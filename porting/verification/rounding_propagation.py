@@ -1,4 +1,4 @@
-"""How far the roundings get that a float64 run makes all the same, and the bounds that follow.
+"""How far the remaining rounding errors of a float64 run propagate, and the tolerances that follow.
 
 What remains in float32 in a float64 run (a table of angles, a way round through numpy) is moved by its own roundings,
 and what arrives at each probe is measured: more than that, times a factor for luck, is no rounding of theirs.
@@ -24,11 +24,11 @@ from porting.tracing.trace import Point, Trace
 from porting.verification.compare import ALONE, END, Comparison, Errors, Placed
 
 SEEDS = (1, 2)
-"""Of the roundings that are made; the larger effect counts."""
+"""Random draws of the rounding errors; the one with the larger effect counts."""
 
 
 def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, port: Side) -> None:
-    """Measure what arrives of the roundings of each side that makes some, and tell the comparison; both are added up.
+    """Measure the propagated rounding errors of each side that makes some, and pass their sum to the comparison.
 
     Args:
         comparison: what was compared in float64.
@@ -79,7 +79,7 @@ def _rounded_alike(comparison: Comparison, reference: Side, port: Side) -> bool:
 
 
 def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side]) -> None:
-    """Measure how far roundings in float64 get in the reference, and tell the comparison.
+    """Measure how far float64 rounding errors propagate in the reference, and pass the result to the comparison.
 
     Errors in a working dtype tell it, unless they are as large as the values: a deep network with weights that were
     never trained may blow a rounding up a billion times.
@@ -179,7 +179,7 @@ def reference_angles(comparison: Comparison, probes: Sequence[Probe], both: Both
 
 
 def _rounded_otherwise(tables: Iterable[Tensor], columns: Tensor) -> bool:
-    """Whether a table has these columns but for their rounding."""
+    """Whether a table has these columns, except for rounding."""
     made = (with_columns(one, columns) for one in tables)
     return any(one is not None and one[1] > SAME for one in made)
 

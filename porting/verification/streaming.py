@@ -51,7 +51,7 @@ class Streamed(Comparison):
         """Run every pass that :class:`Comparison` runs one after the other.
 
         Args:
-            tell: is told how many of how many of the reference's probes are done.
+            tell: called with how many of the reference's probes are done, and how many there are.
 
         Raises:
             VerifyError: a pass fails, the probes do not fit, or the reference has values that are no numbers.

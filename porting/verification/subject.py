@@ -198,7 +198,7 @@ def cast(module: nn.Module, dtype: torch.dtype, like: nn.Module | None = None) -
 
 
 OUTLINE = 8
-"""So many of a tensor's first numbers are looked at before all of them are."""
+"""How many of a tensor's first numbers are looked at before all of them are."""
 
 
 def _outline(tensor: Tensor) -> tuple[object, ...]:

@@ -70,7 +70,7 @@ def explore(
         module: the port as its owner has it.
         returned: how the outputs were paired.
         port: in float64.
-        clock: is told of every pass.
+        clock: called for every pass.
         given: the batches are somebody's own.
         dtypes: the working dtypes; in float32 each batch is run too if it is one of them.
     """

@@ -223,7 +223,7 @@ def test_a_length_that_is_none(hub: Hub, tmp_path: Path, size: str) -> None:
 def test_a_length_beyond_the_disk(hub: Hub, tmp_path: Path) -> None:
     commit = hub.add("org/name", MODEL)
     hub.fail("/model.safetensors", sending({"X-Repo-Commit": commit, "ETag": '"r"', "X-Linked-Size": "9" * 17}))
-    refused(tmp_path, "is said to have 99999999999999999 bytes", "make room")
+    refused(tmp_path, "should have 99999999999999999 bytes", "make room")
 
 
 def test_a_body_that_goes_on_behind_its_length(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -558,7 +558,7 @@ HOSTILE_INSIDE: list[tuple[str, Callable[[], bytes], str]] = [
     ("classes with names of a megabyte", long_class, "a name without end"),
     ("dictionaries made of one list of 100 000 pairs", copied_pairs, "as much as one command may spend"),
     ("sizes that are numbers of 8 MB", long_sizes, "its sizes overflow 64 bits"),
-    ("a tensor beside it that is outside of its storage", other_storage, "its storage is said to have 36 bytes"),
+    ("a tensor beside it that is outside of its storage", other_storage, "its storage should have 36 bytes"),
     ("a sparse tensor", lambda: saved({"model": {"a": SPARSE}, "n": 1}), "tensor 'a': it is a sparse tensor, which"),
     ("a path to one tensor", lambda: saved({"model": torch.ones(1), "n": 1}), "it holds no tensor whose name begins"),
     ("two tensors of one name", lambda: saved({"model": {1: torch.ones(1), "1": torch.ones(2)}}), "two tensors have"),

@@ -166,7 +166,7 @@ def test_ten_lines_are_enough_and_the_last_is_a_command(run: Run, workbench: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", TEXT], "table 'bert' has no architecture for this"),
+        (["generate", TEXT], "table 'bert' has no model for this"),
         (["classify", TEXT, "--source", "c"], "no BertForSequenceClassification head"),
         (["translate", TEXT, *GPT], "no encoder-decoder"),
         (["generate", TEXT, *GPT, "--max-length", "99"], "max_length is 99, the model has 32 positions (ask for 32)"),

@@ -77,3 +77,14 @@ def test_no_file_names_a_place_that_only_one_machine_has() -> None:
         if (found := pattern.search(path.read_text(encoding="utf-8", errors="ignore")))
     ]
     assert wrong == []
+
+
+def test_the_figures_of_suggest_are_the_sums_of_all_draws() -> None:
+    """``docs/suggest.md`` sums up the rows of ``docs/measured.md``, one for each draw."""
+    row = r"^\| \d+ \| 2026-\S+ \w+ \| (\d+) \| \d+ \|[^|]*\| (\d+) \| \*\*(\d+)\*\*"
+    rows = re.findall(row, read("docs/measured.md"), re.MULTILINE)
+    page = read("docs/suggest.md")
+    for some, name in ((rows[-3:], f"the last three of {len(rows)} draws"), (rows, f"all {len(rows)} draws")):
+        models, right, false = (sum(map(int, column)) for column in zip(*some, strict=True))
+        share = f"{right / models * 100:.0f} %"
+        assert re.search(rf"first contact, {name}[^|]*\| {models} \| {right} \({share}\) \| \*\*{false}\*\*", page)

@@ -217,7 +217,7 @@ DISTRIBUTED: list[Row] = [
     seen("a name that is a number", "the key '7' is a whole number", named(7)),
     seen("a control character in a name", "control character U+001B", named("x\x1b[2J")),
     seen("an empty name", "the empty string for a name", named("")),
-    seen("an offset beyond the file", f"is said to lie at bytes 999999 to {999999 + SIZE} of",
+    seen("an offset beyond the file", f"should lie at bytes 999999 to {999999 + SIZE} of",
          moved("b", offset=999999, length=SIZE)),
     seen("a length beyond the file", "which has", moved("b", length=1 << 30)),
     seen("a negative offset", "at offset -1 is no range", moved(offset=-1)),

@@ -138,7 +138,7 @@ def test_nothing_moves_when_another_token_is_pointed_at() -> None:
 @pytest.mark.slow
 def test_everything_can_be_reached_by_keys(seen: Attention) -> None:
     with opened() as page:
-        page.set_content(seen.to_html())
+        page.set_content(seen.to_html(layer=0, head=0))
         focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText"
         page.keyboard.press("Tab")  # the box that hides special tokens
         page.keyboard.press("Tab")
@@ -245,9 +245,28 @@ def test_a_notebook_shows_it_in_a_frame(seen: Attention) -> None:
         page.set_content(f"<!doctype html><p id=before>before</p>{html}")
         frame = page.frame_locator("iframe")
         frame.locator(".token").nth(3).click()
-        assert frame.locator(".share").all_inner_texts() == expected(seen, 0, 0, 3)
+        assert frame.locator(".share").all_inner_texts() == expected(seen, *seen.telling(None), 3)
         inside = page.frames[1].evaluate("[document.documentElement.scrollHeight, innerHeight]")
         assert inside[0] <= inside[1] + 1  # it needs no scrolling of its own
+
+
+def test_the_head_that_shows_most_comes_first() -> None:
+    """Head 1 of layer 1 gives 0.9 to one word; others give more to a special token, or to the token itself."""
+    heads = torch.full((2, 2, 4, 4), 0.25)  # [layer h q k]
+    heads[0, 0, 0] = torch.tensor([0.99, 0.01, 0.0, 0.0])
+    heads[0, 1, 0] = torch.tensor([0.0, 0.0, 0.01, 0.99])
+    heads[1, 1, 0] = torch.tensor([0.1, 0.0, 0.9, 0.0])
+    layers = tuple(Layer(name=f"layers.{number}", heads=values) for number, values in enumerate(heads))
+    attention = Attention(tokens=("[CLS]", "a", "word", "[SEP]"), layers=layers, model="a model", special=(0, 3))
+    assert attention.telling(None) == (1, 1)
+    assert attention.telling(None, layer=-1) == (1, 1)
+    assert attention.telling(None, head=0) == (1, 0)
+    with opened() as page:
+        page.set_content(attention.to_html())
+        assert page.inner_text("#chosen") == "Layer 1, head 1"
+        assert page.inner_text("#told") == "[CLS] attends most to word: 0.900"
+    with pytest.raises(porting.PortingError, match="there is no head 2"):
+        attention.telling(None, head=2)
 
 
 def test_without_scripts_the_first_head_is_there(seen: Attention) -> None:

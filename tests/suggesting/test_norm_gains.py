@@ -14,6 +14,7 @@ from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.test_llama_mistakes import edited
 
 GAIN = "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight"
+GAIN_FIRST = "return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
 FIRST = "return (1 + self.weight) * (x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt())"
 SCALED = {"x = self.tok_embeddings(tokens)": "x = self.tok_embeddings(tokens) * self.norm.weight.shape[0] ** 0.5"}
 TANH = {"F.silu(gate)": "F.gelu(gate, approximate='tanh')"}
@@ -47,6 +48,14 @@ def test_the_table_adds_the_1(architecture: str, changes: dict[str, str], offset
     far = 1e-5 if architecture == "GemmaForCausalLM" else BOUND  # whose norms compute in float32
     words = torch.randint(0, 113, (3, 9), generator=torch.Generator().manual_seed(0))
     assert apart(reference, tmp_path, build, found, {"input_ids": words}, {"tokens": words}) < far
+
+
+@pytest.mark.slow
+def test_a_gain_may_be_multiplied_before_the_division(tmp_path: Path) -> None:
+    """The norm ends at its division; what the gain alone gives is nothing of the reference."""
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    found = suggest(tmp_path, edited({GAIN: GAIN_FIRST}).builder(gate="first"))
+    assert found.verdict is Verdict.EXACT, str(found)
 
 
 @pytest.mark.slow

@@ -52,6 +52,26 @@ def test_what_is_multiplied_by_zero_is_not_used() -> None:
     assert {name for one in found.units for name in one.names} <= {"first"}
 
 
+class GainFirst(nn.Module):
+    """An RMSNorm whose gain is multiplied before the division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.tanh()
+        return self.gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def test_a_norm_ends_at_its_division() -> None:
+    norm, x = GainFirst(), torch.randn(2, 6, dtype=torch.float64)
+    (unit,) = traced(norm, x).units
+    assert unit.divided
+    assert torch.equal(unit.output, norm(x))
+    assert unit.last > unit.number
+
+
 class PartlyReturned(nn.Module):
     """A pooler that is computed and not returned; a gate, a part and a count, which what is returned depends on."""
 

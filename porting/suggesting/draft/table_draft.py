@@ -267,7 +267,7 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
             first[slot.same_as] = name
         else:
             rest.append(name)
-            first[slot.same_as] = name  # another name of it is said to be tied to it
+            first[slot.same_as] = name  # another name of it is declared tied to it
     others = [name for name in places if name not in (*buffers, *rest)]
     ties = dict(_generally(ties))
     fresh |= dict.fromkeys(_told_once(buffers), "a buffer, which the module computes")
@@ -292,7 +292,7 @@ def _told_once(names: Iterable[str]) -> list[str]:
 
 
 def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> TableDraft:
-    """The table held against the checkpoint itself: older spellings, tensors that the twin does not have, defaults."""
+    """The table, checked against the checkpoint: older spellings, tensors that the twin does not have, defaults."""
     spelled = [_older(line, checkpoint) for line in made.lines]
     again = replace(made, lines=spelled)
     table = parse_table(write(again), where="suggested")

@@ -13,7 +13,7 @@ from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace
 
 MOST = 12
-"""So many lines are said of each side."""
+"""How many lines are printed about each side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _line(side: str, stem: str, some: Sequence[Unmapped]) -> str:
 
 
 FEW = 3
-"""So many candidates are named."""
+"""How many candidates are named."""
 
 ALIKE = 0.3
 """Names that have less than this in common are none where the shapes differ as well."""

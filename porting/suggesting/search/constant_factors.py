@@ -95,7 +95,7 @@ def _product(one: str, other: str) -> str:
 
 
 class FactorSearch(ScoreTableSearch):
-    """Finds constant factors, and lets rules take them in."""
+    """Finds constant factors, and multiplies rules by them."""
 
     def _scaled_behind(self, unit: Unit, trace: OperationTrace, like: Sequence[Unit]) -> OperationTrace | None:
         """Multiply what stands in front of a place where the module differs, if that is all that differs.

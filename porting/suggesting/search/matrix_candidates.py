@@ -1,4 +1,4 @@
-"""Which matrices become which: candidates for some that are given the same activation, the plainest first."""
+"""Candidates for which matrix becomes which, among matrices with the same input; the simplest first."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from porting.suggesting.subjects.operation_trace import Unit
 from porting.suggesting.subjects.traced_model import TracedModel
 
 MOST_MAKERS = 5
-"""Of so many tensors that one matrix is made of, any may be any; of more, they are taken in order."""
+"""Up to this many tensors of one fused matrix are tried in any order; more are taken in their own order."""
 
 MOST = 400
-"""Candidates that are tried for one place."""
+"""The most candidates tried for one place."""
 
 
 def clusters(units: Sequence[Unit], shapes: Shapes) -> Iterator[list[Matrix]]:
@@ -102,7 +102,7 @@ def _partitions(
 
 
 def _cut(whole: list[Matrix], parts: list[Matrix]) -> list[tuple[Matrix, tuple[Matrix, ...]]] | None:
-    """The parts in this order, so many for each whole as fill it; None when they do not."""
+    """The parts in this order, divided among the wholes that they fill; None when they fill none."""
     found = []
     rest = list(parts)
     for one in whole:
@@ -322,7 +322,7 @@ def _biases(
 
 
 def padded(port: Unit, reference: Unit, port_shapes: Shapes, reference_shapes: Shapes) -> Ways:
-    """A head with more rows than the reference's: the words behind them are nobody's."""
+    """A head with more rows than the reference's: the additional rows belong to no token."""
     ours, theirs = matrix([port], port_shapes), matrix([reference], reference_shapes)
     if len(ours.shape) != 2 or len(theirs.shape) != 2 or ours.summed != theirs.summed or ours.out <= theirs.out:
         return
@@ -357,11 +357,11 @@ def _concatenated(ours: Sequence[Matrix], theirs: Sequence[Matrix]) -> Ways:
         )
 
 
-# Biases that a softmax cannot see: a key's bias moves all scores of a query by the same number.
+# A key's bias cancels in softmax: it adds the same number to all scores of a query.
 # Where one side has all of them in one tensor, the key's part of it belongs to nothing: it is zeros, or left out.
 
 UNMOVED = 1e-10
-"""A model that is no further from itself than this, of its scale, returns the same."""
+"""Two outputs of a model that differ by less than this, relative to their scale, count as equal."""
 
 SOFTMAX_IGNORES = "softmax cannot see it: it moves all scores of a query by the same number"
 

@@ -1,4 +1,4 @@
-"""The search: place after place along the module's run, what is open is filled and held against the reference.
+"""The search: place after place along the module's run, open weights are filled and compared with the reference.
 
 All weights that come before a place are right already, so the activation there is the reference's own, and says which
 of the reference's weights are due: those that meet the same activation.  What remains open, such as which of three is
@@ -50,7 +50,7 @@ REPEATED = 2
 """In so many layers all ways are tried where none fits."""
 
 EXCHANGES = 24
-"""So many ways of telling tensors of one shape apart are tried where names decide."""
+"""How many ways of telling tensors of one shape apart are tried where names decide."""
 
 
 class WeightSearch(NormSearch):

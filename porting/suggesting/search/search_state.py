@@ -1,7 +1,7 @@
 """What a search works on and has filled so far, and how something more is filled or noted.
 
 Tables that are added to the scores of attention stand between the projections and the place where these show, so they
-are filled first.  No activation goes into one, and what comes out of it can be held against the reference's by itself.
+are filled first.  No activation goes into one, and its output can be compared with the reference's by itself.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
 def refusal(
     module: nn.Module, rules: Sequence[tuple[str, str]], wrong: Sequence[set[str]], error: Exception | None
 ) -> VerifyError:
-    """What is said of a forward that no way suits: what it raised, or what is wrong with what it gives."""
+    """The message about a forward that runs in no way: what it raised, or what is wrong with its result."""
     if isinstance(error, VerifyError):
         return error
     given = ", ".join(ours for _, ours in rules)

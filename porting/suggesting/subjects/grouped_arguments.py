@@ -34,7 +34,7 @@ _SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
 """Masks [b s] as forwards take them: only to come past the lines that read further keys."""
 
 MOST = 3
-"""So many tensors a tuple may have."""
+"""How many tensors a tuple may have."""
 
 
 class AskedKeys(NamedTensors):

@@ -36,7 +36,7 @@ class OutOfTime(BaseException):
 
 
 PATIENCE = 2.0
-"""A limit ends a search after so many times its seconds by the clock, however little was computed in them."""
+"""A search ends after this many times its limit by the clock, even if little was computed in that time."""
 
 
 class Deadline:
@@ -128,7 +128,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 HELD = 4000
-"""So many characters of what the user's code prints are kept."""
+"""How many characters of what the user's code prints are kept."""
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def _doubled(value: Any, deep: int) -> Any:  # tensors, and whatever holds them
 
 
 FUSED = 3
-"""So many matrices of the reference may lie in one of the module's."""
+"""How many matrices of the reference may lie in one of the module's."""
 
 
 def zeros_of(module: nn.Module) -> frozenset[str]:

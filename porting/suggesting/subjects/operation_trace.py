@@ -503,7 +503,7 @@ class _OperationRecorder(DispatchMode):
         whole = [one for one in known if one is not None and one.statistic is None]
         source = TensorSource(number=number, tensor=result)
         if sizes and whole and name in {"mul", "div"}:
-            self._note_division(sizes[0], given)
+            self._note_division(number, sizes[0], given, result)
         if name in STATISTICS and first is not None:
             source = replace(source, statistic=first.statistic or first.normed or first)
         elif name in {"mul", "div"} and len(given) == 2 and given[0] is given[1] and first is not None:
@@ -514,12 +514,16 @@ class _OperationRecorder(DispatchMode):
             source = replace(source, normed=sizes[0].statistic)
         self._sources[id(result)] = source
 
-    def _note_division(self, by: TensorSource, given: Sequence[Tensor]) -> None:
-        """Note the gain whose result is divided by a statistic of what the gain itself was given."""
-        near = {number for one in given for number in self._origin(one).near if self._origin(one).active}
-        gains = (self._units[number] for number in near if number in self._units)
+    def _note_division(self, number: int, by: TensorSource, given: Sequence[Tensor], result: Tensor) -> None:
+        """Note the gain whose result is divided by a statistic of what the gain was given: the norm ends here."""
+        near = {one for tensor in given for one in self._origin(tensor).near if self._origin(tensor).active}
+        gains = (self._units[one] for one in near if one in self._units)
         for unit in (one for one in gains if one.kind is WeightUse.NORM and one.weights):
-            unit.divided |= by.statistic is not None and unit.given_at == by.statistic.number
+            if by.statistic is None or unit.given_at != by.statistic.number:
+                continue
+            unit.divided = True
+            if not unit.biases and any(torch.equal(one, unit.output) for one in given if one.shape == result.shape):
+                unit.output, unit.last = result.detach().clone(), number
 
     def _note_given(self, unit: Unit, value: Tensor) -> None:
         source = self._sources.get(id(value))

@@ -80,7 +80,7 @@ def which_architecture(names: Sequence[str], usual: Sequence[str], held: str) ->
     choices = dict.fromkeys([*names] or [*usual], "")
     return Question(
         about="architecture",
-        said="Which architecture is your module held against?",
+        said="Which architecture is your module compared with?",
         why=f"config.json names {said}, and what each returns and holds is not the same",
         choices=choices | ({held: "what the checkpoint holds"} if held else {}),
         default=held or next(iter(choices)),

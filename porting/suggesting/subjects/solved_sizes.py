@@ -45,7 +45,7 @@ USUAL = (Role.VOCABULARY, Role.HIDDEN, Role.POSITIONS, Role.SEGMENTS, Role.HEADS
 """Sizes that shapes do not tell apart, in the order in which builders ask for them."""
 
 MOST_USUAL = 4
-"""So many names of a role may be shortened to their first letters."""
+"""How many names of a role may be shortened to their first letters."""
 
 _NO_COUNT = frozenset({Role.HIDDEN, Role.INNER})
 """Sizes that are no number of something, as ``nh`` is."""
@@ -78,7 +78,7 @@ MOST_SHOWN = 3
 """With so many other values a name that shapes depend on changes them, or nothing can be built."""
 
 ROUNDS = 12
-"""So often each size is looked for again, with what was found for the others."""
+"""How often each size is searched again, with what was found for the others."""
 
 
 def solved_sizes(

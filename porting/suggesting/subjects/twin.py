@@ -71,7 +71,7 @@ SMALL, DEEP = Measures(5, 8, 97, 61, 2), Measures(6, 12, 131, 83, 64, loud=True)
 models have them, so that a clamp shows."""
 
 OWN = Measures(0, 0, 0, 0, 0, image=0, patch=0, shallow=True)
-"""The checkpoint's own sizes; :func:`make_twin` is told which depths are smaller."""
+"""The checkpoint's own sizes; the depths that :func:`make_twin` gets are smaller."""
 
 IMAGES = (12, 32, 64, 224)
 """Widths of images that modules with several strides or windows may need, in pixels."""

@@ -110,7 +110,7 @@ def _apart(some: list[Tensor], others: list[Tensor]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraChecks:
-    """What was seen behind the proof.
+    """What the checks after the proof found.
 
     Attributes:
         reasons: where the module differs.
@@ -242,7 +242,7 @@ def _not_run(scope: Scope) -> Iterator[str]:
 
 
 MOST_NAMED = 3
-"""So many batches are named; then comes how many more there are."""
+"""The most batches that are named; the rest is counted."""
 
 
 def _deep(
@@ -267,11 +267,11 @@ def _deep(
 
 
 MANY = 3
-"""More than so many names or lines of code are counted and not listed."""
+"""The most names or lines of code that are listed; the rest is counted."""
 
 
 def unshown(subjects: ModelPair, proof: Proof, own: Proof | None, behind: ExtraChecks) -> Iterator[str]:
-    """What was not seen, in words.
+    """Describe what was not tried.
 
     Args:
         subjects: how the models were run.

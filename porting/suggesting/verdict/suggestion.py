@@ -43,7 +43,7 @@ PARTLY_APPROXIMATE = "The table loads what both sides have, and that part's resu
 """The same for *approximate*, where parameters of the module stay as they are."""
 
 MOST = 5
-"""So many reasons are printed, if no more are asked for."""
+"""How many reasons are printed by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
