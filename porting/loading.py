@@ -29,7 +29,7 @@ from porting.plan.plan import Plan
 from porting.plan.scan import may_lose, not_finite
 from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, stored_not_finite, unequal
 from porting.tables import chosen_for, find_table
-from porting.target import TargetError, assign, import_path, named_tensors, unwrapped
+from porting.target import TargetError, assign, import_path, in_eval_mode, named_tensors, unwrapped
 
 Into = nn.Module | Callable[..., nn.Module] | None
 
@@ -216,7 +216,7 @@ def fit(
     given = isinstance(into, nn.Module)
     with chosen_for(table, into, chosen):
         make, kind = maker(chosen, checkpoint, into, architecture, trust=trust)
-        module = make() if given else build(make, bounds(checkpoint.tensors, checkpoint.config)).eval()
+        module = make() if given else in_eval_mode(build(make, bounds(checkpoint.tensors, checkpoint.config)))
         plan = check(chosen, checkpoint, module, dtype=dtype, fresh=fresh)
     if not given:
         kind = kind if architecture is not None else recognise_architecture(chosen, module) or kind

@@ -138,6 +138,12 @@ class GroupingForward:
         return self.forward(*args, **kwargs)
 
 
+def in_eval_mode(module: nn.Module) -> nn.Module:
+    """The module in eval mode; a class of the user's own may have an ``eval`` that returns nothing."""
+    module.eval()
+    return module
+
+
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors as ``state_dict`` lists them: non-persistent buffers are left out.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,7 @@ class PassingCase:
         self._known = TensorIndex(failing.reference, close=close)
         self._own = _by_key(passing.port), _by_key(failing.port)
         self._theirs = _by_key(passing.reference), _by_key(failing.reference)
+        self._summed: tuple[dict[Ref, _Numbers], dict[Ref, _Numbers]] = {}, {}  # reading a long pass takes its time
         self._passing_keys, self._keys = ({call.number: key for key, call in one.items()} for one in self._own)
 
     def excuses(self, step: Call) -> bool:
@@ -114,8 +116,8 @@ class PassingCase:
             counterparts = [found for one in self._counterparts.get(key, ()) if (found := self._theirs[1].get(one))]
             if not counterparts or not step.writes:
                 continue
-            own = values[step.result]
-            departs = not any(_alike(own, self._failing.reference[one.result], self._close) for one in counterparts)
+            own = self._own_numbers(step.result, values)
+            departs = not any(_alike(own, self._their_numbers(one.result), self._close) for one in counterparts)
             if departs and self._reads_what_is_right(step, values):
                 yield Departure(step, counterparts[0])
 
@@ -133,10 +135,25 @@ class PassingCase:
             expected = [
                 self._theirs[1][one].result for one in self._counterparts.get(key, ()) if one in self._theirs[1]
             ]
-            known = any(_alike(values[ref], self._failing.reference[one], self._close) for one in expected)
+            own = self._own_numbers(ref, values)
+            known = any(_alike(own, self._their_numbers(one), self._close) for one in expected)
             if not known and (expected or not self._known.like(values[ref])):
                 return False
         return True
+
+    def _own_numbers(self, ref: Ref, values: Values) -> _Numbers:
+        """Those of a tensor of the port in the failing case."""
+        if ref in values.changed:
+            return _Numbers.of(values[ref])
+        if ref not in self._summed[0]:
+            self._summed[0][ref] = _Numbers.of(values[ref])
+        return self._summed[0][ref]
+
+    def _their_numbers(self, ref: Ref) -> _Numbers:
+        """Those of a tensor of the reference in the failing case."""
+        if ref not in self._summed[1]:
+            self._summed[1][ref] = _Numbers.of(self._failing.reference[ref])
+        return self._summed[1][ref]
 
     @cached_property
     def _counterparts(self) -> Mapping[Key | None, Sequence[Key]]:
@@ -275,13 +292,31 @@ def _by_key(tape: Tape) -> dict[Key, Call]:
     return found
 
 
-def _alike(own: Tensor, theirs: Tensor, close: float) -> bool:
+@dataclass(frozen=True)
+class _Numbers:
+    """What the numbers of a tensor are, in any layout.
+
+    Attributes:
+        moments: None for a tensor in which no two elements differ.
+        first: the first element of such a tensor; None where it has none.
+    """
+
+    moments: np.ndarray[tuple[int], np.dtype[np.float64]] | None
+    first: float | None
+
+    @classmethod
+    def of(cls, value: Tensor) -> _Numbers:
+        """Those of a tensor."""
+        found = moments(value)
+        return cls(found, float(value.flatten()[0]) if found is None and value.numel() else None)
+
+
+def _alike(own: _Numbers, theirs: _Numbers, close: float) -> bool:
     """Return whether two tensors have the same numbers in some layout; constant ones are compared by their number."""
-    ours, expected = moments(own), moments(theirs)
-    if ours is None or expected is None:  # no two elements of it differ
-        same = ours is expected and own.numel() > 0 < theirs.numel()
-        return same and abs(float(own.flatten()[0]) - float(theirs.flatten()[0])) <= close
-    return bool(same_moments(ours, expected, close))
+    if own.moments is None or theirs.moments is None:
+        same = own.moments is theirs.moments and own.first is not None and theirs.first is not None
+        return same and abs((own.first or 0.0) - (theirs.first or 0.0)) <= close
+    return bool(same_moments(own.moments, theirs.moments, close))
 
 
 def _is_inert(tape: Tape, call: Call) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from porting.atomic import write_file
 from porting.seeing.attention_data import Layer, Shares, gather, refused, square
+from porting.target import in_eval_mode
 from porting.text import ModelArguments, Source, TextModel, open_text_model
 from porting.tracing.running import Side
 from porting.tracing.trace import ARROW, PROBABILITIES, ROOT
@@ -202,7 +203,7 @@ def attention_of(
     training = {part for part in module.modules() if part.training}
     title = name or type(module).__name__
     try:
-        Side(title=title, module=module.eval(), arguments=[arguments], wanted=wanted).run(0, visit)
+        Side(title=title, module=in_eval_mode(module), arguments=[arguments], wanted=wanted).run(0, visit)
     finally:
         for part in module.modules():
             part.training = part in training

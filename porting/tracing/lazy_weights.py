@@ -146,4 +146,6 @@ def with_lazy_weights(
             memo[id(tensor)] = nn.Parameter(lazy, requires_grad=False) if isinstance(tensor, nn.Parameter) else lazy
         elif not isinstance(tensor, nn.Parameter):
             memo[id(tensor)] = tensor.detach().to(target_dtype, copy=True)
-    return deepcopy(module, memo).eval()
+    copied = deepcopy(module, memo)
+    copied.eval()  # a class of the user's own may have an eval that returns nothing
+    return copied

@@ -19,7 +19,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
 from porting.trials.battery import battery
 from porting.trials.inputs import Case
-from porting.trials.modalities import DECODER_IDS, IDS, SIGNALS
+from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, SIGNALS
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
@@ -37,7 +37,7 @@ from porting.trials.scope import (
     of_kind,
 )
 from porting.trials.signals import PLACES, sizes_of_pictures
-from porting.trials.trial import Model, Trial
+from porting.trials.trial import Model, Trial, field_number
 
 PLACED = 3
 """Of so many differing trials it is looked for where they begin to differ."""
@@ -128,6 +128,7 @@ class Explorer:
             results.append(result)
             if open_ and self._gained(seen, result, trial):
                 open_, besides = self._open(module)
+        results = _without_broadcast(model, trials, results)
         found = self._pure(model, trials, results, table)
         known = {one.detail for one in found if one.kind is ImpurityKind.WRITES_INPUTS}
         wrote = dict.fromkeys(name for one in results for name in one.written if name not in known)
@@ -250,6 +251,35 @@ class Explorer:
             )
 
         return judge
+
+
+def _without_broadcast(model: Model, trials: Sequence[Trial], results: Sequence[Result]) -> list[Result]:
+    """The results without that of a picture of one patch, where the reference refuses each other number of patches.
+
+    Its table of positions fits one patch as well, by broadcasting, and what comes of it is nothing of a picture.
+    """
+    own, patch = model.base.get(PIXELS), field_number(model.config, "patch_size", 0)
+    if own is None or own.ndim < PICTURE_AXES or not patch:
+        return [*results]
+
+    def patches(picture: Tensor) -> int:
+        return (picture.shape[-2] // patch) * (picture.shape[-1] // patch)
+
+    counts = [patches(trial.case.inputs.get(PIXELS, own)) for trial in trials]
+    others = [one.status for count, one in zip(counts, results, strict=True) if count not in {1, patches(own)}]
+    if not others or any(status is not Status.REFERENCE_FAILED for status in others):
+        return [*results]
+    return [
+        replace(one, status=Status.REFERENCE_FAILED, difference=None, said=REFUSED) if count == 1 else one
+        for count, one in zip(counts, results, strict=True)
+    ]
+
+
+PICTURE_AXES = 4
+"""Axes of a batch of pictures [b c h w]."""
+
+REFUSED = "it refuses pictures of each other number of patches"
+"""Why a size at which the reference runs all the same is not counted."""
 
 
 def _turned_round(case: Case) -> Case:

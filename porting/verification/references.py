@@ -15,7 +15,7 @@ from porting.errors import VerifyError
 from porting.notation.rule import Term
 from porting.notation.table import Table
 from porting.plan.matching import Matcher
-from porting.target import named_tensors
+from porting.target import in_eval_mode, named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.plain_state import PlainState, versions
 from porting.tracing.running import Clock, Side
@@ -47,7 +47,10 @@ class LiveReference:
         if any(one.is_meta for one in self.module.parameters()):
             return
         side = Side(
-            title="the reference", module=self.module.eval(), arguments=[{IDS: torch.ones(1, 2).long()}], wanted=()
+            title="the reference",
+            module=in_eval_mode(self.module),
+            arguments=[{IDS: torch.ones(1, 2).long()}],
+            wanted=(),
         )
         with suppress(VerifyError):  # one that needs more than tokens
             side.outputs(0)

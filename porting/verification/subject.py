@@ -28,7 +28,7 @@ from porting.plan.align import Step, align
 from porting.plan.check import check
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
-from porting.target import assign, named_tensors, plain_tensors, unwrapped, with_arguments
+from porting.target import assign, in_eval_mode, named_tensors, plain_tensors, unwrapped, with_arguments
 from porting.verification.reference_class import reference_class
 
 
@@ -85,12 +85,12 @@ def prepare(
         plan, kind = record.plan, record.architecture
     if reference:  # somebody said what it is compared with
         return Subject(
-            module=with_arguments(port.eval(), table.arguments, table.input_names),
+            module=with_arguments(in_eval_mode(port), table.arguments, table.input_names),
             plan=plan,
             reference=reference,
         )
     return _against(
-        with_arguments(port.eval(), table.arguments, table.input_names), plan, checkpoint, kind, architecture
+        with_arguments(in_eval_mode(port), table.arguments, table.input_names), plan, checkpoint, kind, architecture
     )
 
 
@@ -194,7 +194,7 @@ def cast(module: nn.Module, dtype: torch.dtype, like: nn.Module | None = None) -
             if one.dtype == torch.float32 and not one.is_meta:
                 value = one.detach().to("cpu", dtype)
                 memo[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
-    return _copied(module, memo).eval()
+    return in_eval_mode(_copied(module, memo))
 
 
 OUTLINE = 8

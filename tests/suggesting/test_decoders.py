@@ -525,3 +525,16 @@ def test_a_module_that_takes_multiples_of_a_length_is_matched_on_rows_of_such_a_
         '"model.layers.{i}.mlp.down_proj.weight" = "layers.{i}.feed_forward.w2.weight"'
         in drafted(tmp_path, builder(kind=Chunked)).text
     )
+
+
+def test_a_gate_behind_what_it_opens_in_one_tensor_on_both_sides(tmp_path: Path) -> None:
+    fields = {**FIELDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model = source("Phi3ForCausalLM", fields, tmp_path)
+    found = drafted(tmp_path, builder(lie="blocks", gate="last"))
+    assert "mlp.gate_up_proj.weight [(m|m') e]" in found.text
+    assert "feed_forward.w13.weight [(m'|m) e]" in found.text
+    tokens = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(1))
+    loaded = porting.load(tmp_path, builder(lie="blocks", gate="last"), found.table).double().eval()
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        assert float((loaded(tokens) - expected).abs().max() / expected.abs().max()) < 1e-6

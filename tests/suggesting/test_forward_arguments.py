@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
-from porting.suggesting.subjects.forward_arguments import find_argument_mapping, hides_padding, sees_later
+from porting.suggesting.subjects.forward_arguments import (
+    PADDED,
+    _excused,
+    find_argument_mapping,
+    hides_padding,
+    sees_later,
+)
+from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import Sampler
 from porting.trials.modalities import POSITIONS, SAMPLES, SEGMENTS
@@ -381,3 +389,27 @@ def test_without_a_causal_mask_it_is_impossible_unless_an_argument_may_be_one(tm
     maybe = suggest(tmp_path, MaybeSeesAll)
     assert maybe.verdict is Verdict.NOT_FOUND, str(maybe)
     assert any("it was called without 'whatever'" in one.said for one in maybe.reasons)
+
+
+MOBILE = {
+    "vocab_size": 60, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "embedding_size": 8, "intra_bottleneck_size": 12, "num_feedforward_networks": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "excused"),
+    [("MobileBertModel", MOBILE, {PADDED}), ("BertModel", {**MOBILE, "hidden_size": 12}, set())],
+)
+def test_masked_tokens_may_change_the_others_where_they_do_in_the_reference(
+    architecture: str, fields: dict[str, Any], excused: set[str], tmp_path: Path
+) -> None:
+    model = reference_source(architecture, fields, tmp_path).double()
+    assert _excused(Sampler.of(model, model.config.to_dict())) == excused
+
+
+def test_a_config_is_given_no_field_that_its_class_refuses() -> None:
+    """XLNet has no limit of its rows and says -1, which it refuses to be given."""
+    fields = completed_config({"model_type": "xlnet", "n_layer": 2, "d_model": 8, "n_head": 2}, "XLNetLMHeadModel")
+    assert "max_position_embeddings" not in fields
+    assert fields["n_layer"] == 2

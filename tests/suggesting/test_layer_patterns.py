@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from porting.checkpoint import open_checkpoint
 from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed
+from porting.suggesting.draft.table_draft import _for_deeper
 from porting.suggesting.pipeline import _depths
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from tests.suggesting.llama import FIELDS, builder, halves
@@ -147,3 +149,13 @@ def test_the_depths_of_the_twins_are_the_usual_one_a_deeper_one_and_the_checkpoi
     for layers, depths in ((2, [0]), (3, [0, 3]), (12, [0, 4, 12])):
         source("LlamaForCausalLM", FIELDS | {"num_hidden_layers": layers}, tmp_path / str(layers))
         assert [*_depths(open_checkpoint(tmp_path / str(layers)), "LlamaForCausalLM")] == depths
+
+
+def test_a_line_of_the_second_layer_is_one_of_those_behind_it_where_these_are_unread() -> None:
+    line = Line((("layers.1.norm.{w:weight,bias}", ""),), (("h.1.n.{w:weight,bias}", ""),))
+    unread = {f"layers.{number}.norm.{name}" for number in (2, 3) for name in ("weight", "bias")}
+    assert _for_deeper(line, unread).sources == (("layers.{i+1}.norm.{w:weight,bias}", ""),)
+    assert _for_deeper(line, unread).targets == (("h.{i+1}.n.{w:weight,bias}", ""),)
+    assert _for_deeper(line, set()) == line
+    other = replace(line, targets=(("first.n.{w:weight,bias}", ""),))
+    assert _for_deeper(other, unread) == other

@@ -16,9 +16,11 @@ from porting.reporting.scope_text import _signals
 from porting.tracing.running import Clock
 from porting.trials import Kind, Scope, Status
 from porting.trials.battery import battery
+from porting.trials.explore import _without_broadcast
 from porting.trials.inputs import Case, for_port
 from porting.trials.purity import _kept, _state
 from porting.trials.run import OTHER_ALONE
+from porting.trials.scope import Result
 from porting.trials.signals import SignalRows, sizes_of_pictures
 from porting.trials.trial import Model, Trial
 from porting.verification.references import LiveReference
@@ -413,3 +415,32 @@ class ScaledByTensor(Scaled):
 def test_a_number_as_a_tensor_is_the_number() -> None:
     reference: nn.Module = Scaled()
     assert verify(reference=reference, into=ScaledByTensor(), loaded=True, causes=False).faithful
+
+
+class Quiet(Encoder):
+    """Its own ``eval`` returns nothing."""
+
+    def eval(self) -> None:  # type: ignore[override]  # as some classes have it
+        super().eval()
+
+
+def test_a_module_whose_eval_returns_nothing_is_verified() -> None:
+    report = verify(reference=Quiet(), into=Quiet(), dtypes=(), loaded=True, causes=False, trials=False)
+    assert report.faithful, str(report)
+
+
+def test_a_picture_of_one_patch_is_not_judged_where_the_reference_takes_no_other_number_of_patches() -> None:
+    base = torch.randn(2, 3, 12, 12)
+    model = Model(config={"patch_size": 4}, base={"pixel_values": base}, longest=0)
+    pictures = {"half": base[..., :8, :], "a row more": base[..., :12, :], "one patch": base[..., :4, :4]}
+    tried = [
+        Trial(case=Case(what, {"pixel_values": one}), kind=Kind.VALUES, what=what) for what, one in pictures.items()
+    ]
+
+    def judged(half: Status) -> list[Status]:
+        statuses = {"half": half, "a row more": Status.SAME, "one patch": Status.DIFFERS}
+        results = [Result(kind=Kind.VALUES, what=what, batch=what, status=one) for what, one in statuses.items()]
+        return [one.status for one in _without_broadcast(model, tried, results)]
+
+    assert judged(Status.REFERENCE_FAILED) == [Status.REFERENCE_FAILED, Status.SAME, Status.REFERENCE_FAILED]
+    assert judged(Status.SAME) == [Status.SAME, Status.SAME, Status.DIFFERS]

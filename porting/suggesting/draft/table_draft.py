@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,16 @@ from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.plan.matching import Matcher
-from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed, part_sizes, plainer
+from porting.suggesting.draft.layer_patterns import (
+    Line,
+    Terms,
+    indexed,
+    lines,
+    name_pattern,
+    needed,
+    part_sizes,
+    plainer,
+)
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, dropped, patterns, write
 from porting.suggesting.draft.unmapped import Unmapped, leftover
@@ -291,9 +300,43 @@ def _told_once(names: Iterable[str]) -> list[str]:
     return [one[0] for one in indexed([(name,) for name in names])]
 
 
+def _for_deeper(line: Line, unread: Collection[str]) -> Line:
+    """A line of one layer for those behind it as well, which the twin is too small to have.
+
+    In the first layer of ModernBERT there is no norm in front of attention, and the twin has two layers.
+
+    Args:
+        unread: the checkpoint's tensors that no line reads.
+    """
+    terms = (*line.sources, *line.targets)
+    numbers = {number for pattern, _ in terms for number in LAYER.findall(pattern)}
+    if len(numbers) != 1 or any("{i" in pattern or len(LAYER.findall(pattern)) != 1 for pattern, _ in terms):
+        return line
+    index = {0: "{i}"}.get(number := int(numbers.pop()), f"{{i+{number}}}")
+
+    def counted(some: Terms) -> Terms:
+        return tuple((LAYER.sub(index, pattern), axes) for pattern, axes in some)
+
+    behind = (LAYER.sub(str(number + 1), pattern) for pattern, _ in line.sources)
+    if not all(any(map(name_pattern(one).fullmatch, unread)) for one in behind):
+        return line
+    return replace(line, sources=counted(line.sources), targets=counted(line.targets))
+
+
+def _any(some: Iterable[re.Pattern[str]], name: str) -> bool:
+    """Whether a name is one of some patterns'."""
+    return any(one.fullmatch(name) for one in some)
+
+
+LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""The number of a layer in a name."""
+
+
 def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> TableDraft:
     """The table, checked against the checkpoint: older spellings, tensors that the twin does not have, defaults."""
     spelled = [_older(line, checkpoint) for line in made.lines]
+    read = [name_pattern(pattern) for line in spelled for pattern, _ in line.sources]
+    spelled = [_for_deeper(line, {one for one in checkpoint.tensors if not _any(read, one)}) for line in spelled]
     again = replace(made, lines=spelled)
     table = parse_table(write(again), where="suggested")
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}

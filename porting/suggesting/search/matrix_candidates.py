@@ -170,6 +170,8 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Ways:
     yield from sorted(made, key=lambda moves: _strange(moves, ours))
     if same and bias is not None:
         yield from ((move, *bias) for move in _regrouped(ours, theirs, heads))
+    if same and ours.out % 2 == 0:
+        yield from _exchanged(ours, theirs)
     if same and not as_is and bias is not None:
         yield single_rule(theirs.weights[0], ours.weights[0]), *bias
     if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
@@ -184,6 +186,17 @@ def _regrouped(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterat
     for first in (False, True) if ours.into_first is None else (ours.into_first,):
         left = "(g q d) o" if theirs.into_first else "o (g q d)"
         yield single_rule(theirs.weights[0], ours.weights[0], left, "(q g d) o" if first else "o (q g d)")
+
+
+def _exchanged(ours: Matrix, theirs: Matrix) -> Ways:
+    """What comes out in two halves, in the other order: a gate in front of what it opens, or behind it."""
+    if len(ours.shape) != 2 or len(ours.weights) > 1 or bool(ours.biases) != bool(theirs.biases):
+        return
+    biased = zip(theirs.biases, ours.biases, strict=True)
+    moved = tuple(single_rule(one, other, "(m|m')", "(m'|m)") for one, other in biased)
+    for first in (False, True) if ours.into_first is None else (ours.into_first,):
+        left = "e (m|m')" if theirs.into_first else "(m|m') e"
+        yield single_rule(theirs.weights[0], ours.weights[0], left, "e (m'|m)" if first else "(m'|m) e"), *moved
 
 
 def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:

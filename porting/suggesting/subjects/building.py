@@ -33,7 +33,7 @@ from porting.suggesting.subjects.config_fields import (
     numbers_by_stage,
     role_of,
 )
-from porting.target import TargetError, named_tensors, with_arguments
+from porting.target import TargetError, in_eval_mode, named_tensors, with_arguments
 from porting.tracing.devices import is_device_error
 
 Builder = nn.Module | Callable[..., nn.Module]
@@ -346,7 +346,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
 
 def _built(module: nn.Module, **more: Any) -> BuiltModule:  # the other fields
     constants = constant_arguments(module)
-    return BuiltModule(module=with_arguments(module.to("cpu").eval(), constants), constants=constants, **more)
+    return BuiltModule(module=with_arguments(in_eval_mode(module.to("cpu")), constants), constants=constants, **more)
 
 
 def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: Bounds) -> dict[str, tuple[int, ...]]:

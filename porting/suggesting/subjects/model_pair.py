@@ -144,6 +144,7 @@ def _properties(config: object) -> dict[str, object]:
     for name in names:
         with suppress(Exception), catch_warnings(action="ignore"):  # one may need what this config does not have
             value = getattr(config, name)
+            setattr(config, name, value)  # or refuse to be given what it says itself, as XLNet's number of positions
             found |= {name: value} if isinstance(value, str | int | float) else {}
     return found
 

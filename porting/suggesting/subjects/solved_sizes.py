@@ -34,6 +34,7 @@ from porting.suggesting.subjects.config_fields import (
     numbers_by_stage,
     ratio,
     role_of,
+    stage_field,
 )
 from porting.target import named_tensors
 
@@ -285,6 +286,7 @@ def own_sizes(
     pairs = ((name, config[name], twin.get(name)) for name in config)
     sizes = {name: (theirs, mine) for name, theirs, mine in pairs if _is_size(theirs) and _is_size(mine)}
     found, width = {}, config_number(config, Role.HIDDEN)
+    staged = stage_field(Role.HIDDEN, config) is not None  # what stands alone is the width of the stem then
     for name, (size, follows) in sizes.items():
         if role_of(name) is Role.POSITIONS:
             more = {theirs - size for theirs, mine in rows if theirs != mine and theirs - size == mine - follows}
@@ -292,7 +294,7 @@ def own_sizes(
             if len(seen) == 1 and follows not in seen:
                 found[name] = seen.pop()
             continue
-        if role_of(name) in FOLLOWED or size in {follows, width}:
+        if role_of(name) in FOLLOWED or size == follows or (size == width and not staged):
             continue
         seen = {mine for theirs, mine in axes if theirs == size}
         # Two of them may be fused, as the gate with what it opens.
