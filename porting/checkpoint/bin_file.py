@@ -403,7 +403,7 @@ class Bin(Container):
     endings = (".bin", ".pt", ".pth", ".ckpt")
     main = "pytorch_model.bin"
     also = ("diffusion_pytorch_model.bin",)
-    spare = ("adapter_model.bin", "open_clip_pytorch_model.bin")
+    spare = ("adapter_model.bin", "open_clip_pytorch_model.bin", "lit_model.pth")
     promises = Promises(writes=True, checksums=True, transformers=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
