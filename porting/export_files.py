@@ -16,9 +16,10 @@ from porting.checkpoint.container import Container, WriteOptions
 from porting.checkpoint.errors import checkpoint_error
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.index import INDEX
-from porting.checkpoint.names import COMPANIONS, split_inner_path, split_sources
+from porting.checkpoint.names import COMPANIONS, YAML, split_inner_path, split_sources
 from porting.checkpoint.registry import ENDINGS, SAFETENSORS, container_of, writer_of
 from porting.checkpoint.strict_json import encoded
+from porting.checkpoint.strict_yaml import yaml_of
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, Message, Option, Wording
 from porting.notation.field import held, value_of, with_field
@@ -51,6 +52,22 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
         from porting.target import TargetError  # noqa: PLC0415  # files are compared with their record without torch
 
         raise TargetError(error.faults) from error
+
+
+def require_division(writer: Container, shard_size: int | None) -> None:
+    """Refuse a size of shards for a container that is one file.
+
+    Raises:
+        TargetError: one is given.
+    """
+    if shard_size is not None and not writer.promises.shards:
+        from porting.target import TargetError  # noqa: PLC0415  # as above
+
+        message = Message(
+            Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
+        )
+        hint = f"leave it out, or write {SAFETENSORS.title}"
+        raise TargetError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
 
 
 def check_directory_name(path: Path) -> None:
@@ -242,8 +259,11 @@ def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
     return raw if changed is config else _json(changed)
 
 
-def new_config(fields: Mapping[str, object]) -> bytes:
+def new_config(fields: Mapping[str, object], name: str = CONFIG_NAME) -> bytes:
     """Make a config of these fields.
+
+    Args:
+        name: of its file: one that ends as :data:`YAML` does is written in YAML.
 
     Raises:
         CheckpointError: one is nothing that JSON can say.
@@ -258,10 +278,10 @@ def new_config(fields: Mapping[str, object]) -> bytes:
                 python="pass config= with plain values", command="let the module's config have plain values"
             )
             hint = Message(plain)
-            faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=CONFIG_NAME, message=message, hint=hint))
+            faults.append(Fault(code=Code.CONFIG_UNKNOWN, where=name, message=message, hint=hint))
     if faults:
         raise CheckpointError(faults)
-    return _json(dict(sorted(fields.items())))
+    return yaml_of(fields) if name.endswith(YAML) else _json(dict(sorted(fields.items())))
 
 
 def labels(count: int) -> dict[str, object]:

@@ -55,7 +55,7 @@ from porting.checkpoint.zip_file import (
 )
 from porting.checkpoint.zip_file import locate as locate_entry
 from porting.errors import Code, Fault
-from porting.limits import LimitError, charge
+from porting.limits import LimitError, charge, grant_tensors
 
 SAVE_AGAIN = "save the state dict again with torch.save"
 SAVED_AGAIN = "the checkpoint is damaged: fetch it, or save it, again"
@@ -212,6 +212,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
     """Read the pickle of an archive, and where its storages lie."""
     archive = _open_archive(source)
     entries = archive.entries
+    grant_tensors(len(entries), where=source.where)  # each storage is one
     for name, expected in SMALL.items():
         if name in entries:
             raw = _record_bytes(source, entries[name])
@@ -403,7 +404,7 @@ class Bin(Container):
     endings = (".bin", ".pt", ".pth", ".ckpt")
     main = "pytorch_model.bin"
     also = ("diffusion_pytorch_model.bin",)
-    spare = ("adapter_model.bin", "open_clip_pytorch_model.bin")
+    spare = ("adapter_model.bin", "open_clip_pytorch_model.bin", "lit_model.pth")
     promises = Promises(writes=True, checksums=True, transformers=True)
 
     def sniff(self, source: ByteSource) -> FileKind | None:

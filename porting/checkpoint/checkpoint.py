@@ -15,6 +15,7 @@ from porting.checkpoint.files import ByteSource, LocalFile, Readable
 from porting.checkpoint.index import ShardIndex, check_against_shards, total_size_warning
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, Message, Wording, nearest
+from porting.limits import grant_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -130,8 +131,12 @@ class Checkpoint:
         return f"Checkpoint({self.location!r}, {len(self.tensors)} tensors in {len(self.files)} files)"
 
     def allow_time(self) -> None:
-        """Extend the open time budget by what reading all of this checkpoint's files may take."""
+        """Extend the open time budget by what going through all of this checkpoint's files and tensors may take."""
         allow_time(self.sources.values())
+        for part in self.contents:
+            source = self.sources.get(part.file.name)
+            where = f"{self.location}: {part.file.name}" if source is None else source.where
+            grant_tensors(len(part.tensors), where=where)
 
     def pieces(self, name: str, *, verify: bool = True) -> tuple[StoredBox, ...]:
         """Where a tensor's bytes lie, for reading it in parts.

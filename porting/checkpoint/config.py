@@ -1,12 +1,14 @@
-"""A checkpoint's ``config.json``, as it stands on disk, and the conventions by which its fields are read."""
+"""A checkpoint's config, as it stands on disk in JSON or YAML, and the conventions by which its fields are read."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
-from porting.checkpoint.names import CONFIG_NAMES
+from porting.checkpoint.names import CONFIG_NAMES, YAML
 from porting.checkpoint.strict_json import JsonError, parse
+from porting.checkpoint.strict_yaml import YamlError, parse_yaml
 from porting.errors import Code
 from porting.opening import Folder
 
@@ -15,8 +17,11 @@ MAX_CONFIG = 16 << 20
 """Bytes; the largest configurations (label names of image classifiers) are far smaller."""
 
 
-def read_config(folder: Folder) -> tuple[str, dict[str, object]]:
+def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
     """Read the first of :data:`CONFIG_NAMES` that a directory has.
+
+    Args:
+        more: names that are looked for behind those.
 
     Returns:
         Its name and its content; an empty name and ``{}`` when there is none.
@@ -24,27 +29,31 @@ def read_config(folder: Folder) -> tuple[str, dict[str, object]]:
     Raises:
         CheckpointError: it cannot be read, or is no JSON object.
     """
-    name = next((name for name in CONFIG_NAMES if folder.kind(name)), "")
+    name = next((name for name in (*CONFIG_NAMES, *more) if folder.kind(name)), "")
     if not name:
         return "", {}
     return name, parse_config(folder.read(name, limit=MAX_CONFIG), where=str(folder.path / name))
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
-    """Parse the text of a ``config.json``.
+    """Parse the text of a config: YAML if the file's name ends so, else JSON.
 
     Args:
         where: the file, for messages.
 
     Raises:
-        CheckpointError: it is no JSON object.
+        CheckpointError: it is no JSON object and no mapping of YAML.
     """
+    in_yaml = where.endswith(YAML)
+    value: object
     try:
-        value = parse(raw, where=where, allow_nan=True)  # Python writes infinities into real configurations
-    except JsonError as error:
+        # Python writes infinities into real configurations
+        value = parse_yaml(raw, where=where) if in_yaml else parse(raw, where=where, allow_nan=True)
+    except (JsonError, YamlError) as error:
         raise _invalid(where, f"the configuration cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise _invalid(where, "the configuration is JSON but not an object")
+        what = "YAML but not a mapping" if in_yaml else "JSON but not an object"
+        raise _invalid(where, f"the configuration is {what}")
     return dict(value)
 
 
@@ -71,5 +80,5 @@ def num_labels(config: Mapping[str, object]) -> int:
 
 
 def _invalid(where: str, message: str) -> CheckpointError:
-    hint = "take config.json from where the checkpoint came from"
+    hint = f"take {os.path.basename(where)} from where the checkpoint came from"
     return checkpoint_error(Code.CONFIG_INVALID, where, message, hint)

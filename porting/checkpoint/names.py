@@ -146,8 +146,18 @@ DCP_METADATA = ".metadata"
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 
-CONFIG_NAMES = ("config.json", "adapter_config.json", "params.json", "hparams.json", OPEN_CLIP_CONFIG)
-"""The files that a config is looked for in: of transformers, peft, Meta and Mistral, OpenAI, and open_clip."""
+CONFIG_NAMES = (
+    "config.json",
+    "adapter_config.json",
+    "params.json",
+    "hparams.json",
+    OPEN_CLIP_CONFIG,
+    "model_config.yaml",
+)
+"""The files that a config is looked for in: of transformers, peft, Meta and Mistral, OpenAI, open_clip, and litgpt."""
+
+YAML = (".yaml", ".yml")
+"""Endings of configs in YAML."""
 
 COMPANIONS = (
     *CONFIG_NAMES,

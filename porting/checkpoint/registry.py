@@ -27,7 +27,7 @@ from porting.checkpoint.flax_msgpack import FlaxMsgpack
 from porting.checkpoint.gguf import Gguf
 from porting.checkpoint.hdf5_file import Hdf5
 from porting.checkpoint.index import INDEX, MAX_INDEX, WRITE_AGAIN, ShardIndex, parse_index
-from porting.checkpoint.layout import Contents
+from porting.checkpoint.layout import RECORD, Contents
 from porting.checkpoint.npz import Npz
 from porting.checkpoint.onnx_file import Onnx
 from porting.checkpoint.orbax_file import Orbax
@@ -42,6 +42,9 @@ BIN = Bin()
 
 SHARDS: Mapping[str, Container] = {container.endings[0]: container for container in (SAFETENSORS, BIN)}
 """The containers of shards, by the endings of :data:`~porting.checkpoint.index.SHARD_ENDINGS`."""
+
+FREE_ENDINGS = tuple(ending for container in SHARDS.values() for ending in container.endings)
+"""Endings of files that hold the whole weights under any name, which other libraries give them."""
 
 
 class ShardedIndex(Container):
@@ -209,6 +212,9 @@ def choose(names: Collection[str], place: Place) -> str:
     if spare:
         return spare[0]
     candidates = sorted(name for name in names if name.endswith(ENDINGS))
+    mains = [name for name in candidates if name.endswith(INDEX)] or candidates
+    if RECORD in names and len(mains) == 1:  # a conversion gave it the name that its table says
+        return mains[0]
     if candidates:
         hint = f"if {candidates[0]} is meant, pass its path"
     else:

@@ -45,6 +45,7 @@ from porting.checkpoint.layout import (
 from porting.checkpoint.names import check_names
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault, nearest
+from porting.limits import grant_tensors
 from porting.printable import NAME_SHOWN, dtype_name
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -94,6 +95,7 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
         faults.add(Code.SAFETENSORS_HEADER, f"the header is a JSON {_kind(header)}, not an object", hint=FETCH_AGAIN)
         raise CheckpointError(faults.faults())
     metadata = _metadata(header.pop("__metadata__", {}), faults)
+    grant_tensors(len(header), where=where)
     data_start = 8 + len(raw)
     tensors: dict[str, TensorInfo] = {}
     extents: dict[str, Extent] = {}

@@ -294,6 +294,7 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
             part=part,
         )
         place.folder.require_in_place()
+        checkpoint.allow_time()
         return checkpoint
 
 

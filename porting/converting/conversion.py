@@ -11,7 +11,6 @@ import torch
 
 from porting.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.registry import SAFETENSORS
 from porting.checkpoint.write import check_replaceable
 from porting.converting.casts import Losses
 from porting.converting.draft import ConvertOptions, Draft, draft_back, draft_into_port
@@ -21,7 +20,7 @@ from porting.converting.progress import Meter, Progress, Tell
 from porting.converting.workplace import FILES, workplace
 from porting.converting.writing import write_files
 from porting.errors import Code, Fault, Message, Option, Wording
-from porting.export_files import check_directory_name, chosen_writer, protected
+from porting.export_files import check_directory_name, chosen_writer, protected, require_division
 from porting.limits import spending
 from porting.loading import Into, require_floating
 from porting.notation.table import Table
@@ -196,11 +195,7 @@ def prepare(
         raise _wrong(Message(Option("shard_size", shard_size), ", expected a positive number of bytes"))
     writer, _ = chosen_writer(options.to)
     check_directory_name(path)
-    if shard_size is not None and not writer.promises.shards:
-        message = Message(
-            Option("shard_size", shard_size), f": {writer.title} has no index, so that all tensors lie in one file"
-        )
-        raise _wrong(message, f"leave it out, or write {SAFETENSORS.title}")
+    require_division(writer, shard_size)
     if reverse and (options.into is not None or options.architecture is not None or options.derive):
         raise _wrong(
             Message(Option("reverse", True), " reads the port's tensors from the source: no module is built"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections import Counter
@@ -14,11 +15,12 @@ from torch import nn
 
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.config import CONFIG_NAME
-from porting.checkpoint.container import Outline, TokenizerFiles, WriteOptions
+from porting.checkpoint.config import CONFIG_NAME, read_config
+from porting.checkpoint.container import Container, Outline, TokenizerFiles, WriteOptions
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.names import OPEN_CLIP_CONFIG
+from porting.checkpoint.registry import FREE_ENDINGS, container_of
 from porting.converting.digests import of_bytes
 from porting.converting.directions import Recipes, back_from_port, into_port
 from porting.converting.record import Record, read_record, versions
@@ -33,6 +35,7 @@ from porting.export_files import (
     config_of,
     is_single_file,
     new_config,
+    require_division,
 )
 from porting.limits import reading
 from porting.loading import Into, maker
@@ -174,6 +177,9 @@ def draft_back(
     """
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
+    if not port.config_name and chosen.config_file and port.path is not None:
+        port = _with_config(port, port.path, chosen.config_file)
+        config = port.config or config
     config = source_config(chosen, config)
     if _recorded(port, like, chosen) is None and config.get("tie_word_embeddings") is True:
         chosen = _without_tied_heads(chosen)
@@ -192,6 +198,16 @@ def draft_back(
         lost = tuple(LeftOut(name=name, reason="new, and no rule says what a checkpoint calls it") for name in unnamed)
         recipes = replace(recipes, left_out=(*recipes.left_out, *lost))
         return _draft(port, like, chosen, recipes, options, where)
+
+
+def _with_config(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
+    """The checkpoint with the config in a file of a name that only a table gives; itself if there is none."""
+    found, config = read_config(Folder(path), name)
+    if not found:
+        return checkpoint
+    other = copy.copy(checkpoint)
+    other.config_name, other.config = found, config
+    return other
 
 
 def _without_tied_heads(table: Table) -> Table:
@@ -250,7 +266,7 @@ def _draft(
     files, left = companions(checkpoint)
     files.pop(RECORD, None)
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
-    writer, part = chosen_writer(to)
+    writer, part, main = _writer(table, options)
     raw, said, settings = config_of(checkpoint), tuple[str, ...](), dict[str, object]()
     config = checkpoint.config
     if like is not None and (not checkpoint.config or is_target_config(table, checkpoint.config)):
@@ -262,10 +278,14 @@ def _draft(
         if writer.settings:
             settings = _settings(fields)
         else:
-            kept[OPEN_CLIP_CONFIG if is_of_open_clip(fields) else CONFIG_NAME] = new_config(fields)
+            name = OPEN_CLIP_CONFIG if is_of_open_clip(fields) else CONFIG_NAME
+            name = name if reverse else table.config_file or name
+            kept.pop(table.config_file, None)
+            kept[name] = new_config(fields, name)
         raw = None
     elif not reverse and not checkpoint.config and has_own_config(table):
-        said = (f"no {CONFIG_NAME} is written: the source has none that [config] could be read from",)
+        name = table.config_file or CONFIG_NAME
+        said = (f"no {name} is written: the source has none that [config] could be read from",)
     if writer.settings:
         found = {name: kept.get(name) for name in writer.tokenizer_files if name in kept or name in left}
         tokenizer = _tokenizer(checkpoint, raw, found)
@@ -294,7 +314,7 @@ def _draft(
         part=part,
         tied=recipes.tied,
         settings=settings,
-        main="".join(writer.also[:1]) if is_of_diffusers(config) else "",
+        main=main or ("".join(writer.also[:1]) if is_of_diffusers(config) else ""),
     )
     written = writer.outline({one.name: one for one in recipes.tensors}, layout)
     kept |= written.files
@@ -316,6 +336,24 @@ def _draft(
     )
 
 
+def _writer(table: Table, options: ConvertOptions) -> tuple[Container, str, str]:
+    """The container to write, the state dict to nest tensors in, and the name of the main file if it is no usual one.
+
+    Raises:
+        PlanError: the table names no file of a container that is written under any name.
+        TargetError: the container that the table names is one file, and a size of shards is given.
+    """
+    if table.weights_file and not options.reverse and not table.weights_file.endswith(FREE_ENDINGS):
+        message = f"[files] weights = {table.weights_file!r}, expected a name that ends in {', '.join(FREE_ENDINGS)}"
+        raise PlanError(Fault(code=Code.WRONG_TYPE, where=table.where, message=message))
+    writer, part = chosen_writer(options.to)
+    named = container_of(table.weights_file) if table.weights_file and not options.reverse else None
+    if named is None or (options.to is not None and named is not writer):
+        return writer, part, ""
+    require_division(named, options.shard_size)
+    return named, part, table.weights_file
+
+
 def _other_config(
     checkpoint: Checkpoint, table: Table, recipes: Recipes, *, reverse: bool
 ) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -330,14 +368,17 @@ def _other_config(
     for one in recipes.tensors:
         if one.dtype.is_floating_point:
             counts[dtype_name(one.dtype)] += one.numel
-    if counts and not is_of_diffusers(fields) and not is_of_open_clip(fields):  # which have no such field
+    without = is_of_diffusers(fields) or is_of_open_clip(fields) or (table.config_file and not reverse)
+    if counts and not without:  # which have no such field
         fields["dtype"] = counts.most_common(1)[0][0]
     said = []
     fields_of_file = unsaid(table, checkpoint.config) if checkpoint.config_name else []  # a file of weights has others
+    written = CONFIG_NAME if reverse else table.config_file or CONFIG_NAME
     if names := [name for name in fields_of_file if name not in checkpoint.joined]:
-        said.append(f"config.json: no line of [config] names {', '.join(names)}, so what is written does not say it")
+        lacking = f"no line of [config] names {', '.join(names)}, so what is written does not say it"
+        said.append(f"{checkpoint.config_name}: {lacking}")
     if names := unknown(table, checkpoint.config):
-        said.append(f"config.json: nothing says {', '.join(names)}, so what is written does not: add it by hand")
+        said.append(f"{written}: nothing says {', '.join(names)}, so what is written does not: add it by hand")
     return fields, tuple(said)
 
 

@@ -20,7 +20,7 @@ from porting.converting.record import Record, read_record
 from porting.converting.thread_pool import work
 from porting.errors import Code, PortingError, grouped_lines
 from porting.export_files import chosen_writer
-from porting.limits import charge, grant, reading, spending
+from porting.limits import charge, grant, grant_tensors, reading, spending
 from porting.opening import Folder, is_plain
 from porting.printable import shown
 
@@ -96,6 +96,7 @@ def verify_files(folder: str | os.PathLike[str], *, sha256: bool = False, thread
     chunks = _Chunks(root, record)
     files = record.section("files")
     charge("objects", OBJECTS_EACH * len(files), where=str(root.path / RECORD))
+    grant_tensors(len(record.tensors), where=str(root.path / RECORD))
     digests = _Digests()
     with reading(str(root.path / RECORD)):
         checked = [_CheckedFile(root, name, entry, record, chunks, digests) for name, entry in files.items()]

@@ -34,6 +34,12 @@ _OPERAND = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """What the target of a formula can be."""
 
+CONFIG_ENDINGS = (".json", ".yaml", ".yml")
+"""What a config that [files] names ends in."""
+
+_FILE = re.compile(r"(?!provenance\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""A name in a directory, and not that of the record which a conversion writes there."""
+
 EQUALS = "equals "
 """In [drop] and [make]: the tensor is another one's copy, whose name follows."""
 
@@ -112,6 +118,24 @@ class Reader:
             if found["shift"]:
                 shifts[entry.key] = int(found["sign"] + found["shift"])
         return names, more, shifts
+
+    def config_file(self) -> str:
+        """The config of [files]; empty when it has none."""
+        entry = self.sections.entries.get("files", {}).get("config")
+        return "" if entry is None else self._file(entry, CONFIG_ENDINGS)
+
+    def weights_file(self) -> str:
+        """The weights of [files], whose ending a conversion looks at; empty when it has none."""
+        entry = self.sections.entries.get("files", {}).get("weights")
+        return "" if entry is None else self._file(entry)
+
+    def _file(self, entry: Entry, endings: tuple[str, ...] = ()) -> str:
+        name = entry.value
+        if not isinstance(name, str) or not _FILE.fullmatch(name) or not name.endswith(endings or ("",)):
+            ending = f" that ends in {', '.join(endings)}" if endings else ""
+            self._wrong(entry, f"the name of a file in a directory{ending}")
+            return ""
+        return name
 
     def values(self, section: str) -> dict[str, object]:
         """A section of any values."""

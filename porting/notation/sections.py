@@ -33,6 +33,7 @@ MOST_RULES = 20_000
 
 KEYS = {
     "approximate": ("reason", "within"),
+    "files": ("config", "weights"),
     "mapping": ("by_name", "config", "description", "model_types", "name", "prefix", "target_prefix"),
     "rule": tuple(sorted((*CONSTANTS, Sum.key, Formula.key, "back", "dtype", "fill", "optional", "source", "target"))),
 }

@@ -118,6 +118,8 @@ class Table:
         shifts: config field of the checkpoint -> how much more it says than the target's, ``"positions + 2"``.
         defaults: what a field that the config lacks means.
         constants: target config fields that every checkpoint of this table shares.
+        config_file, weights_file: what the target's library calls its config and its weights; empty for what
+            transformers calls them.
         require: config field -> the values under which the table is valid.
         sizes: index -> its size over the config.
         rules: the mapping of tensors.
@@ -151,6 +153,8 @@ class Table:
     shifts: Mapping[str, int] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     constants: Mapping[str, object] = field(default_factory=dict)
+    config_file: str = ""
+    weights_file: str = ""
     require: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     sizes: Mapping[str, Expression] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
@@ -223,6 +227,8 @@ def _make(sections: Sections) -> Table:
         shifts=shifts,
         defaults=reader.values("defaults"),
         constants=reader.values("constants"),
+        config_file=reader.config_file(),
+        weights_file=reader.weights_file(),
         require=reader.choices("require"),
         sizes=reader.sizes(),
         rules=reader.rules(),

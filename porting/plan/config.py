@@ -213,12 +213,19 @@ def _target_kind(table: Table) -> tuple[str, object]:
 
 
 def has_own_config(table: Table) -> bool:
-    """Whether the target has a config of its own: the table's [constants] say its kind."""
-    return _target_kind(table)[1] is not None
+    """Whether the target has a config of its own: the table's [files] name it, or its [constants] say its kind."""
+    return bool(table.config_file) or _target_kind(table)[1] is not None
 
 
 def is_target_config(table: Table, config: Mapping[str, object]) -> bool:
-    """Whether a config is the target's own, and not the checkpoint's."""
+    """Whether a config is the target's own, and not the checkpoint's.
+
+    One that [files] names has the constants of the table; without constants, all fields that [config] gives it.
+    """
+    if table.config_file and table.constants:
+        return all(value_of(config, field) == value for field, value in table.constants.items())
+    if table.config_file:
+        return bool(table.config) and all(held(config, ours) for ours in table.config.values())
     field, kind = _target_kind(table)
     return kind is not None and value_of(config, field) == kind
 

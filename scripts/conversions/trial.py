@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from porting import convert, read_table
+from porting import convert, open_checkpoint, read_table
 from porting.errors import PortingError
 from scripts.conversions.case import Case, Tensors
 
@@ -73,7 +73,8 @@ def _compared(table: Path, source: Path, target: Path, expected: Tensors, *, rev
         convert(source, target, read_table(table), reverse=reverse, derive=not reverse)
     except PortingError as error:
         return f"refused: {error.faults[0] if error.faults else error}"
-    found = load_file(target / "model.safetensors")
+    written = open_checkpoint(target)
+    found = {name: written.read(name) for name in written.tensors}
     lacking, more = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if lacking or more:
         parts = [f"without {', '.join(lacking)}"] if lacking else []

@@ -190,9 +190,9 @@ def packed(path: Path, raw: bytes, shape: tuple[int, ...], *, times: int = 1) ->
 def test_a_chunk_is_inflated_to_its_size_and_no_further(tmp_path: Path) -> None:
     """A megabyte of 1 GB of zeros; the same inside of another layer; and one that is cut short."""
     bomb = zlib.compress(bytes(1 << 28), 9)
-    packed(tmp_path / "a.h5", bomb, (8,))
+    packed(tmp_path / "a.h5", bomb, (64,))  # HDF5 before 2.0 writes no chunk of more than 2^16 bytes that holds so few
     tracemalloc.start()
-    refused(tmp_path / "a.h5", "tensor 'w': a chunk has 36 bytes, expected 32 (the file is damaged: fetch it again)")
+    refused(tmp_path / "a.h5", "tensor 'w': a chunk has 260 bytes, expected 256 (the file is damaged: fetch it again)")
     packed(tmp_path / "b.h5", zlib.compress(bomb), (8,), times=2)
     refused(tmp_path / "b.h5", "tensor 'w': it is compressed more than once, which is not read")
     packed(tmp_path / "c.h5", zlib.compress(bytes(32))[:-6], (8,))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 
 import porting
@@ -269,6 +270,67 @@ def test_a_model_of_open_clip_has_a_config_of_that_name(source: Path, tmp_path: 
     done = porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
     assert "open_clip_config.json" not in done.files
     assert config_of(tmp_path / "back") == {**CONFIG, "dtype": "float32"}
+
+
+FILES = """
+[files]
+config = "{}"
+weights = "{}"
+"""
+
+
+@pytest.mark.parametrize(
+    "names", [("model_config.yaml", "lit_model.pth"), ("arch.yml", "own.pt"), ("own.json", "w.safetensors")]
+)
+def test_the_target_s_files_have_the_names_that_the_table_gives(
+    source: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """tests/converting/test_target_libraries.py loads such a directory of litgpt."""
+    text = TABLE.replace('model_type = "llama"\narchitectures = ["LlamaForCausalLM"]', 'norm = "RMSNorm"\nname = "yes"')
+    table = porting.parse_table(text + FILES.format(*names))
+    config, weights = names
+    done = porting.convert(source, tmp_path / "there", table, derive=True)
+    assert done.warnings == ()
+    assert {*done.files} == {*names, "generation_config.json", "tokenizer.json", "provenance.json"}
+    fields = {
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "intermediate_size": 40, "vocab_size": 31, "rms_norm_eps": 1e-3, "max_position_embeddings": 64,
+        "rope_parameters": {"rope_theta": 500.0}, "norm": "RMSNorm", "name": "yes", "tie_word_embeddings": False,
+    }  # fmt: skip
+    raw = (tmp_path / "there" / config).read_text()
+    found = json.loads(raw) if config.endswith(".json") else yaml.safe_load(raw)
+    assert found == fields
+    assert list(found) == sorted(fields)
+    ours = tmp_path / "there" / weights
+    tensors = load_file(ours) if weights.endswith(".safetensors") else torch.load(ours, weights_only=True)
+    assert tensors.keys() >= {"model.norm.weight", "lm_head.weight"}
+    assert porting.verify_files(tmp_path / "there").same
+    assert porting.diff(source, tmp_path / "there", table).equal
+    porting.convert(tmp_path / "there", tmp_path / "recorded", table, reverse=True)
+    (tmp_path / "there" / "provenance.json").unlink()
+    place = tmp_path / "there" if weights == "lit_model.pth" else ours
+    done = porting.convert(place, tmp_path / "back", table, reverse=True)
+    assert done.warnings == ()
+    for folder in ("recorded", "back"):
+        assert config_of(tmp_path / folder) == {**CONFIG, "dtype": "float32"}
+        assert not [one for one in names if (tmp_path / folder / one).exists()]
+        assert porting.diff(source, tmp_path / folder).equal
+
+
+def test_another_container_than_the_table_names_has_its_usual_file(source: Path, tmp_path: Path) -> None:
+    table = porting.parse_table(TABLE + FILES.format("config.yaml", "own.pth"))
+    assert "own.pth" in porting.convert(source, tmp_path / "bin", table, derive=True, to="bin").files
+    assert "model.npz" in porting.convert(source, tmp_path / "npz", table, derive=True, to="npz").files
+    with pytest.raises(porting.PortingError, match="has no index, so that all tensors lie in one file"):
+        porting.convert(source, tmp_path / "shards", table, derive=True, shard_size=10_000)
+    wrong = porting.parse_table(TABLE + FILES.format("config.yaml", "own.npz"))
+    with pytest.raises(porting.PortingError, match=r"weights = 'own.npz', expected a name that ends in .safetensors, "):
+        porting.convert(source, tmp_path / "wrong", wrong, derive=True)
+    table = porting.parse_table(TABLE + FILES.format("config.yaml", "own.safetensors"))
+    done = porting.convert(source, tmp_path / "there", table, derive=True, shard_size=10_000)
+    assert "own.safetensors.index.json" in done.files
+    porting.convert(tmp_path / "there", tmp_path / "back", table, reverse=True)
+    assert porting.diff(source, tmp_path / "back").equal
 
 
 @pytest.mark.parametrize("name", ["params.json", "hparams.json"])

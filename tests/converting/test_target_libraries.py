@@ -61,17 +61,33 @@ def converted(source: Path, target: Path, table: str, **options: Any) -> dict[st
     return load_file(weights)
 
 
-def test_litgpt(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+def test_litgpt_loads_the_directory(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    """With its model_config.yaml and lit_model.pth, of which litgpt makes the model."""
     litgpt = pytest.importorskip("litgpt", exc_type=ImportError)
-    config = litgpt.Config(
-        n_layer=2, n_head=6, n_query_groups=2, n_embd=24, head_size=4, intermediate_size=40, padded_vocab_size=31,
-        block_size=64, norm_class_name="RMSNorm", norm_eps=1e-5, mlp_class_name="LLaMAMLP", bias=False,
-        rotary_percentage=1.0, parallel_residual=False,
-    )  # fmt: skip
-    model = litgpt.GPT(config)
-    model.load_state_dict(converted(written(llama, tmp_path / "a"), tmp_path / "b", "litgpt_llama", derive=True))
+    source = written(llama, tmp_path / "a")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).write_text("{}")
+    porting.convert(source, tmp_path / "b", TABLES / "litgpt_llama.toml", derive=True)
+    pytest.importorskip("litgpt.utils").check_valid_checkpoint_dir(tmp_path / "b", raise_error=True)
+    model = litgpt.GPT(litgpt.Config.from_checkpoint(tmp_path / "b"))
+    model.load_state_dict(torch.load(tmp_path / "b" / "lit_model.pth", weights_only=True, mmap=True))
     with torch.no_grad():
         close(model.eval()(ids), llama(ids).logits)
+
+
+def test_a_directory_of_litgpt_goes_back(llama: Any, ids: Tensor, tmp_path: Path) -> None:
+    """One that litgpt wrote, whose config has all of its fields."""
+    litgpt = pytest.importorskip("litgpt", exc_type=ImportError)
+    porting.convert(written(llama, tmp_path / "a"), tmp_path / "b", TABLES / "litgpt_llama.toml", derive=True)
+    model = litgpt.GPT(litgpt.Config.from_checkpoint(tmp_path / "b"))
+    drawn(model)
+    (tmp_path / "c").mkdir()
+    torch.save(model.state_dict(), tmp_path / "c" / "lit_model.pth")
+    pytest.importorskip("litgpt.utils").save_config(model.config, tmp_path / "c")
+    porting.convert(tmp_path / "c", tmp_path / "d", TABLES / "litgpt_llama.toml", reverse=True)
+    loader: Any = transformers.AutoModelForCausalLM
+    with torch.no_grad():
+        close(loader.from_pretrained(tmp_path / "d")(ids).logits, model(ids))
 
 
 def test_torchtune(llama: Any, ids: Tensor, tmp_path: Path) -> None:

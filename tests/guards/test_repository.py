@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 from jsonschema.validators import validator_for  # type: ignore[import-untyped]  # as above
 
 from porting.cli.app import app

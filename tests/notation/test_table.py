@@ -35,6 +35,10 @@ tied = true
 [constants]
 bias = false
 
+[files]
+config = "own.yaml"
+weights = "own.pth"
+
 [require]
 act = ["gelu", "relu"]
 
@@ -103,6 +107,7 @@ def test_a_table_says_everything_once() -> None:
         {"tied": True},
         {"bias": False},
     )
+    assert (table.config_file, table.weights_file) == ("own.yaml", "own.pth")
     assert table.require == {"act": ("gelu", "relu")}
     assert {key: one.text for key, one in table.sizes.items()} == {"h": "n_head", "d": "64"}
     assert [str(rule) for rule in table.rules] == [
@@ -125,7 +130,7 @@ def test_a_table_says_everything_once() -> None:
         ("trunk.mask", "a constant", "None"),
     ]
     assert [(str(ty.name), str(ty.with_), ty.where) for ty in table.ties] == [
-        ("head.decoder", "body.emb.weight", "toy.toml:43:1")
+        ("head.decoder", "body.emb.weight", "toy.toml:47:1")
     ]
     assert [(str(one.name), one.reason) for one in table.fresh] == [("head.{*rest}", "to be trained")]
     assert [str(rule) for rule in (*table.inputs, *table.probes)] == [
@@ -166,8 +171,8 @@ FAULTS = [
         "\n  [zzz]\n",
         (
             "t.toml:2:3: unknown section [zzz] (known: approximate, architectures, arguments, config, constants, "
-            "defaults, drop, extends, fresh, inputs, make, mapping, optional, probes, require, rest, rule, sizes, "
-            "tensors, ties) "
+            "defaults, drop, extends, files, fresh, inputs, make, mapping, optional, probes, require, rest, rule, "
+            "sizes, tensors, ties) "
             "[unknown-key]"
         ),
     ),
@@ -314,6 +319,16 @@ FAULTS = [
         '[tensors]\n"a" = false',
         "t.toml:2:1: 'a' = false takes nothing away: no extended table has it in [tensors] [unknown-key]",
     ),
+    (
+        '[files]\nweights = "a/b.pth"',
+        "t.toml:2:11: 'weights' is 'a/b.pth', expected the name of a file in a directory [",
+    ),
+    (
+        '[files]\nconfig = "c.toml"',
+        "t.toml:2:10: 'config' is 'c.toml', expected the name of a file in a directory that ends in .json, .yaml, .yml",
+    ),
+    ('[files]\nconfig = "provenance.json"', "t.toml:2:10: 'config' is 'provenance.json', expected the name of a file"),
+    ('[files]\ntokenizer = "t.json"', "t.toml:2:1: [files] has no key 'tokenizer' (known: config, weights) [unknown-"),
     (
         'extends = "../x"',
         "t.toml:1:11: extends = '../x', expected the name of a table: letters, digits, - and _ [bad-extends]",

@@ -104,6 +104,7 @@ def test_the_time_of_each_function_counts(how: str, tmp_path: Path, monkeypatch:
     work[how]()
     monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
     monkeypatch.setattr(limits_of_commands, "GRANTED", 10**18)
+    monkeypatch.setattr(limits_of_commands, "EACH", 0.0)
     if (tmp_path / "again").exists():
         shutil.rmtree(tmp_path / "again")
     with pytest.raises(LimitError, match="this takes more than 0 seconds"):
@@ -156,6 +157,55 @@ def test_a_large_checkpoint_may_take_longer(tmp_path: Path, monkeypatch: pytest.
         assert budget.left == first
         budget.grant(600 * 10**9, "a large one")
         assert budget.left == pytest.approx(before + 1200, abs=60)
+
+
+@pytest.mark.parametrize("to", [None, "bin", "npz"])
+@pytest.mark.parametrize("how", ["open", "check", "hash", "diff", "load", "convert", "verify_files"])
+def test_each_tensor_extends_the_time(
+    how: str, to: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times what each takes in the most expensive command, so that none of a hundred thousand is refused."""
+    write_checkpoint(tmp_path / "m")
+    table = find_table(None, open_checkpoint(tmp_path / "m").config)
+    porting.convert(tmp_path / "m", tmp_path / "port", table, to=to)
+    porting.convert(tmp_path / "port", tmp_path / "source", table, to=to, reverse=True)
+    checkpoint, module = open_checkpoint(tmp_path / "source"), porting.load(tmp_path / "m")
+    work: dict[str, Callable[[], object]] = {
+        "open": lambda: open_checkpoint(tmp_path / "source"),
+        "check": lambda: porting.check(table, checkpoint, module),
+        "hash": lambda: porting.digest(checkpoint),
+        "diff": lambda: porting.diff(checkpoint, checkpoint),
+        "load": lambda: porting.load(checkpoint),
+        "convert": lambda: porting.convert(checkpoint, tmp_path / "again", table, to=to),
+        "verify_files": lambda: porting.verify_files(tmp_path / "port"),
+    }
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(limits_of_commands, "GRANTED", 10**18)
+    count = len(open_checkpoint(tmp_path / "port" if how == "verify_files" else tmp_path / "source").tensors)
+    with spending() as budget:
+        before = budget.left
+        work[how]()
+        extended = budget.left - before
+        work[how]() if how == "open" else None
+    assert limits_of_commands.EACH >= 3 * 0.0003
+    assert extended >= 0.999 * count * limits_of_commands.EACH
+    assert extended <= 4 * count * limits_of_commands.EACH
+    assert how != "open" or budget.left - before == extended, "each file once"
+
+
+@pytest.mark.parametrize("to", [None, "bin"])
+def test_the_time_is_extended_before_the_tensors_are_read(tmp_path: Path, to: str | None) -> None:
+    """A header that is refused in the end, for what its last tensor says, was allowed the time for the others."""
+    tensors = {f"layers.{number}.weight": torch.zeros(2) for number in range(100)}
+    if to is None:
+        tensors |= {"wrong\x01": torch.zeros(2)}
+        save_file(tensors, tmp_path / "model.safetensors")
+    else:
+        torch.save({**tensors, "wrong": print}, tmp_path / "pytorch_model.bin")
+    with spending() as budget:
+        with pytest.raises(porting.PortingError):
+            open_checkpoint(tmp_path)
+        assert budget._allowed >= 8 + 100 * limits_of_commands.EACH
 
 
 def test_a_search_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
