@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -108,7 +108,10 @@ class _Search:
 
     def __post_init__(self) -> None:
         self._again = _copies(self.module)
-        self._excused = _excused(self.sampler)
+
+    @cached_property
+    def _excused(self) -> frozenset[str]:
+        return _excused(self.sampler)
 
     def with_constants(self) -> ArgumentMapping | VerifyError | None:
         """The way in which arguments that no name explains are no batch's.
@@ -217,7 +220,7 @@ class _Search:
 
     def _tried(self, rules: Iterable[tuple[tuple[str, str], ...]], loose: tuple[str, ...]) -> _Tried:
         ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
-        return _Tried.of(ways, self._again, self.sampler, causal=self.causal, excused=self._excused)
+        return _Tried.of(ways, self._again, self.sampler, causal=self.causal, excused=lambda: self._excused)
 
 
 @dataclass
@@ -241,12 +244,12 @@ class _Tried:
         sampler: Sampler,
         *,
         causal: bool,
-        excused: frozenset[str],
+        excused: Callable[[], frozenset[str]],
     ) -> _Tried:
         """Try one after the other until one is right, or until the module turns out to draw random numbers.
 
         Args:
-            excused: what is wrong with the reference, too.
+            excused: gives what is wrong with the reference, too.
         """
         tried = cls()
         for way in ways:
@@ -262,8 +265,9 @@ class _Tried:
                 tried.errors.append((error, count.operations))
                 continue
             tried.ways.append(way)
-            tried.faults.append(seen - excused)
-            if not seen - excused:
+            seen -= excused() if PADDED in seen else set()
+            tried.faults.append(seen)
+            if not seen:
                 break
         return tried
 
