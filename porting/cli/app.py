@@ -73,11 +73,27 @@ class Command(TyperCommand):
         except Exception as error:  # the class of a wrong option is Typer's own, and not public; it goes on from here
             wrong = getattr(error, "option_name", None)
             if wrong is not None and hasattr(error, "possibilities") and hasattr(error, "message"):  # no such option
-                known = [name for parameter in self.params for name in parameter.opts]
                 error.possibilities = None
-                error.message = f"No such option {wrong!r}. {nearest(wrong, known).capitalize()}".strip()
+                error.message = f"No such option {wrong!r}. {self._meant(wrong).capitalize()}".strip()
             raise
 
+    def _meant(self, wrong: str) -> str:
+        """What was probably meant by an option that does not exist: an argument of that name, or the nearest option."""
+        arguments = [one.name for one in self.params if one.param_type_name == "argument"]
+        name = wrong.lstrip("-").replace("-", "_")
+        name = OTHER_WORDS.get(name, name)
+        if name in arguments:
+            return f"the {name} is the {ORDINALS[arguments.index(name)]} argument: it has no option"
+        return nearest(wrong, [one for parameter in self.params for one in parameter.opts])
+
+
+OTHER_WORDS = {
+    "output": "destination", "out": "destination", "o": "destination", "dest": "destination", "save_to": "destination",
+    "checkpoint": "source", "input": "source", "model": "source", "src": "source", "i": "source",
+}  # fmt: skip
+"""Other words for arguments, which some programs have as options."""
+
+ORDINALS = ("first", "second", "third", "fourth")
 
 START, LOOK, MOVE, MORE = "Start here", "Look", "Move", "More"
 GROUPS = (START, LOOK, MOVE, MORE)

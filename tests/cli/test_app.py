@@ -86,6 +86,8 @@ def test_no_command_is_wrong_usage_and_shows_the_help(run: Run) -> None:
         (["check", "--tabel", "t"], "No such option '--tabel'. Did you mean '--table'?"),
         (["inspect", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
         (["verify", "--zzz"], "No such option '--zzz'."),
+        (["convert", "a", "--output", "b"], "No such option '--output'. The destination is the second argument"),
+        (["hash", "--checkpoint", "b"], "No such option '--checkpoint'. The source is the first argument"),
         (["check", "a", "b"], "Got unexpected extra argument(s) (b)"),
         (["verify", "--dtype", "flaot32"], "'flaot32' is not one of 'float64', 'float32', 'bfloat16', 'float16'"),
         (["verify", "--seed", "x"], "Invalid value for '--seed'"),
