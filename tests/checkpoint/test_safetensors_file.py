@@ -30,8 +30,8 @@ E3 = '{"dtype":"U8","shape":[3],"data_offsets":[0,3]}'
 HOSTILE: list[tuple[str, bytes, str]] = [
     ("empty", b"", "this is an empty file"),
     ("seven bytes", b"1234567", "7 bytes are too few"),
-    ("length 2^64-1", b"\xff" * 8 + b"{}", "said to have 18446744073709551615 bytes, and only 2 follow"),
-    ("length beyond the file", st_file(ONE, b"abc", length=9999), "said to have 9999 bytes, and only"),
+    ("length 2^64-1", b"\xff" * 8 + b"{}", "should have 18446744073709551615 bytes, and only 2 follow"),
+    ("length beyond the file", st_file(ONE, b"abc", length=9999), "should have 9999 bytes, and only"),
     ("length 0", bytes(8) + b"{}x", "the header's length is 0"),
     ("all zeros", bytes(4096), "a file that begins with 1024 zero bytes"),
     ("not UTF-8", st_file(b'{"\xff":1}'), "not UTF-8 at byte 2"),
@@ -136,7 +136,7 @@ def test_header_beyond_100_megabytes_is_refused_without_reading_it(tmp_path: Pat
     with path.open("wb") as file:
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(200_000_000)  # sparse: no disk is used
-    with pytest.raises(CheckpointError, match="said to have 100000001 bytes; the format allows 100000000"):
+    with pytest.raises(CheckpointError, match="should have 100000001 bytes; the format allows 100000000"):
         open_checkpoint(path)
 
 

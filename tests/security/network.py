@@ -56,7 +56,7 @@ HUB: list[HubRow] = [
     HubRow(
         of="hub",
         what="a header of 2^64 bytes",
-        told="said to have 18446744073709551615 bytes",
+        told="should have 18446744073709551615 bytes",
         code=2,
         make=hostile_header,
     ),
