@@ -130,8 +130,22 @@ def _is_plain(model: Json) -> bool:
     if isinstance(model.get("vocab"), list) and any(len(piece) > MOST_WORD for piece in _pieces({"model": model})):
         return False
     if "merges" in model or model.get("type") == "BPE":
-        return not prefix and suffix in (None, "", "</w>")
+        return not prefix and suffix in (None, "", "</w>") and _is_merged(model)
     return not suffix and len(str(prefix)) <= MOST_PARTS
+
+
+def _is_merged(model: Mapping[str, Json]) -> bool:
+    """Whether all merges make pieces of the vocabulary; of others the library fails with a stack trace."""
+    merges, vocabulary = model.get("merges"), model.get("vocab")
+    if not isinstance(merges, list) or not isinstance(vocabulary, Mapping):
+        return not merges
+    for merge in merges:
+        match merge.split(" ") if isinstance(merge, str) else merge:
+            case [str(first), str(second)] if first + second in vocabulary:
+                pass
+            case _:
+                return False
+    return True
 
 
 def piece_fault(content: Json) -> str:
@@ -175,10 +189,12 @@ def _pieces(content: Json) -> Iterator[str]:
 def _is_harmless(step: Json) -> bool:
     """Whether a step has a few parts, with known and small settings only."""
     waiting, count, templates = [step], 0, 0
+    if isinstance(step, list):  # the library takes the fields of a part in this form too
+        return False
     while waiting:
         part = waiting.pop()
         if not isinstance(part, Mapping):
-            if _size(part) > MOST_PARTS:
+            if _size(part) > MOST_PARTS or (isinstance(part, list) and any(isinstance(one, list) for one in part)):
                 return False
             waiting += part if isinstance(part, list) else ()
             continue
@@ -189,6 +205,7 @@ def _is_harmless(step: Json) -> bool:
                 templates > 1
                 or any(_size(value) > MOST_PARTS for value in part.values())
                 or len(str(part)) > MOST_CHARACTERS
+                or not _is_complete(part)
             ):
                 return False
         elif part.keys() <= SETTINGS or _shortens(part):
@@ -196,6 +213,24 @@ def _is_harmless(step: Json) -> bool:
         else:
             return False
     return count <= MOST_STEPS + 1
+
+
+def _is_complete(template: Mapping[str, Json]) -> bool:
+    """Whether a template has all that it names; of others the library fails with a stack trace."""
+    tokens = template["special_tokens"]
+    for name, sequences in (("single", ("A",)), ("pair", ("A", "B"))):
+        pieces = template[name]
+        for piece in pieces if isinstance(pieces, list) else [None]:
+            match piece:
+                case {"SpecialToken": {"id": str(token)}, **rest} if isinstance(tokens, Mapping) and token in tokens:
+                    known = not rest
+                case {"Sequence": {"id": str(sequence)}, **rest}:
+                    known = not rest and sequence in sequences
+                case _:
+                    known = False
+            if not known:
+                return False
+    return True
 
 
 def _size(value: Json) -> int:

@@ -226,6 +226,7 @@ def test_there_is_one_way_to_write() -> None:
         "porting.converting.journal": "a descriptor that is read",
         "porting.converting.workplace": "folders by their descriptors",
         "porting.checkpoint.gguf_vocabulary": "a temporary folder",
+        "porting.checkpoint.hdf5_walk": "its standard output",
         "porting.checkpoint.hub": "folders of the cache of the hub's client",
         "porting.mutating.messages": "orders in a temporary folder",
         "porting.mutating.fork_server": "what a process prints, in a temporary folder",

@@ -268,6 +268,44 @@ def test_what_may_grow_is_tried_out_whatever_its_type_is_called(content: Json) -
     assert not is_known(content)
 
 
+A: Json = {"Sequence": {"id": "A"}}
+B: Json = {"Sequence": {"id": "B"}}
+X: Json = {"SpecialToken": {"id": "x"}}
+TOKEN: Json = {"x": {"id": "x", "ids": [0], "tokens": ["x"]}}
+
+
+def template(single: Json, pair: Json, tokens: Json) -> dict[str, Json]:
+    """A post-processor that puts tokens around a text."""
+    return {"post_processor": {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}}
+
+
+def merged(vocabulary: Json, merges: Json) -> dict[str, Json]:
+    """A model of merged pieces."""
+    return {"model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+
+
+@pytest.mark.parametrize(
+    ("content", "known"),
+    [
+        (template([A, X], [A, B], TOKEN), True),
+        (template([A, X], [A, B], {}), False),
+        (template([A], [A, X], None), False),
+        (template([B], [A, B], TOKEN), False),
+        (template("$A x", [A, B], TOKEN), False),
+        (merged({"a": 0, "b": 1, "ab": 2}, [["a", "b"]]), True),
+        (merged({"a": 0, "b": 1, "ab": 2}, ["a b"]), True),
+        (merged({"a": 0, "b": 1}, []), True),
+        (merged({"a": 0}, [["a", "a"]]), False),
+        (merged({"a": 0, "ab": 1}, ["a b c"]), False),
+        (merged({"a": 0}, "a a"), False),
+        ({"normalizer": [""]}, False),
+        (grown([""]), False),
+    ],
+)
+def test_what_the_library_fails_on_with_a_stack_trace_is_tried_out(content: Json, known: bool) -> None:
+    assert is_known(content) is known
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -1,22 +1,31 @@
 """HDF5 files, in which Keras and TensorFlow models of transformers keep their weights.
 
-The structure is read by h5py (``pip install porting[hdf5]``), through this library's own reading of the file.  The path
-of a dataset is the tensor's name.  Where HDF5 has the elements in a row and uncompressed, they are mapped and read by
-ranges.  Chunks are decoded here, since HDF5 inflates them to whatever size they have; those that were never written
-cost nothing.  What a file names elsewhere (links to other files, external storage, virtual datasets) is not followed.
+The structure is read by h5py (``pip install porting[hdf5]``) in a process of its own, since HDF5's library crashes on
+some damaged files (:mod:`porting.checkpoint.hdf5_walk`).  The path of a dataset is the tensor's name.  Where HDF5 has
+the elements in a row and uncompressed, they are mapped and read by ranges.  Chunks are decoded here, since HDF5
+inflates them to whatever size they have; those that were never written cost nothing.  What a file names elsewhere
+(links to other files, external storage, virtual datasets) is not followed.
 """
 
 from __future__ import annotations
 
-import io
+import base64
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from porting.checkpoint import hdf5_walk
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charge_decoding
@@ -24,8 +33,8 @@ from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
-from porting.errors import Code, Fault, PortingError
-from porting.limits import charge, charge_name, reading
+from porting.errors import Code, Fault
+from porting.limits import charge, charge_name, grant_tensors, reading, spending
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +50,11 @@ STEP = 32
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 """The numbers of filters that are undone here."""
 
-COMPACT = 0
-"""The layout of a dataset whose elements lie in its header."""
+LONGEST_LINE = 1 << 20
+"""Bytes of a line at most: names are shorter, and so are elements in a header."""
+
+LONGEST_TIME = 1 << 30
+"""Seconds."""
 
 CHECKSUM = 4
 """Bytes of a checksum behind a chunk."""
@@ -76,66 +88,93 @@ class Hdf5(Container):
         tensors = TensorList(source, Code.HDF5_FILE, name=name, format=self.name)
         others: list[str] = []
         links = _Links(source.where)
-        with reading(source.where), _opened(source) as root:
-            for path, dataset in _datasets(root, others, links, source.where):
-                _add(tensors, path, dataset, others)
+        with reading(source.where) as budget:
+            seconds = min(max(math.ceil(budget.left), 1), LONGEST_TIME) if budget.left < math.inf else LONGEST_TIME
+            with _Walk(source, seconds) as walk:
+                for count, (path, described, stored) in enumerate(_datasets(walk, others, links, source.where), 1):
+                    grant_tensors(count, where=source.where)
+                    _add(tensors, path, described, stored)
         return tensors.contents(notes=(*not_read(others, source.where), *links.notes()))
 
 
-class _File(io.RawIOBase):
-    """A file as h5py reads it; what goes wrong is kept, since HDF5 makes another error of it."""
+class _Walk:
+    """The process that goes over a file; see :mod:`porting.checkpoint.hdf5_walk`.
 
-    def __init__(self, source: ByteSource) -> None:
+    Args:
+        source: the file, of which it gets what it asks for.
+        seconds: the processor time that it may take.
+    """
+
+    def __init__(self, source: ByteSource, seconds: int) -> None:
+        from porting.checkpoint.npz import DTYPES  # noqa: PLC0415  # numpy's types
+
+        specs = [find_spec(package) for package in ("h5py", "numpy")]
+        if None in specs:
+            message = "reading an HDF5 file needs the package h5py, which is not installed"
+            raise checkpoint_error(Code.HDF5_FILE, source.where, message, INSTALL)
         self._source = source
-        self._position = 0
-        self.failure: PortingError | None = None
+        self.taken = 0.0
+        folders = [str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin]
+        given = json.dumps([source.size, seconds, sorted(DTYPES), folders])
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-I", hdf5_walk.__file__, given]
+        self._process = subprocess.Popen(  # noqa: S603  # our own program
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
 
-    def readable(self) -> bool:
-        return True
+    def __enter__(self) -> _Walk:
+        return self
 
-    def seekable(self) -> bool:
-        return True
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + {0: 0, 1: self._position, 2: self._source.size}[whence]
-        return self._position
+    def messages(self) -> Iterator[list[Any]]:  # of what JSON has
+        """What it says, line by line, but requests for bytes, which are answered.
 
-    def tell(self) -> int:
-        return self._position
+        Raises:
+            CheckpointError: it cannot read the file.
+            LimitError: it takes more time, or asks for more bytes, than are left.
+        """
+        requests, answers = self._process.stdout, self._process.stdin
+        if requests is None or answers is None:
+            raise ValueError("the process has no pipes")  # a bug of ours
+        while line := requests.readline(LONGEST_LINE):
+            try:
+                said = json.loads(line) if line.endswith(b"\n") else None
+            except (ValueError, RecursionError):
+                said = None
+            match said:
+                case ["read", int(offset), int(count)] if 0 <= offset <= offset + count <= self._source.size:
+                    charge("metadata", count, where=self._source.where)
+                    answer = self._source.pread(offset, count)
+                    with suppress(BrokenPipeError):  # what it says tells why it ended
+                        answers.write(answer)
+                        answers.flush()
+                case ["failed", str(told)]:
+                    raise self._failed(f"h5py cannot read it: {told}")
+                case ["end"]:
+                    self._ended()
+                    return
+                case [str(), *_] as message:
+                    yield message
+                case _:
+                    break
+        os.kill(self._process.pid, signal.SIGKILL)  # it has ended, or does not say what it should
+        self._ended()
+        raise self._failed("the HDF5 library crashed on it")
 
-    def readinto(self, buffer: Any) -> int:  # as RawIOBase has it
-        """Read the next bytes; none behind the end."""
-        view = memoryview(buffer).cast("B")
-        count = min(len(view), max(self._source.size - self._position, 0))
-        try:
-            charge("metadata", count, where=self._source.where)
-            view[:count] = self._source.pread(self._position, count)
-        except PortingError as error:
-            self.failure = error
-            raise
-        self._position += count
-        return count
+    def _ended(self) -> None:
+        """Wait for the end, and charge its processor time."""
+        _, status, used = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        with spending() as budget:
+            if self._process.returncode == -signal.SIGXCPU:
+                raise budget.exceeded("seconds", self._source.where)
+            budget.spend(used.ru_utime + used.ru_stime, self._source.where)
 
-
-@contextmanager
-def _opened(source: ByteSource) -> Iterator[Any]:  # a group of h5py, which has no types
-    """The root group of a file."""
-    try:
-        import h5py  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        message = "reading an HDF5 file needs the package h5py, which is not installed"
-        raise checkpoint_error(Code.HDF5_FILE, source.where, message, INSTALL) from error
-    file = _File(source)
-    try:
-        with h5py.File(file, "r") as root:
-            yield root
-    except PortingError:
-        raise
-    except Exception as error:  # h5py raises whatever HDF5's errors look like to it
-        if file.failure is not None:
-            raise file.failure from error
-        message = f"h5py cannot read it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        raise checkpoint_error(Code.HDF5_FILE, source.where, message, FETCH_AGAIN) from error
+    def _failed(self, message: str) -> CheckpointError:
+        return checkpoint_error(Code.HDF5_FILE, self._source.where, message, FETCH_AGAIN)
 
 
 class _Links:
@@ -150,13 +189,13 @@ class _Links:
         self._inside: list[str] = []
         self._outside: list[str] = []
 
-    def add(self, path: str, link: Any) -> None:  # of h5py
-        """Note a link, and where it leads."""
-        charge("metadata", len(link.path) + len(getattr(link, "filename", "")), where=self._where)
-        if hasattr(link, "filename"):
-            self._outside.append(f"{quote(path)} leads to {quote(link.path)} in {quote(link.filename)}")
+    def add(self, path: str, target: str, file: str | None) -> None:
+        """Note a link, and where it leads: in which file, if not in this one."""
+        charge("metadata", len(target) + len(file or ""), where=self._where)
+        if file is not None:
+            self._outside.append(f"{quote(path)} leads to {quote(target)} in {quote(file)}")
         else:
-            self._inside.append(f"{quote(path)} leads to {quote(link.path)}")
+            self._inside.append(f"{quote(path)} leads to {quote(target)}")
 
     def notes(self) -> tuple[Fault, ...]:
         """A note for each kind of link that there is."""
@@ -184,83 +223,73 @@ def _more(count: int) -> str:
     return f" and {count - SHOWN:,} more" if count > SHOWN else ""
 
 
-def _datasets(root: Any, others: list[str], links: _Links, where: str) -> Iterator[tuple[str, Any]]:  # groups of h5py
-    """The datasets of a file by their paths; ``others`` takes what is none, ``links`` what is not followed."""
-    import h5py  # noqa: PLC0415  # an extra
+def _datasets(
+    walk: _Walk, others: list[str], links: _Links, where: str
+) -> Iterator[tuple[str, Mapping[str, Any], list[_Stored]]]:
+    """The datasets of a file: paths, descriptions, stored parts.
 
-    seen = {h5py.h5o.get_info(root.id).addr: ""}
-    waiting = [("", root)]
-    while waiting:
-        prefix, group = waiting.pop()
-        inside = []
-        for key in group:
-            charge("objects", STEP, where=where)
-            path = f"{prefix}{key}"
-            if len(path) > LONGEST_TENSOR_NAME:
-                raise checkpoint_error(Code.HDF5_FILE, where, f"a name of {len(path)} characters", FETCH_AGAIN)
-            charge_name(path, where=where)
-            link = group.get(key, getlink=True)
-            if link is None:  # its group lists it: h5py does not tell a link that is damaged from none
+    Args:
+        others: takes the paths of what is none, or has no numbers.
+        links: takes what is not followed.
+    """
+    path, stored = "", list[_Stored]()
+    for message in walk.messages():
+        match message:
+            case ["link", str(path)]:
+                stored = []
+                charge("objects", STEP, where=where)
+                if len(path) > LONGEST_TENSOR_NAME:
+                    raise checkpoint_error(Code.HDF5_FILE, where, f"a name of {len(path)} characters", FETCH_AGAIN)
+                charge_name(path, where=where)
+            case ["damaged"]:
                 raise checkpoint_error(Code.HDF5_FILE, where, f"the link of {quote(path)} is damaged", FETCH_AGAIN)
-            if not isinstance(link, h5py.HardLink):
-                links.add(path, link)
-                continue
-            found = group[key]
-            if isinstance(found, h5py.Dataset | h5py.Group):
-                first = seen.setdefault(h5py.h5o.get_info(found.id).addr, path)
-                if first != path:
-                    raise checkpoint_error(Code.HDF5_FILE, where, _named_twice(first, path, found), NAME_ONCE)
-            if isinstance(found, h5py.Dataset):
-                yield path, found
-            elif isinstance(found, h5py.Group):
-                inside.append((f"{path}/", found))
-            else:
+            case ["leads", str(target), str() | None as file]:
+                links.add(path, target, file)
+            case ["again", str(first), str(kind)]:
+                raise checkpoint_error(Code.HDF5_FILE, where, _named_twice(first, path, kind), NAME_ONCE)
+            case ["stored", [*starts], int(skipped), int(start), int(size)]:
+                charge("objects", STEP, where=where)
+                stored.append(_Stored(tuple(starts), skipped, start, size))
+            case ["dataset", None]:
                 others.append(path)
-        waiting += reversed(inside)
+            case ["dataset", dict(described)]:
+                yield path, described, stored
 
 
-def _named_twice(first: str, second: str, found: Any) -> str:  # a group or a dataset of h5py
-    import h5py  # noqa: PLC0415  # an extra
-
+def _named_twice(first: str, second: str, kind: str) -> str:
     if not first or second.startswith(f"{first}/"):
         return f"the group {quote(first or '/')} contains itself, as {quote(second)}"
-    kind = "dataset" if isinstance(found, h5py.Dataset) else "group"
     return f"{quote(first)} and {quote(second)} are names of the same {kind} (hard links)"
 
 
-def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> None:  # of h5py
+def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: list[_Stored]) -> None:
     """Add a dataset to the tensors, or note why it is none."""
-    import h5py  # noqa: PLC0415  # an extra
+    import numpy as np  # noqa: PLC0415  # takes time to import
 
-    from porting.checkpoint.npz import DTYPES  # noqa: PLC0415  # numpy's types, which need numpy
+    from porting.checkpoint.npz import DTYPES  # noqa: PLC0415  # numpy's types
 
-    dtype: np.dtype[Any] = dataset.dtype
-    element = DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
-    if dataset.shape is None or dtype.kind in "OSUMm":  # without values, text, dates
-        others.append(path)
-        return
+    element = DTYPES.get(described["kind"])
     if element is None:
-        tensors.refuse(path, f"its type {dtype} is none that torch has", "save it as float32")
+        tensors.refuse(path, f"its type {described['title']} is none that torch has", "save it as float32")
         return
-    if dataset.id.get_type() != h5py.h5t.py_create(dtype, logical=True):  # numpy's type says nothing of unused bits
-        tensors.refuse(path, f"its numbers are stored in another form than those of {dtype}", "save it as float32")
+    if not described["same"]:  # numpy's type says nothing of unused bits
+        message = f"its numbers are stored in another form than those of {described['title']}"
+        tensors.refuse(path, message, "save it as float32")
         return
-    if dataset.external or dataset.is_virtual:
+    if described["elsewhere"]:
         tensors.refuse(path, "its elements lie in other files, which are not read", "save the weights in one file")
         return
-    shape, start = tuple(dataset.shape), dataset.id.get_offset()
+    dtype, shape, start = np.dtype(described["dtype"]), tuple(described["shape"]), described["start"]
     nbytes = math.prod(shape) * dtype.itemsize
-    if start is not None and dtype.newbyteorder("<") == dtype and dataset.id.get_storage_size() == nbytes:
+    if start is not None and dtype.newbyteorder("<") == dtype and described["storage"] == nbytes:
         tensors.add(path, shape, element, start=start)
         return
-    settings = dataset.id.get_create_plist()
-    described = [settings.get_filter(at) for at in range(settings.get_nfilters())]
-    filters = tuple(number for number, *_ in described)
-    stored = _stored(dataset, where=tensors.faults.where)
+    chunks = described["chunks"]
+    filters = tuple(number for number, _ in described["filters"])
     reason = _unreadable_filters(filters)
-    if any(number == SHUFFLE and values != (dtype.itemsize,) for number, _, values, _ in described):
+    if any(number == SHUFFLE and values != [dtype.itemsize] for number, values in described["filters"]):
         reason = reason or f"its bytes are shuffled as those of other numbers than {dtype}"
-    whole = math.prod(dataset.chunks) * dtype.itemsize if dataset.chunks else nbytes
+    whole = math.prod(chunks) * dtype.itemsize if chunks else nbytes
     other = next((part.size for part in stored if part.size != whole), None)
     if other is not None and not filters:
         reason = reason or f"a part of its elements has {other} bytes, expected {whole}"
@@ -276,16 +305,16 @@ def _add(tensors: TensorList, path: str, dataset: Any, others: list[str]) -> Non
         itemsize=dtype.itemsize,
         stored=sum(part.size for part in stored),
         where=tensors.faults.where,
-        largest=whole if dataset.chunks and stored else 0,
+        largest=whole if chunks and stored else 0,
     )
+    fill = np.frombuffer(base64.b64decode(described["fill"]), dtype)
     layout = _Layout(
         shape=shape,
         dtype=dtype,
-        chunk=tuple(dataset.chunks or shape),
+        chunk=tuple(chunks or shape),
         stored=tuple(sorted(stored, key=lambda part: part.starts)),
         filters=filters,
-        # What lies in the header of the dataset itself was read with it, and is at most 64 kB.
-        fill=dataset[()] if settings.get_layout() == COMPACT else dataset.fillvalue,
+        fill=fill.reshape(() if fill.size == 1 else shape),
     )
     tensors.add(path, shape, element, start=0, decode=partial(_Elements, name=path, layout=layout))
 
@@ -325,21 +354,6 @@ class _Layout:
     stored: tuple[_Stored, ...]
     filters: tuple[int, ...]
     fill: Any
-
-
-def _stored(dataset: Any, *, where: str) -> list[_Stored]:  # of h5py
-    """The stored parts of a dataset."""
-    start, found = dataset.id.get_offset(), list[_Stored]()
-    if start is not None:
-        return [_Stored((0,) * dataset.ndim, 0, start, dataset.id.get_storage_size())]
-
-    def add(chunk: Any) -> None:  # as h5py has it
-        charge("objects", STEP, where=where)
-        found.append(_Stored(tuple(chunk.chunk_offset), chunk.filter_mask, chunk.byte_offset, chunk.size))
-
-    if dataset.chunks and dataset.id.get_num_chunks():
-        dataset.id.chunk_iter(add)
-    return found
 
 
 def _unreadable_filters(filters: tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -294,7 +295,8 @@ def _text(source: _Inflated, name: str) -> tuple[bytes, int]:
 
 def _parsed(text: bytes, start: int, size: int) -> _Array:
     try:
-        with reading():
+        with reading(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of "1or 2", which is refused
             found = ast.literal_eval(text.decode("utf-8").strip())
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise _ArrayError("its header is no dictionary of Python's plain values") from error

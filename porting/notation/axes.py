@@ -28,6 +28,9 @@ LONGEST = 1000
 MOST_PIECES = 1024
 """Concatenations multiply: a term may fall into at most this many pieces."""
 
+MOST_AXES = 64
+"""torch iterates over at most this many dimensions."""
+
 _TOKEN = re.compile(
     r"[ \t]*(?:((?:(?:[A-Za-z][A-Za-z0-9]*=)?[0-9]{1,9}|_?[A-Za-z][A-Za-z0-9]*'{0,3}|_[0-9]{1,9})"
     r"(?![A-Za-z0-9_=']))|([()|]))"
@@ -138,6 +141,8 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False, named: bool = 
     axes, rest = _sequence(tokens, 0, 0, rows=rows, named=named)
     if rest < len(tokens):
         raise NotationError(Code.BAD_AXES, f"{tokens[rest][0]!r} is not expected here", tokens[rest][1])
+    if len(axes) > MOST_AXES:
+        raise NotationError(Code.BAD_AXES, f"{len(axes)} axes; torch handles {MOST_AXES}", offset)
     recurring = _recurring(axes)
     if recurring:
         at = [position for token, position in tokens if token.partition("=")[0] == recurring]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import builtins
 import io
 import itertools
 import tracemalloc
@@ -334,15 +333,35 @@ def test_what_is_inflated_is_charged(tmp_path: Path) -> None:
 
 def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.h5", {"w": torch.ones(2)})
-    usual = builtins.__import__
-
-    def without(name: str, *args: object, **kwargs: object) -> object:
-        if name == "h5py":
-            raise ModuleNotFoundError(name)
-        return usual(name, *args, **kwargs)  # type: ignore[arg-type]  # as they were given
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("porting.checkpoint.hdf5_file.find_spec", lambda package: None)
     refused(tmp_path / "a.h5", "needs the package h5py, which is not installed (pip install 'porting[hdf5]')")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.abort()", "the HDF5 library crashed on it (the file is damaged: fetch it again)"),
+        ("while True: pass", "this takes more than 1 seconds of reading descriptions"),
+        ("print('no JSON')", "the HDF5 library crashed on it"),
+        ("print(" + "'[' * 30_000" + ")", "the HDF5 library crashed on it"),
+        ("print('[\"read\", 0, 1000000]')", "the HDF5 library crashed on it"),
+    ],
+)
+def test_a_file_that_the_library_fails_on_ends_no_process_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
+    """The program stands for the one that runs the library."""
+    write(tmp_path / "a.h5", {"w": torch.ones(2)})
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 2)); "
+    (tmp_path / "walk.py").write_text(f"{limit}\n{program}\n")
+    monkeypatch.setattr("porting.checkpoint.hdf5_walk.__file__", str(tmp_path / "walk.py"))
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    refused(tmp_path / "a.h5", message)
+
+
+def test_a_damaged_file_that_crashes_the_library_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(zlib.decompress(base64.b85decode(CRASHES)))
+    refused(tmp_path / "a.h5")
 
 
 KERAS = (
@@ -383,3 +402,34 @@ def test_an_archive_of_keras_is_named(tmp_path: Path) -> None:
 def test_damaged_files_give_errors_of_this_library_alone(tmp_path: Path) -> None:
     write(tmp_path / "good.h5", {f"layer/{number}": torch.rand(3, 4) for number in range(9)}, chunks=(2, 2))
     torn((tmp_path / "good.h5").read_bytes(), tmp_path / "tf_model.h5")
+
+
+CRASHES = (
+    "c-rmU4R9298OQPGE(r;FsV4@4%D^>XO@W5HyoZ-&2_X#-%9XSf<n55RPzoG@CJfZ+ipm6eX)HP*V7*pAP)Aaz+L=OKii}Wc8*4``XxV8~kb;ncjF"
+    "#Hs-QIV}-VM%FS;w-IKa=_F^W1-5?zg$zKM9kyHC5GF>7PqaN=p-STw^rV#%dq^tkG{Dm{3zS(Jd?7J**SWk?t0kNViOh;F`am-Kdu?PohyK|MgH"
+    ")HY*?h5@waS*sn%x8!ukG`i^l4krTKEh`8M@S2mAjCnRW&q-=40+FK#9j1?)$kfLjmI8q{4o0O53Ba-ZvBv)!`T1s@zoV-dmN7^Qz<gx7szc^iae"
+    "@&I7M=!g#L@!-DvB$bg4zt$W@vWiP6N^L?3Cv}FE?n10sGlSol~;1oB<C?9q4c!Ky-srN{#0ykrg{2Sx#h;;<MZ>3EWEq2GZtDuR>VGaW1rT;zYv"
+    "@LXe#?n{@-2FU#HcV+HrfHb-?YpFyz_;c4VPBAdANOKdiSSi{lQ+;&S(1Z&ugUjh3f*LAo+Tu0-EmTsvJdHTu<h(ubFu|FeS{UpZ4GvU7&<mGc!|"
+    "^m&ngu~D6#x2U=<GD}){Co|s{+zH1@mVm5?+<@r&UUUrNI{Qn!2X?N0;@@9UM+F;7j5PFMHulCMEXEQn#WF0%p;#4DMHx+vQcaC=58g{3Wdb!yAf"
+    "|#U%Kh|FMGfTv9!C{r3Vl>jL-`Vqqlz+vKB}mp%;a%YQTm`4b8!IPfq6I(hv9G>fp=pCDxA;M%(aFZWehdSSZdVFT<_y~po$vGL>@=Y%ykldR8d2"
+    "DkjGIobDc^bRn$<X@i=N`uECgIR4|AthEWD%KKjs)1z4!WzkWt?Jd{dmlu^{9680NMAElNWWjyux`2AEfSCl%QAF8O;CG2PBiZYq~P(^KW!hUA1D"
+    "AU;wRn(@(@28QgZst3S`+*7uXC<7EI*c0X=DaU+98^%|&_@M>sA3p3vp<hMYN(^k=eVe#ETE4H22sT@YG!{Sebi7#d6?s(g0h%CDi}l+!>F0_LNN"
+    "mv#1N|3f?;zWxvCgO4Rtg3*<2Uu<SKLNqk=(HF>Ln9RmCuBsGGUhb6nKPRUV>`3I<Wdu-PY96~m~ZZsxv-<DyQkvV=Y=7(^Ar*h;P%wxNz4C`)5{"
+    "qN)}4e?-?Hwbilj-flFSyT{k&x6_`C_`bOs*^(JQ&m7*{;``Sh?;T&8$7%lTjaNCI&&T)8{kHVE@#^U0j+K7t8eOAnbd9djHM+))hQfL+h$@CrGu"
+    "Lyo6V~;t*K`!t$zD`2I4^!bh4oqxRSctMuIK6#&c}L9M`4}pMFoQk6VAtaEr=?HQ8U+bixSSqdQC@RUFJbA`a<#hd0DslP{9BOF|;({`yJ{Q3}Y*"
+    "5*oL~<Z=jDlcAzZdy3vcWoIZNdhYAKTX!akWk3kHfiY*v6`;GK5jIF3)8|r4ii9YJsfwF?<f!-C$O}!pE%=<!q9`vFQ6%3eta#b*ZK@6daEoPrwR"
+    "cyg9wxWh@W}jR&Y(pJ8P{`4P9Vq1IK`;7H!GPH(R|NwY#1N|3a+CKVNUkANu?54}+7N%9FuAs(hHa>0$FlhSbaL%LAwLg#(f3Hg>zzD(s9*qt7;2"
+    "2)FG#K-RIvra*xHov{K&NxHEcs2J8m-n*hN)zeSA_r>>qagg6EG8_yy0qE$=tjkwv=$vRKu9_22BsqQe1Me0bh{(vB>=eQ*6Nelo1RpB-5Yc0d;8"
+    "moMd3Ppk<@s`2ASPv;}%|M^*y606PM7+?PxYjV7KAM=dKmLG?@NY^EmwPxqwkCIZ1pXR1C7f*M|)X1FM<j$8yr$|p@bL980b(5!z%{@O}mL=~?bo"
+    "1U3&wHf8=!WL~u7`|?bhG5Wvk&J;Pj|GtpeEc`h8x{k=NbpfCS&fJ2RAFy-`E`XTxg^$Fg7#&ed;9Fm^*vV);aQq(S3Pa+g$mLvDxFkmc{a_abov"
+    "|ol9hrG56?{hOf$a<81#NyneN$8gr{3AJr@ejZO99&(@0HnBXtyvrWbu-P798?K0aqLfgeBo|2x%=Hl;N+97^p!rIf`UGfcM^Yzyb{!lg>CtjIyY"
+    "LDzUHcy^=^5?SGn6PR8PhXTj8{NI_i+&~NjLlOMrXG_+#%5jCmg6$SIK|hV)=$V8W4DGiBmX2##^$lzAGOO)WA4nyvd_pjjk&vz^gbgYV{_w7^{j"
+    "lw*xdS7&Q<AeJfX+uo%uj2jLjp%&(Hn;znhmi;MKY2FZ1*5$fC*tS)3o6f6<OC0uIRH<%tKpc4RTl0a@hjU%bkWEb1MQ#XB3{7-vTo%N>x#iN^}x"
+    "v?B}E0a-jV{`s?ZWU<}>SzKDV_*FZy*y4aJCM{dO(2gv2I3SDEy;WbgBa2oCWN~PFDASHC4mco-)!%I#WJeZ99gxMdOP@PzM;5O;Ad4$K>qB;Ap*"
+    "tXpV|UdpvLlQ04#;BN+Znd3!T;faEKdD0Yl9tGB=@`Zv*@{D?+bQh;c-9~?_Pb<mhVUUI3SA&+uy6QBa1u-WO4h9L;LK=qR0VRJmWd0+L49gfGpZ"
+    "CY^t>*i&_U{@!ALba_z`svIDX>x@7YlJF=MLfGno8Z|G%579j^@vF`AgIy<s>)B#zX*?8cJ9a%IxAd4~memldCEWYi4EUvB__jfz82s<E){@<xRS"
+    "Y1<9dHwH|ME{FQ?!`+-T$0pOSln$?tZ7swJ*q5KY2VS7s%&7jr7ADEN4mzXGUD%lWMrLa$ajgm$ye_-Z>qb=pPJlR6nrM7vncG>t+OaH{)7cZapv"
+    "uvMM>}6&Z2Zc|IVV!H=wg9f8~pvpGkh-i9Ac?KYgdAD!4SzQWbtQ$Wj%h-({(ad*xfIlH4Jdsx;qcsmg}>Eme7SL1$Iqn^<V6{4<IyRl!5Wma4F^"
+    "#8MTlF11v}8_O(J$<}g9Rk~}ar7GJu%u<!VFx>JA^Sv~}Qu%*>x1}n0tHM$hUQjGm(bbVRxc_6~?|<c3<d1G8{xPgo{eE5kFCiE*od"
+)
+"""A file of h5py 3.16 with changed bytes: listing its groups ends a process by SIGSEGV; deflated, in base 85."""

@@ -658,3 +658,12 @@ def test_columns_of_a_deflated_member_are_gathered_and_not_read_one_by_one(
     monkeypatch.setattr(Stream, "pread", counted)
     assert digest(tmp_path / "a.npz").tensors == digest(tmp_path / "b.npz").tensors
     assert len(calls) < 100
+
+
+def test_python_does_not_warn_of_a_header_that_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(npz(("a.npy", b"\x93NUMPY\1\0\6\0{1or 2")))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(CheckpointError, match="its header is no dictionary of Python's plain values"):
+            open_checkpoint(tmp_path / "a.npz")
+    assert not caught

@@ -59,6 +59,7 @@ def test_blanks_mean_nothing() -> None:
         ("f'a", Code.BAD_AXES, "'f' cannot stand among axes", 0),
         ("(_p|a) (_p|b)", Code.INDEX_TWICE, "index '_p' stands twice among the axes", 8),
         ("(" * 17 + "a" + ")" * 17, Code.BAD_AXES, "parentheses nested deeper than 16", 16),
+        ("1 " * 65, Code.BAD_AXES, "65 axes; torch handles 64", 0),
         ("a" * 1001, Code.BAD_AXES, "axes of 1001 characters, at most 1000 are read", 0),
         (
             " ".join(f"(a{n}|b{n})" for n in range(30)),

@@ -431,14 +431,32 @@ def test_a_number_whose_hash_is_chosen_is_no_key(
     assert "as the key of a dictionary" in result.stderr
 
 
-def test_a_tokenizer_that_makes_its_library_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It panics, which no handler of ordinary exceptions sees."""
+SEQUENCES = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
+NAMELESS = [*SEQUENCES, {"SpecialToken": {"id": "x", "type_id": 0}}]
+TEMPLATE = {"type": "TemplateProcessing", "single": SEQUENCES[:1], "pair": SEQUENCES, "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"post_processor": {**TEMPLATE, "single": [SEQUENCES[0], NAMELESS[2]]}},
+        {"post_processor": {**TEMPLATE, "single": SEQUENCES[1:]}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}},
+    ],
+    ids=["map", "token", "second text", "merge"],
+)
+def test_a_tokenizer_that_makes_its_library_fail(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: object
+) -> None:
+    """It panics, which no handler of ordinary exceptions sees, and prints a stack trace past Python."""
     monkeypatch.chdir(tmp_path)
-    words = tokenizer(tmp_path, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
+    words = tokenizer(tmp_path, part)  # type: ignore[arg-type]  # parts of a tokenizer
     result = run(*words)
     assert result.exit_code == 2
     assert "it made the tokenizers library fail" in result.stderr
     assert len(result.stderr.splitlines()) == 2
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_a_template_that_makes_millions_of_word_pieces(
