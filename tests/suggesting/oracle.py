@@ -22,6 +22,7 @@ from porting.suggesting.draft.table_writer import write
 from porting.suggesting.subjects.guarded_run import Deadline, guarded
 from porting.suggesting.subjects.model_pair import prepare
 from porting.suggesting.subjects.questions import Ask, Asker
+from porting.suggesting.subjects.sampler import LENGTH, rows_of
 from porting.suggesting.subjects.twin import draw_parameters
 
 BOUND = 1e-10
@@ -51,7 +52,7 @@ def drafted(folder: Path, into: Any, *, architecture: str | None = None, ask: As
 
     checkpoint = open_checkpoint(folder)
     kind = pipeline._against(checkpoint, architecture, asker).name
-    with guarded(0), tempfile.TemporaryDirectory(prefix="porting-drafted-") as twin:
+    with guarded(0), rows_of(LENGTH), tempfile.TemporaryDirectory(prefix="porting-drafted-") as twin:
         subjects = prepare(checkpoint, into, kind, Path(twin), seed=0, inputs={}, ask=asker, tell=tell)
         found, inner = pipeline._searched(subjects, 0, pipeline.TRIALS, Deadline(pipeline.LIMIT), tell)
         pipeline.fold(found, asker)
