@@ -111,7 +111,7 @@ def verify(
 
     Both run in float64, where a faithful port agrees to 1e-12 of the activation's scale, and then in each working
     dtype, where its rounding error may be 4 times the reference's own.  Every probe of the table is seen end to end,
-    and isolated: given the reference's activations, so that a guilty module is named and an innocent one is not.
+    and isolated: given the reference's activations, so that the module with the mistake is named and no other.
 
     Args:
         source, into, table, fresh, trust, revision: as in :func:`porting.load`.  Without a source the port gets the
