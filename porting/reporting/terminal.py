@@ -205,9 +205,9 @@ def mark(row: ReportRow) -> Text:
     if imprecise:
         return Text(f"<- rounds worse: {listed(imprecise)}", "yellow")
     if any(probe.differs for probe in row.probes):
-        return Text("right by itself: the difference comes from before", "dim")
+        return Text("the difference comes from before", "dim")
     if any(probe.drifts for probe in row.probes):
-        return Text("right by itself: the rounding comes from before", "dim")
+        return Text("the rounding comes from before", "dim")
     return Text(SAME, "green")
 
 

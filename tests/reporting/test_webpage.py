@@ -84,7 +84,7 @@ def test_a_click_on_a_cell_shows_its_details(guilty: Report, page: Path) -> None
         details = browser.inner_text("article:visible")
         probe = next(probe for probe in guilty.probes if probe.port == "bert.layers.2.attention.key")
         assert probe.reference in details
-        assert "right by itself: what is off comes from before" in details
+        assert "what is off comes from before" in details
         assert "code run since the last matching probe: bert.layers.2.attention.key" in details
         assert f"{probe.count:,} numbers were compared" in details
         assert f"{probe.rounding['float32'].end_to_end:.0f}\N{MULTIPLICATION SIGN}" in details

@@ -142,10 +142,10 @@ def test_without_verbose_float32_inside_is_one_line_and_rows_that_are_right_are_
     full, brief = (shown(report, verbose=verbose) for verbose in (True, False))
     assert "computes in less than float64" in full
     assert "head " in full
-    assert "right by itself" in full
+    assert "comes from before" in full
     (line,) = [line for line in brief.splitlines() if "less than float64" in line]
     assert line.startswith("computed in less than float64: layers.{0-2}")
-    assert [row.split()[0] for row in brief.splitlines() if "right by itself" in row] in ([], ["output"])
+    assert [row.split()[0] for row in brief.splitlines() if "comes from before" in row] in ([], ["output"])
 
 
 class Gelu(Rough):
