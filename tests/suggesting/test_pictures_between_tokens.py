@@ -219,6 +219,9 @@ def test_the_kinds_of_tokens_are_given_as_processors_give_them(
     assert sampler.between is not None
     assert (sampler.between.zeros, sampler.between.extra) == (zeros, extra)
     batch = sampler.batch()
+    pictured = (batch["input_ids"] == PICTURE).long()
+    assert all(torch.equal(batch[name], torch.zeros_like(pictured)) for name in zeros)
+    assert all(torch.equal(batch[name], pictured) for name in extra)
     assert batch["input_ids"].shape[1] == sampler.length == batch["attention_mask"].shape[1]
     assert bool((batch["input_ids"][:, : sampler.front] == PICTURE).any())
     assert not bool((batch["input_ids"][:, sampler.front :] == PICTURE).any())
