@@ -25,7 +25,7 @@ verification](verification.md)):
 
 1. at the probe, while probes that agreed still agree;
 2. at the same probe in up to three other batches and in one that is drawn for this purpose. A number that was fitted
-   to one batch is confirmed on others, and mistakes that look the same in one batch are told apart;
+   to one batch is confirmed on others, and mistakes with equal effects on one batch are distinguished;
 3. end to end: with all causes of the report at once, the reference gives what your model gives, to 1e-10, at every
    probe.
 

@@ -157,7 +157,7 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
 
 
 def _kept_between_calls(report: Outcome) -> Impurity | None:
-    """That a port gives other numbers after other calls; which causes fit its batches is chance then."""
+    """The finding that a port gives other numbers after other calls, if any: other causes are unreliable then."""
     return next((one for one in report.scope.impurities if one.kind is ImpurityKind.STATE), None)
 
 

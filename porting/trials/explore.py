@@ -254,7 +254,7 @@ class Explorer:
 
 
 def _without_broadcast(model: Model, trials: Sequence[Trial], results: Sequence[Result]) -> list[Result]:
-    """The results without that of a picture of one patch, where the reference refuses each other number of patches.
+    """The results; a picture of one patch does not count if the reference refuses every other number of patches.
 
     Its table of positions fits one patch as well, by broadcasting, and what comes of it is nothing of a picture.
     """

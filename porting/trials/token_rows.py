@@ -109,7 +109,7 @@ class TokenRows:
         self._pool = torch.tensor(self._ordinary(range(self._vocabulary)) or [0])
 
     def _ordinary(self, tokens: Iterable[int]) -> list[int]:
-        """Those that the vocabulary has and that have no place of their own, each once."""
+        """The tokens that are in the vocabulary and have no special use, each once."""
         return [one for one in dict.fromkeys(tokens) if 0 <= one < self._vocabulary and one not in self._own]
 
     def trials(self) -> Iterator[Trial]:

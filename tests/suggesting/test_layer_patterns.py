@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import porting
+from porting import models
 from porting.checkpoint import open_checkpoint
 from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
@@ -20,7 +21,7 @@ from porting.suggesting.draft.table_draft import _for_deeper
 from porting.suggesting.pipeline import _depths
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm
 from tests.suggesting.llama import FIELDS, builder, halves
-from tests.suggesting.oracle import source
+from tests.suggesting.oracle import drafted, source
 
 TEXTS = {"h": "heads", "g": "groups", "s": "2", "y": "2", "r": "width // 2", "z": "width // 2"}
 
@@ -159,3 +160,18 @@ def test_a_line_of_the_second_layer_is_one_of_those_behind_it_where_these_are_un
     assert _for_deeper(line, set()) == line
     other = replace(line, targets=(("first.n.{w:weight,bias}", ""),))
     assert _for_deeper(other, unread) == other
+
+
+MODERN = {
+    "vocab_size": 60, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+
+
+def test_a_norm_that_the_first_layer_lacks_is_filled_in_all_others(tmp_path: Path) -> None:
+    """The small model has two layers, so that it shows the second layer's norm alone."""
+    source("ModernBertModel", MODERN, tmp_path)
+    found = drafted(tmp_path, models.ModernBert)
+    assert '"layers.{i+1}.attn_norm.weight" = "layers.{i+1}.attention_norm.weight"' in found.text
+    assert "no counterpart was found" not in found.text

@@ -301,7 +301,7 @@ def _told_once(names: Iterable[str]) -> list[str]:
 
 
 def _for_deeper(line: Line, unread: Collection[str]) -> Line:
-    """A line of one layer for those behind it as well, which the twin is too small to have.
+    """The line of one layer, written for the layers behind it too, which the twin is too small to have.
 
     In the first layer of ModernBERT there is no norm in front of attention, and the twin has two layers.
 
@@ -323,11 +323,6 @@ def _for_deeper(line: Line, unread: Collection[str]) -> Line:
     return replace(line, sources=counted(line.sources), targets=counted(line.targets))
 
 
-def _any(some: Iterable[re.Pattern[str]], name: str) -> bool:
-    """Whether a name is one of some patterns'."""
-    return any(one.fullmatch(name) for one in some)
-
-
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 """The number of a layer in a name."""
 
@@ -336,7 +331,8 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     """The table, checked against the checkpoint: older spellings, tensors that the twin does not have, defaults."""
     spelled = [_older(line, checkpoint) for line in made.lines]
     read = [name_pattern(pattern) for line in spelled for pattern, _ in line.sources]
-    spelled = [_for_deeper(line, {one for one in checkpoint.tensors if not _any(read, one)}) for line in spelled]
+    unmatched = {name for name in checkpoint.tensors if not any(one.fullmatch(name) for one in read)}
+    spelled = [_for_deeper(line, unmatched) for line in spelled]
     again = replace(made, lines=spelled)
     table = parse_table(write(again), where="suggested")
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}

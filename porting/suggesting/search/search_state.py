@@ -427,7 +427,7 @@ class SearchState:
         )
 
     def _layers_that_never_run(self) -> None:
-        """Fill layers that neither model needs as the one before was: of CLIP's pictures Llava leaves out the last."""
+        """Fill layers that neither model runs like the layer before: Llava does not run the last one of CLIP."""
         running = {name for one in self.found.trace.units for name in one.names}
         behind = {name for one in self.found.reference.units for name in one.names}
         idle = self.port.loadable - self._filled - running

@@ -249,7 +249,7 @@ class _Tried:
         """Try one after the other until one is right, or until the module turns out to draw random numbers.
 
         Args:
-            excused: gives what is wrong with the reference, too.
+            excused: returns the faults that the reference has as well.
         """
         tried = cls()
         for way in ways:
@@ -467,7 +467,7 @@ def sees_later(
         run: gives the numbers that a model returns.
         inputs: a batch without padding, [b s].
         earlier: whether it changes what is computed behind it, instead.
-        front: so many tokens of a row stand for something else.
+        front: how many tokens at the start of a row stand for something else.
 
     Returns:
         None where no output has a row for each token, or the change is too small to say.

@@ -144,7 +144,7 @@ def _properties(config: object) -> dict[str, object]:
     for name in names:
         with suppress(Exception), catch_warnings(action="ignore"):  # one may need what this config does not have
             value = getattr(config, name)
-            setattr(config, name, value)  # or refuse to be given what it says itself, as XLNet's number of positions
+            setattr(config, name, value)  # XLNet refuses to be given the -1 that it reports as its positions
             found |= {name: value} if isinstance(value, str | int | float) else {}
     return found
 
@@ -223,7 +223,7 @@ LONGEST, MOST_LENGTHS = 128, 3
 
 
 def _likely_lengths(said: str, config: Mapping[str, object]) -> list[int]:
-    """Lengths of rows for a module that takes multiples of some length alone, and does not say which.
+    """Lengths of rows for a module that takes only multiples of some length, and does not say of which.
 
     Args:
         said: the error.
@@ -238,7 +238,7 @@ def _likely_lengths(said: str, config: Mapping[str, object]) -> list[int]:
 
 
 POWERS = (8, 16, 64)
-"""Lengths of rows, of which one is a multiple of what many a module cuts them into."""
+"""Lengths that are tried for a module that cuts rows into equal parts."""
 
 _CHUNK = re.compile("chunk|block|window|segment|bucket")
 
