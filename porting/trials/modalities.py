@@ -35,6 +35,8 @@ DECODER = "decoder_"
 
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
+EMBEDDED = "inputs_embeds"
+"""What a model may take in the place of token ids: [b s e]."""
 BOXES = "bbox"
 """Where tokens stand on a page: [b s 4]."""
 SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
@@ -400,9 +402,8 @@ def completed(
         most = _int(config, ("max_2d_position_embeddings",), TEXT, 1000) - 1
         corners, sizes = torch.randint(0, max(most // 2, 1), (2, *ids.shape, 2), generator=generator)
         found[BOXES] = torch.cat([corners, corners + sizes], -1)  # as high as wide would hide which is which
-    if "inputs_embeds" in port and "inputs_embeds" in taken and IDS not in port and ids is not None:
-        width = _int(config, ("hidden_size", "d_model", "n_embd", "dim"), TEXT, 1)
-        found["inputs_embeds"] = torch.randn(*ids.shape, width, generator=generator)
+    if EMBEDDED in port and EMBEDDED in taken and IDS not in port and ids is not None:
+        found[EMBEDDED] = embedded(ids, embedding_width(config))
     samples = found.get(SAMPLES)
     if MASK in port and MASK in taken and samples is not None and samples.ndim == 2:  # each row shorter than the last
         lengths = torch.linspace(samples.shape[1], samples.shape[1] // 2, rows).long()
@@ -419,6 +420,29 @@ def completed(
         elif name == "merge_sizes":
             found[name] = torch.full((rows,), _int(config, ("spatial_merge_size", "merge_size"), VISION, 1))
     return found
+
+
+def embedding_width(config: Mapping[str, object]) -> int:
+    """How many numbers stand for a token, by a config."""
+    return _int(config, ("hidden_size", "d_model", "n_embd", "dim"), TEXT, 1)
+
+
+def embedded(ids: Tensor, width: int) -> Tensor:
+    """Numbers that stand for token ids: always the same for an id, of unit scale, and unlike those of another.
+
+    They are no model's: a port that is given embeddings and a reference that is given the same ones are compared by
+    what they compute of them.
+
+    Args:
+        ids: [b s].
+        width: how many numbers stand for an id.
+
+    Returns:
+        [b s width], float32.
+    """
+    generator = torch.Generator().manual_seed(width)
+    rates, phases = 2 * math.pi * torch.rand(2, width, generator=generator, dtype=torch.float64)
+    return (math.sqrt(2) * torch.sin(ids.unsqueeze(-1) * rates + phases)).float()
 
 
 def signals_of(module: nn.Module, config: Mapping[str, object]) -> Iterator[Signal]:

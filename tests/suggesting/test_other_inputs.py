@@ -1,4 +1,4 @@
-"""References that take spectrograms or rows of features: what they run with is asked, as ``verify`` asks it."""
+"""References that take spectrograms or rows of features, as they are asked, and embeddings in the place of tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import porting
 from porting.errors import PortingError
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.sampler import Sampler, ordinary_tokens
-from porting.trials.modalities import features_of
-from tests.suggesting.oracle import BOUND, drafted, source
+from porting.trials.modalities import embedded, features_of
+from tests.suggesting.llama import FIELDS, Llama, builder
+from tests.suggesting.oracle import BOUND, drafted, source, uncast
 
 SPECTROGRAM = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "num_mel_bins": 36,
@@ -179,3 +180,77 @@ def test_a_model_that_takes_no_words_is_refused_in_a_line(tmp_path: Path) -> Non
     with pytest.raises(PortingError) as raised:
         suggest(tmp_path, lambda hidden_size: nn.Linear(hidden_size, hidden_size))
     assert "\n" not in str(raised.value)
+
+
+class TakesEmbeddings(Llama):
+    """A decoder that is given its embeddings, as those behind a picture's encoder are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tok_embeddings = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, inputs_embeds: Tensor) -> Tensor:
+        return super().forward(inputs_embeds)
+
+
+class Layers(TakesEmbeddings):
+    """The same under a name that says token ids."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Scaled(TakesEmbeddings):
+    def forward(self, inputs_embeds: Tensor) -> Tensor:
+        return super().forward(2 * inputs_embeds)
+
+
+@pytest.mark.parametrize("kind", [TakesEmbeddings, Layers])
+def test_a_decoder_that_is_given_embeddings(kind: type[Llama], tmp_path: Path) -> None:
+    reference = uncast(source("LlamaForCausalLM", FIELDS, tmp_path))
+    found = drafted(tmp_path, builder(kind=kind))
+    port = porting.load(tmp_path, builder(kind=kind), found.text, fresh=True).double().eval()
+    given = embedded(torch.arange(12).view(2, 6), 48).double()
+    with torch.no_grad():
+        assert torch.allclose(port(given), reference(inputs_embeds=given).logits, atol=BOUND)
+
+
+@pytest.mark.slow
+def test_embeddings_are_proven_and_verified(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", FIELDS, tmp_path)
+    found = suggest(tmp_path, builder(kind=TakesEmbeddings))
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert '"inputs_embeds" = "inputs_embeds"' in found.text
+    assert suggest(tmp_path, builder(kind=Scaled)).verdict is not Verdict.EXACT
+    assert porting.verify(tmp_path, builder(kind=TakesEmbeddings), found.text, fresh=True).faithful
+    assert not porting.verify(tmp_path, builder(kind=Scaled), found.text, fresh=True).faithful
+
+
+class BehindEmbeddings(nn.Module):
+    """BERT's layers without what stands in front of them."""
+
+    def __init__(self, hidden_size: int, num_attention_heads: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(hidden_size, num_attention_heads, intermediate_size, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_layers_behind_embeddings_of_positions_are_no_wrong_model(tmp_path: Path) -> None:
+    """What their input stands for is not known, so nothing is said of their table."""
+    fields = {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    source("BertModel", fields, tmp_path)
+    with pytest.raises(PortingError, match="failed on x"):
+        suggest(tmp_path, BehindEmbeddings)
+
+
+def test_numbers_stand_for_the_same_token_wherever_it_is() -> None:
+    one, other = embedded(torch.tensor([[5, 7]]), 64), embedded(torch.tensor([[7, 5, 5]]), 64)
+    assert torch.equal(one[0, 0], other[0, 1])
+    assert torch.equal(one[0, 1], other[0, 0])
+    every = embedded(torch.arange(50)[None], 64)[0]
+    apart = torch.nn.functional.cosine_similarity(every[:, None], every[None], -1) - torch.eye(50)
+    assert apart.abs().max() < 0.6
+    assert abs(float(every.std()) - 1) < 0.1

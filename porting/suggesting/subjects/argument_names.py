@@ -21,7 +21,19 @@ from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.target import with_arguments
 from porting.trials.derived_inputs import CAUSAL, CAUSAL_ATTENTION, LENGTHS, NAMES, SQUARE_ATTENTION, source_of
 from porting.trials.inputs import for_port
-from porting.trials.modalities import DECODER, DECODER_IDS, FEATURES, IDS, PIXELS, POSITIONS, SAMPLES, SEGMENTS, VIDEOS
+from porting.trials.modalities import (
+    DECODER,
+    DECODER_IDS,
+    EMBEDDED,
+    FEATURES,
+    IDS,
+    PIXELS,
+    POSITIONS,
+    SAMPLES,
+    SEGMENTS,
+    VIDEOS,
+    embedded,
+)
 from porting.trials.padding import DECODER_MASK, MASK
 
 VISUAL = (PIXELS, VIDEOS)
@@ -41,6 +53,7 @@ _WORDS = {
     PIXELS: r"pixel_values(_videos)?|pixels?|images?|imgs?|picture|videos?|clips?|films?",
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x|tokens?|words?|seq|text).*"
     r"|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
+    EMBEDDED: r"((inputs?|tokens?|text|words?)_?)?embed(s|ded|ding|dings)?",
     IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
     r"|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y|(encoder|enc)_(input|inputs|ids|tokens?|words?|text).*",
 }
@@ -70,6 +83,7 @@ class ArgumentMapping:
         more: lines of [inputs] for arguments that the search leaves at their defaults.
         mixes_rows: a row of a batch depends on the others, whichever way the forward is called.
         constants: values of arguments that no batch has, found by trying.
+        width: of the embeddings that a forward may take in the place of token ids; 0 where the reference takes none.
     """
 
     rules: tuple[tuple[str, str], ...]
@@ -79,6 +93,12 @@ class ArgumentMapping:
     more: tuple[tuple[str, str], ...] = ()
     mixes_rows: bool = False
     constants: Mapping[str, object] = field(default_factory=dict)
+    width: int = 0
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether embeddings stand in the place of token ids."""
+        return any(theirs.partition(" [")[0] == EMBEDDED for theirs, _ in self.rules)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -116,7 +136,16 @@ class ArgumentMapping:
     def given(self, inputs: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The forward's arguments from the reference's inputs."""
         taken = {name: value for name, value in inputs.items() if name in self.named}
+        if self.takes_embeddings:
+            taken[EMBEDDED] = embedded(inputs[IDS], self.width).to(dtype)
         return for_port(self.parsed, taken, dtype)
+
+    def for_reference(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The reference's inputs, with embeddings in the place of token ids where the module takes these."""
+        found = dict(inputs)
+        if self.takes_embeddings and IDS in found:
+            found[EMBEDDED] = embedded(found.pop(IDS), self.width)
+        return found
 
     def adapted(self, module: nn.Module) -> nn.Module:
         """The module as it is called in this way: some of its arguments may hold several tensors."""
@@ -162,8 +191,9 @@ _OFFSET = re.compile(r"start_?pos|(pos(ition)?_)?(offset|start)|cur(rent)?_pos|p
 
 
 def _source(term: str) -> str:
-    """The reference's argument of a line of [inputs]."""
-    return source_of(term.partition(" [")[0])
+    """The reference's argument of a line of [inputs]; embeddings are made of token ids."""
+    name = term.partition(" [")[0]
+    return IDS if name == EMBEDDED else source_of(name)
 
 
 def roles(
@@ -245,6 +275,9 @@ def _understood(
     kinds = {one.kind for one in inspect.signature(module.forward).parameters.values()}
     if not found and not unknown and inspect.Parameter.VAR_POSITIONAL in kinds:  # it passes on what it is given
         found["0"] = next(one for one in (IDS, *SOUNDS, *VISUAL) if one in available)
+    if IDS in found.values() and EMBEDDED in found.values():  # either may be given, and ids are the usual ones
+        loose.append(name := next(one for one, role in found.items() if role == EMBEDDED))
+        del found[name]
     return found, loose, unknown
 
 
@@ -321,6 +354,8 @@ def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[
                 rules.append((f"{LENGTHS} [b]", f"{name} [b]"))
             elif role not in _WORDS:
                 rules.append((role, name))
+            elif role == EMBEDDED:
+                rules.append((f"{role} [b s e]", f"{name} [s b e]" if turned else f"{name} [b s e]"))
             else:
                 axis = "t" if role == DECODER_IDS else "s"
                 rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))
@@ -442,8 +477,14 @@ _MASK_AXES = ("[b s]", "[b 1 1 s]", "[b 1 s]", "[s b]")
 _SQUARE_AXES = ("[b 1 q k]", "[b q k]")
 
 
-def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: Mapping[str, str]) -> ArgumentMapping:
+def given_argument_mapping(
+    module: nn.Module, available: Sequence[str], inputs: Mapping[str, str], *, width: int = 0
+) -> ArgumentMapping:
     """The way that the user says.
+
+    Args:
+        available: the reference's inputs, and embeddings where it takes these.
+        width: of these embeddings.
 
     Raises:
         VerifyError: the reference or the forward has no such argument.
@@ -463,4 +504,4 @@ def given_argument_mapping(module: nn.Module, available: Sequence[str], inputs: 
                 faults.append(Fault(code=Code.NO_INPUTS, where=place_of(module.forward), message=message, hint=hint))
     if faults:
         raise VerifyError(faults)
-    return ArgumentMapping(rules=tuple(inputs.items()))
+    return ArgumentMapping(rules=tuple(inputs.items()), width=width)

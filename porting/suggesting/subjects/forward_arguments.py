@@ -44,7 +44,7 @@ from porting.tracing.devices import is_device_error
 from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.trials.derived_inputs import LENGTHS
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER_IDS, EMBEDDED, IDS, PIXELS, POSITIONS, SEGMENTS
 from porting.trials.padding import DECODER_MASK, MASK, hides_token
 
 
@@ -80,7 +80,7 @@ def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, 
     """
     search = _Search(module=module, sampler=sampler, causal=causal, ask=ask)
     try:
-        found, loose = roles(module, sampler.available, ask)
+        found, loose = roles(module, sampler.offered, ask)
     except VerifyError as error:
         way = search.with_constants()
         if isinstance(way, VerifyError):
@@ -90,7 +90,28 @@ def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, 
         return way
     if PIXELS in found.values():
         return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
-    return search.best(found, loose)
+    try:
+        return search.best(found, loose)
+    except VerifyError as error:
+        if not _may_take_embeddings(module, sampler) or IDS not in found.values():
+            raise
+        floats = {name: EMBEDDED if role == IDS else role for name, role in found.items()}
+        try:
+            return search.best(floats, loose)
+        except VerifyError:
+            raise error from error.__cause__
+
+
+def _may_take_embeddings(module: nn.Module, sampler: Sampler) -> bool:
+    """Whether a module may take embeddings where its argument's name says token ids: a decoder without its embeddings.
+
+    Nothing may stand between the embeddings of tokens and the reference's layers, such as those of positions: a stack
+    of layers may lack that, and is no wrong model for it.
+    """
+    if EMBEDDED not in sampler.offered or any(isinstance(one, nn.Embedding) for one in module.modules()):
+        return False
+    inner = [one for one in (sampler.reference or nn.Module()).modules() if isinstance(one, nn.Embedding)]
+    return len({id(one) for one in inner if one.embedding_dim == sampler.width}) == 1
 
 
 @dataclass(kw_only=True)
@@ -121,7 +142,7 @@ class _Search:
         """
         failed: VerifyError | None = None
         for value in UNSET:
-            constants = dict.fromkeys(unexplained(self.module, self.sampler.available), value)
+            constants = dict.fromkeys(unexplained(self.module, self.sampler.offered), value)
             if not constants:
                 return None
             try:
@@ -142,7 +163,7 @@ class _Search:
         """
         first, tried = next(argument_mappings(found)), self._usual(found, loose)
         if not tried.ways and POSITIONS in (needed := self._roles_with_positions()).values():
-            given = self._tried(argument_mappings(needed), loose)  # its positions' default makes it fail
+            given = self._usual(needed, loose)  # its positions' default makes it fail
             tried = given if given.ways else tried
         if not tried.ways and not self.causal:  # its masks are of a shape of their own
             loose = (*loose, *optional_masks(self.module, found))
@@ -175,7 +196,7 @@ class _Search:
         if not working or (self.causal and not masked):
             return chosen
         if hides_padding(self.module, chosen, self.sampler):
-            return ArgumentMapping(rules=chosen.rules, internal=True, loose=chosen.loose)
+            return replace(chosen, internal=True)
         chosen, why = _unmasked(working, self._again, self.sampler)
         return replace(chosen, unmasked=why)
 
@@ -188,7 +209,7 @@ class _Search:
         return self._tried(rules, loose)
 
     def _roles_with_positions(self) -> dict[str, str]:
-        return roles(self.module, self.sampler.available, self.ask, positions=True)[0]
+        return roles(self.module, self.sampler.offered, self.ask, positions=True)[0]
 
     def _several_masks(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried | None:
         """The ways of a forward that takes several masks for the same tokens; None where it does not."""
@@ -219,7 +240,7 @@ class _Search:
         return tried, found
 
     def _tried(self, rules: Iterable[tuple[tuple[str, str], ...]], loose: tuple[str, ...]) -> _Tried:
-        ways = [ArgumentMapping(rules=one, loose=loose) for one in rules]
+        ways = [ArgumentMapping(rules=one, loose=loose, width=self.sampler.width) for one in rules]
         return _Tried.of(ways, self._again, self.sampler, causal=self.causal, excused=lambda: self._excused)
 
 

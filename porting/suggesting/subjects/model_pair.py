@@ -299,7 +299,7 @@ def _readied(
     tell("finding out what forward takes", 0, 0)
     causal = _causal(twin)
     if inputs:
-        way = given_argument_mapping(module, available, inputs)
+        way = given_argument_mapping(module, sampler.offered, inputs, width=sampler.width)
     elif not {*SOUNDS}.isdisjoint(available) or (IDS not in available and len(sampler.shapes[PIXELS]) == VIDEO_AXES):
         way = signal_argument_mapping(module, sampler, ask)
     else:
@@ -672,12 +672,13 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     }
     port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     check_deterministic(port)
+    theirs = way.for_reference(theirs)
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     kinds = [name for name in batch if name in (IDS, DECODER_IDS, *VISUAL, *SOUNDS)]
     if len(kinds) == TWO_SIDES:
         other = twin.sampler.batch(named, seed=seed + 1, ended=True)
         changed = [{name: other[name]} for name in kinds]
-        reference.sides = tuple(_side({**theirs, **one}) for one in changed)
+        reference.sides = tuple(_side({**theirs, **way.for_reference(one)}) for one in changed)
         sides = [_side(way.given({**batch, **one})) for one in changed]
         port.sides = (sides[0], sides[1]) if reference.first_side() == 0 else (sides[1], sides[0])
         reference.sides = ()  # the order in which it runs is the one that counts

@@ -34,11 +34,11 @@ def materialized(module: nn.Module, sampler: Sampler) -> nn.Module:
     """
     if not is_lazy(module):
         return module
-    found, loose = roles(module, sampler.available)
+    found, loose = roles(module, sampler.offered)
     first: Exception | None = None
     dtype = torch.get_default_dtype()
     for rules in argument_mappings(found):
-        way = ArgumentMapping(rules=rules, loose=loose)
+        way = ArgumentMapping(rules=rules, loose=loose, width=sampler.width)
         try:
             given = way.given(sampler.batch(way.named), dtype)
             with torch.no_grad():

@@ -19,6 +19,7 @@ from porting.trials.modalities import (
     BOXES,
     DECODER,
     DECODER_IDS,
+    EMBEDDED,
     FEATURES,
     IDS,
     PIXELS,
@@ -28,6 +29,7 @@ from porting.trials.modalities import (
     VIDEOS,
     Signal,
     completed,
+    embedding_width,
     features_of,
     special_places,
     text_fields,
@@ -98,6 +100,17 @@ class Sampler:
     def length(self) -> int:
         """The length of a row, with the tokens that stand for something else."""
         return self.front + row_length()
+
+    @property
+    def width(self) -> int:
+        """How many numbers stand for a token where the reference takes embeddings instead; 0 where it takes none."""
+        takes = self.reference is not None and EMBEDDED in inspect.signature(self.reference.forward).parameters
+        return embedding_width(self.config) if takes and IDS in self.available else 0
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The reference's inputs, and embeddings where it takes these in the place of token ids."""
+        return (*self.available, EMBEDDED) if self.width else self.available
 
     @classmethod
     def of(cls, reference: nn.Module, config: Mapping[str, object]) -> Sampler:

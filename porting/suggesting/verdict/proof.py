@@ -22,7 +22,16 @@ from porting.suggesting.subjects.sampler import LENGTH, end_token, row_length
 from porting.tracing.measure import MEANING
 from porting.tracing.trace import ARROW, INNER
 from porting.trials.inputs import Case, lengthened
-from porting.trials.modalities import DECODER_IDS, IDS, POSITIONS, SEGMENTS, text_fields
+from porting.trials.modalities import (
+    DECODER_IDS,
+    EMBEDDED,
+    IDS,
+    POSITIONS,
+    SEGMENTS,
+    embedded,
+    embedding_width,
+    text_fields,
+)
 from porting.trials.padding import DECODER_MASK, IN_DECODER, MASK, USUAL_MASKS
 from porting.trials.scope import Status
 from porting.verification import verify
@@ -234,6 +243,8 @@ def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int]
     known = {name: value for name, value in made.items() if name in subjects.available}
     if SEGMENTS not in way.named:
         known.pop(SEGMENTS, None)
+    if way.takes_embeddings:
+        known[EMBEDDED] = embedded(known.pop(IDS), embedding_width(config))
     name = (
         f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens"
         if len(lengths) > 1
