@@ -77,3 +77,29 @@ def test_norms_of_queries_and_keys_have_gains_of_their_own(tmp_path: Path) -> No
     )
     assert found.verdict is Verdict.EXACT, str(found)
     assert [one.get("offset") for one in tomllib.loads(found.text)["rule"]] == [-1] * 5
+
+
+def test_another_eps_is_no_bessel_s_correction(tmp_path: Path) -> None:
+    """On average a norm with a larger eps may be smaller by just as much; in each row by itself it is not."""
+    source("LlamaForCausalLM", {**llama.FIELDS, "hidden_size": 24, "num_attention_heads": 4}, tmp_path)
+    for eps in (1e-3, 3e-3, 1e-2):
+        found = drafted(tmp_path, edited({"+ self.eps": f"+ {eps}"}).builder())
+        assert "Bessel" not in found.text
+
+
+WITHOUT_FINAL = {"self.output(self.norm(x))": "self.output(x)"}
+
+
+def test_a_head_that_is_tied_in_the_reference_is_one_behind_a_norm_that_is_left_out(tmp_path: Path) -> None:
+    source("LlamaForCausalLM", {**llama.FIELDS, "tie_word_embeddings": True}, tmp_path)
+    found = tomllib.loads(drafted(tmp_path, edited(WITHOUT_FINAL).builder()).text)
+    assert found["make"]["output.weight"] == "equals tok_embeddings.weight"
+
+
+@pytest.mark.slow
+def test_a_final_norm_that_is_left_out_in_front_of_a_tied_head(tmp_path: Path) -> None:
+    """The part in front of the norm is right, and is not all that the module computes."""
+    source("LlamaForCausalLM", {**llama.FIELDS, "tie_word_embeddings": True}, tmp_path)
+    found = suggest(tmp_path, edited(WITHOUT_FINAL).builder())
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    assert "final norm missing" in str(found)

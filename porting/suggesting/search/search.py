@@ -248,7 +248,7 @@ class WeightSearch(NormSearch):
         matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
         matches = [one for one in matches if whole(one, unit)] or matches
         matches = matches or [one for one in like if is_other_norm(unit, one)]
-        if not matches and (self._is_second(unit, theirs) or self._is_tied_with_bias(unit, theirs)):
+        if not matches and (self._is_second(unit, theirs) or self._is_tied(unit, theirs)):
             return
         again = None if matches else self._turned_heads(unit, trace) or self._scaled_behind(unit, trace, like)
         if again is not None:

@@ -390,21 +390,45 @@ class SearchState:
         self.found.made |= {name: f"{EQUALS}{other}" for name, other in same.items()}
         self._filled |= set(same)
 
-    def _is_tied_with_bias(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
-        """Whether only a bias is left of it: a head on a matrix that is filled elsewhere, as in the reference.
+    def _is_tied(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether it is a head that is tied in the reference, and given something else: what differs is noted.
 
-        What differs on the way there, and that the reference has no bias, is noted.
+        In the module the head is a matrix that is filled elsewhere, of which a bias is left, or one of its own.
         """
-        reads = {name for move in self.found.moves if set(move.writes) & set(unit.weights) for name in move.reads}
-        tied = unit.kind is WeightUse.LINEAR and set(unit.weights) <= self._filled
-        mate = next((one for one in theirs if tied and one.kind is unit.kind and set(one.weights) & reads), None)
-        if mate is None or mate.biases:
+        return self._is_tied_with_bias(unit, theirs) or self._is_own_copy(unit, theirs)
+
+    def _is_own_copy(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether it is the last matrix, and so is the reference's, which is somebody's already and of this shape."""
+        linear = [one for one in self.found.trace.units if one.kind is WeightUse.LINEAR]
+        last = [one for one in theirs if one.kind is WeightUse.LINEAR]
+        if unit.kind is not WeightUse.LINEAR or unit is not linear[-1] or not last or self._free(mate := last[-1]):
             return False
+        first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
+        if first is None or len(unit.weights) != 1 or unit.weights[0] in self._filled or len(first.writes) != 1:
+            return False
+        if not self._share(unit.weights[0], first.writes[0]):
+            return False
+        self.found.seconds[unit.weights[0]] = first.writes[0]
+        self._filled |= set(unit.names)
+        self._differs(unit, mate, theirs)
+        return True
+
+    def _differs(self, unit: Unit, mate: Unit, theirs: Sequence[Unit]) -> None:
+        """Note what differs in front of two that are mates, and that one has a bias; the unit is given the mate's."""
         far = self._apart(unit, mate)
         if self._skipped(unit, theirs, far) is None and far > SAME:
             self._note("activation", unit, mate, far)
         self._force(unit, mate)
         self._uneven(unit, mate)
+
+    def _is_tied_with_bias(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
+        """Whether only a bias is left of it: a head on a matrix that is filled elsewhere, as in the reference."""
+        reads = {name for move in self.found.moves if set(move.writes) & set(unit.weights) for name in move.reads}
+        tied = unit.kind is WeightUse.LINEAR and set(unit.weights) <= self._filled
+        mate = next((one for one in theirs if tied and one.kind is unit.kind and set(one.weights) & reads), None)
+        if mate is None or mate.biases:
+            return False
+        self._differs(unit, mate, theirs)
         return True
 
     def _skipped(self, unit: Unit, theirs: Sequence[Unit], far: float) -> Unit | None:
