@@ -175,3 +175,30 @@ def test_a_norm_that_the_first_layer_lacks_is_filled_in_all_others(tmp_path: Pat
     found = drafted(tmp_path, models.ModernBert)
     assert '"layers.{i+1}.attn_norm.weight" = "layers.{i+1}.attention_norm.weight"' in found.text
     assert "no counterpart was found" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        pytest.param(
+            [(f"b.{i}.se.{j}.w", f"f.{i + 13}.fc.{j}.w") for i in (0, 1) for j in (0, 2)],
+            [("b.{i}.se.{2*j}.w", "f.{i+13}.fc.{2*j}.w")],
+            id="every second",
+        ),
+        pytest.param(
+            [(f"s.{i}.b.{j}.w", f"f.{i}.{2 * j + 1}.w") for i in (0, 1) for j in range(2 + i)],
+            [("s.{i}.b.{j}.w", "f.{i}.{2*j+1}.w")],
+            id="every second of one side",
+        ),
+        pytest.param(
+            [(f"s.{i}.b.{j}.w", f"f.{i}.{j}.w") for i, j in ((0, 0), (0, 1), (1, 2), (1, 3))],
+            [("s.0.b.{i}.w", "f.0.{i}.w"), ("s.1.b.{i+2}.w", "f.1.{i+2}.w")],
+            id="a stage that does not begin at 0",
+        ),
+    ],
+)
+def test_blocks_of_stages_that_are_not_numbered_one_by_one(
+    pairs: list[tuple[str, ...]], expected: list[tuple[str, ...]]
+) -> None:
+    """An index stands for every number from 0 on: with a gap the table could not be read."""
+    assert indexed(pairs) == expected

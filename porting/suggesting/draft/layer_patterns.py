@@ -280,8 +280,10 @@ def _by_stage(group: Sequence[Line], columns: Sequence[Sequence[int]], varying: 
     glued = _glued(group[0])
     sides = _sides(group[0])
     for stage, block in combinations(varying, 2):
-        outer, inner = ([value - min(columns[place]) for value in columns[place]] for place in (stage, block))
-        if len({*zip(outer, inner, strict=True)}) < len(group) or {*outer} != {*range(max(outer) + 1)}:
+        outer, inner = (_ranks(columns[place]) for place in (stage, block))
+        pairs = {*zip(outer, inner, strict=True)}
+        within = [sorted(two for one, two in pairs if one == number) for number in {*outer}]
+        if len(pairs) < len(group) or any(numbers != [*range(len(numbers))] for numbers in within):
             continue
         spelled: dict[int, str] = {}
         of_block = set()
@@ -291,11 +293,17 @@ def _by_stage(group: Sequence[Line], columns: Sequence[Sequence[int]], varying: 
                 text = _affine(inner, columns[place]).replace("i", "j")
                 of_block.add(place)
             spelled[place] = text
-        pairs = [sorted({*side} & {*varying}) for side in sides]  # the stage's number stands in front of the block's
-        both = all(len(pair) == 2 and pair[0] not in of_block and pair[1] in of_block for pair in pairs)
+        places = [sorted({*side} & {*varying}) for side in sides]  # the stage's number stands in front of the block's
+        both = all(len(pair) == 2 and pair[0] not in of_block and pair[1] in of_block for pair in places)
         if all(spelled.values()) and both and not any(glued[place] for place in of_block):
             return spelled
     return None
+
+
+def _ranks(column: Sequence[int]) -> list[int]:
+    """Each number's rank among those that occur, from 0."""
+    steps = sorted(set(column))
+    return [steps.index(one) for one in column]
 
 
 def _sides(line: Line) -> list[range]:
