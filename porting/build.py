@@ -148,11 +148,20 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
     module: object = _call_builder(make, within)
     if not isinstance(module, nn.Module):
         raise _not_a_module(module)
+    refuse_empty(module)
+    return module
+
+
+def refuse_empty(module: nn.Module) -> None:
+    """Raise where a module keeps a buffer without values: what was built without them before is in a cache.
+
+    Raises:
+        TargetError: it keeps one.
+    """
     for part in module.modules():
         for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_meta:  # what was built without values before is kept in a cache
+            if buffer is not None and buffer.is_meta:
                 raise _without_values(part, name)
-    return module
 
 
 def _not_a_module(made: object) -> TargetError:

@@ -35,7 +35,7 @@ def restored_state(make: Callable[..., object]) -> Iterator[None]:
     before = [
         (holder, name, value, _content_copy(value)) for holder, name, value in places if isinstance(value, _KINDS)
     ]
-    caches = [(function, function.cache_info().currsize) for function in _caches(places)]
+    caches = [(function, function.cache_info().misses) for function in _caches(places)]
     try:
         yield
     finally:
@@ -43,8 +43,8 @@ def restored_state(make: Callable[..., object]) -> Iterator[None]:
             if holder is not None and vars(holder).get(name) is not value:
                 setattr(holder, name, value)
             _restore_content(value, contents)
-        for function, size in caches:
-            if function.cache_info().currsize > size:
+        for function, misses in caches:  # a full cache keeps its size
+            if function.cache_info().misses != misses:
                 function.cache_clear()
         known = {id(value) for _, _, value in places}
         found = [place for place in _places(make) if id(place[2]) not in known]  # of files that the block has imported

@@ -38,6 +38,10 @@ table = None
 def by_cache(size):
     return torch.arange(float(size))
 
+@functools.lru_cache(maxsize=1)
+def by_full(size):
+    return torch.arange(float(size))
+
 class Shared:
     @staticmethod
     @functools.cache
@@ -93,7 +97,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module(name)
 
 
-HOW = ["cache", "shared", "attribute", "default", "class", "name", "object", "global"]
+HOW = ["cache", "full", "shared", "attribute", "default", "class", "name", "object", "global"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -103,6 +107,14 @@ def test_a_cache_has_no_tensors_without_values(module: ModuleType, how: str) -> 
     made = build_with_values(make, OWN_CODE).get_buffer("angles")
     assert torch.equal(made, torch.arange(4.0))
     assert build_with_values(make, OWN_CODE).get_buffer("angles") is made  # what a run with values keeps is kept
+
+
+def test_a_cache_that_is_full_has_none_either(module: ModuleType) -> None:
+    """It keeps one entry, before and after."""
+    module.by_full(3)
+    make = module.model("full")
+    build(make, OWN_CODE)
+    assert torch.equal(build_with_values(make, OWN_CODE).get_buffer("angles"), torch.arange(4.0))
 
 
 def within(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

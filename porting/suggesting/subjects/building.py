@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from porting.build import Bounds, bounded, build
+from porting.build import Bounds, bounded, build, refuse_empty
 from porting.builder_config import Named, UnknownFieldError, config_class, own_value, parameters_of, typed
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, Message, PortingError, Wording
@@ -345,6 +345,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
 
 
 def _built(module: nn.Module, **more: Any) -> BuiltModule:  # the other fields
+    refuse_empty(module)
     constants = constant_arguments(module)
     return BuiltModule(module=with_arguments(in_eval_mode(module.to("cpu")), constants), constants=constants, **more)
 

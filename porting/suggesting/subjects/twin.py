@@ -87,6 +87,9 @@ _TOKEN = re.compile("token_(id|index)$")
 _FOLLOWS = re.compile("dim|size|width|scalar|channels|rank")
 """Fields of no known role that are the width, or a head's, where they are as large in the checkpoint."""
 
+_CHANNELS = re.compile("(stem|embedd?ing|out|last|head).*(channels|width|dim|size)")
+"""Fields of what stands in front of the first stage, or behind the last, which are as wide as it."""
+
 _OF_DEPTH = frozenset({"stage_names", "out_features", "out_indices"})
 """Fields of a backbone that follow from its depth."""
 
@@ -189,6 +192,10 @@ def shrink(
             small[name] = tokens[name]
         elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
             small[name] = follows[value]
+    for name, value in config.items():
+        role = _role(name, sizes) if isinstance(value, list | tuple) else None
+        if role in (Role.IMAGE, Role.PATCH) and new[role] and all(one == value[0] for one in value):  # high as wide
+            small[name] = [new[role]] * len(value)
     return {**small, **_by_stage(small, sizes, to), **own}
 
 
@@ -210,6 +217,8 @@ def _by_stage(config: Mapping[str, object], sizes: Mapping[str, int], to: Measur
         listed: Any = config[widths]
         unit = math.gcd(*listed)
         found[widths] = [to.head_size * width // unit for width in listed]
+        ends = {listed[place]: to.head_size * listed[place] // unit for place in (-1, 0)}
+        found |= {name: ends[size] for name, size in sizes.items() if size in ends and _CHANNELS.search(name)}
     elif heads is not None and "embed_dim" in sizes:  # the first stage's width; a stage doubles it
         first: Any = config[heads]
         found["embed_dim"] = first[0] * to.head_size
