@@ -127,7 +127,7 @@ def _single(ours: Unit, theirs: Unit, port_shapes: Shapes, reference_shapes: Sha
         yield single_rule(source, name, element_axes(their_shape), element_axes(shape))
     if len(rows) == len(their_shape) == 2 and squeezed == rows[1:]:
         yield single_rule(source, name, ROW, element_axes(shape), fill=0.0)
-    if max(len(rows), len(squeezed)) > 2:
+    if max(len(rows), len(squeezed)) > 2 or len(rows) != len(squeezed):
         yield from (single_rule(source, name, *axes) for axes in _rearranged(their_shape, shape))
     if len(rows) != 2 or len(squeezed) != 2:
         return
@@ -151,6 +151,8 @@ def _rearranged(theirs: Shape, ours: Shape) -> Iterator[tuple[str, str]]:
 
     >>> list(_rearranged((49, 2), (2, 7, 7)))
     [('(m n) l', 'l m n'), ('(n m) l', 'l m n')]
+    >>> list(_rearranged((49, 1), (1, 7, 7)))
+    [('(l m) 1', '1 l m'), ('(m l) 1', '1 l m')]
     """
     if math.prod(theirs) != math.prod(ours) or [one for one in theirs if one > 1] == [one for one in ours if one > 1]:
         return
