@@ -15,6 +15,7 @@ from porting.suggesting.search.layouts import (
     Shape,
     Shapes,
     Ways,
+    distance,
     element_axes,
     factorings,
     single_rule,
@@ -22,6 +23,7 @@ from porting.suggesting.search.layouts import (
     written,
 )
 from porting.suggesting.search.name_similarity import similarity
+from porting.suggesting.search.search_result import SAME
 from porting.suggesting.subjects.operation_trace import Unit, WeightUse
 from porting.suggesting.subjects.questions import Question
 
@@ -49,10 +51,11 @@ def candidates(
     ours = list(port)
     count = min(len(ours), len(reference))
     statistics = _have_statistics(ours) and _have_statistics(reference)
+    due = {a.number: _given_the_same(a, reference) for a in ours} if statistics else {}
     ways = {
         (a.number, a.names, b.number, b.names): list(_single(a, b, port_shapes, reference_shapes))
         for a, b in product(ours, reference)
-        if not statistics or _statistic(a) == _statistic(b)
+        if not statistics or (_statistic(a) == _statistic(b) and b.number in due[a.number])
     }
     for theirs in _assigned(ours[:count], reference, ways):
         options = [ways[a.number, a.names, b.number, b.names] for a, b in zip(ours, theirs, strict=False)]
@@ -100,6 +103,19 @@ def _statistic(one: Unit) -> str:
 
 def _have_statistics(some: Sequence[Unit]) -> bool:
     return any(map(_statistic, some))
+
+
+def _given_the_same(unit: Unit, reference: Sequence[Unit]) -> set[int]:
+    """The numbers of the operations that are given what a batch norm is given: those of other branches are not.
+
+    All of them where none is, as behind a place that differs.
+    """
+    alike = {
+        one.number
+        for one in reference
+        if unit.given is not None and one.given is not None and distance(unit.given, one.given, SAME) <= SAME
+    }
+    return alike or {one.number for one in reference}
 
 
 def _affinity(ours: Unit, theirs: Unit) -> float:
