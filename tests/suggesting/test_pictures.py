@@ -19,7 +19,7 @@ from porting.loading import PortingWarning
 from porting.suggesting import Suggestion, Verdict, suggest
 from porting.suggesting.search.search_state import differ_by_mask
 from porting.suggesting.subjects.twin import draw_parameters, measures, shrink
-from tests.suggesting.oracle import source
+from tests.suggesting.oracle import BOUND, drafted, source
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96, "image_size": 12,
@@ -464,3 +464,66 @@ def test_what_was_nearest_in_one_layer_is_not_searched_for_in_the_next_ones(tmp_
         assert found.verdict is Verdict.APPROXIMATE, found.text
         tried[depth] = found.trials
     assert tried[4] < 2 * tried[1], tried
+
+
+KERNELS = [[[3, 3]], [[3, 1]], [[1, 3]], [[1, 1]]]
+STRIDES = [[1], [2], [2], [1]]
+
+
+class Branches(nn.Module):
+    """Convolutions of several kernels and the input itself, each with a batch norm, and their sum."""
+
+    def __init__(self, taken: int, made: int, kernel: list[int], stride: int) -> None:
+        super().__init__()
+        high, wide = kernel
+        kernels = [(high, wide), *([(high, 1)] if wide > 1 else []), *([(1, wide)] if high > 1 else [])]
+        self.a = nn.ModuleList(
+            nn.Conv2d(taken, made, one, stride, (one[0] // 2, one[1] // 2), bias=False) for one in kernels
+        )
+        self.b = nn.ModuleList(nn.BatchNorm2d(made) for _ in kernels)
+        self.z = nn.BatchNorm2d(made) if taken == made and stride == 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [norm(one(x)) for one, norm in zip(self.a, self.b, strict=True)]
+        return F.relu(torch.stack([*parts, *([self.z(x)] if self.z is not None else [])]).sum(0))
+
+
+class Text(nn.Module):
+    def __init__(self, config: Any) -> None:  # it reads what it needs
+        super().__init__()
+        widths = config.hidden_sizes
+        self.conv, self.norm = nn.Conv2d(3, widths[0], 3, 2, 1, bias=False), nn.BatchNorm2d(widths[0])
+        self.blocks = nn.ModuleList(
+            Branches(widths[stage + (number > 0)] if number == 0 else widths[stage + 1], widths[stage + 1], *one)
+            for stage, pair in enumerate(zip(config.conv_layer_kernel_sizes, config.conv_layer_strides, strict=True))
+            for number, one in enumerate(zip(*pair, strict=True))
+        )
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(pixel_values)))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_batch_norms_of_branches_are_told_apart(tmp_path: Path) -> None:
+    """The names say nothing, and no place behind one branch shows what another has."""
+    fields: dict[str, Any] = {
+        "stem_out_channels": 12, "hidden_sizes": [12, 12, 20, 28, 36], "conv_layer_kernel_sizes": KERNELS,
+        "conv_layer_strides": STRIDES, "out_features": ["stage4"], "image_size": [640, 640],
+    }  # fmt: skip
+    reference = source("TextNetBackbone", fields, tmp_path)
+    found = drafted(tmp_path, Text)
+    port = porting.load(tmp_path, Text, found.text).double().eval()
+    given = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = reference(given).feature_maps[-1]
+        assert float((port(given) - expected).abs().max() / expected.abs().max()) < BOUND
+
+
+def test_a_twin_of_large_pictures_has_small_ones() -> None:
+    """Also where the picture's size is a pair, and what stands in front of the stages is as wide as the first."""
+    config = transformers.TextNetConfig(stem_out_channels=64).to_dict()
+    small = shrink(config)
+    assert small["image_size"] == [12, 12]
+    assert small["stem_out_channels"] == small["hidden_sizes"][0] == 8
