@@ -523,7 +523,7 @@ def test_batch_norms_of_branches_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_twin_of_large_pictures_has_small_ones() -> None:
     """Also where the picture's size is a pair, and what stands in front of the stages is as wide as the first."""
-    config = transformers.TextNetConfig(stem_out_channels=64).to_dict()
-    small = shrink(config)
+    config: Any = transformers.TextNetConfig(stem_out_channels=64)
+    small: Any = shrink(vars(config))
     assert small["image_size"] == [12, 12]
     assert small["stem_out_channels"] == small["hidden_sizes"][0] == 8

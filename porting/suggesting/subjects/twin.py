@@ -192,11 +192,23 @@ def shrink(
             small[name] = tokens[name]
         elif role is None and value > 1 and value in follows and _FOLLOWS.search(name):
             small[name] = follows[value]
-    for name, value in config.items():
-        role = _role(name, sizes) if isinstance(value, list | tuple) else None
-        if role in (Role.IMAGE, Role.PATCH) and new[role] and all(one == value[0] for one in value):  # high as wide
-            small[name] = [new[role]] * len(value)
-    return {**small, **_by_stage(small, sizes, to), **own}
+    return {
+        **small,
+        **_squares(config, {role: new[role] for role in (Role.IMAGE, Role.PATCH)}),
+        **_by_stage(small, sizes, to),
+        **own,
+    }
+
+
+def _squares(config: Mapping[str, object], new: Mapping[Role, int]) -> dict[str, object]:
+    """The sizes of pictures and patches that are written as a height and a width, where these are the same."""
+    pairs = {name: value for name, value in config.items() if isinstance(value, list | tuple) and value}
+    sizes = {name: new[role] for name in pairs if (role := role_of(name)) is not None and role in new}
+    return {
+        name: [size] * len(pairs[name])
+        for name, size in sizes.items()
+        if size and all(one == pairs[name][0] for one in pairs[name])
+    }
 
 
 def _by_stage(config: Mapping[str, object], sizes: Mapping[str, int], to: Measures) -> dict[str, object]:
