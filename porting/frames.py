@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import dropwhile
 from pathlib import Path
+from types import FrameType
 
 HERE = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib", "scripts")})
@@ -18,31 +20,46 @@ _MODELS = f"{HERE}/models/"
 
 def users_line(error: BaseException) -> str:
     """``file:line`` of the innermost frame of an error in the user's code; of the innermost frame if there is none."""
-    return _innermost(traceback.extract_tb(error.__traceback__))
+    return _innermost([(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)])
 
 
 def current_line() -> str:
     """``file:line`` of the user's code that is running now."""
-    return _innermost(traceback.extract_stack())
+    return _innermost(_running())
 
 
 def current_lines() -> tuple[str, ...]:
     """``file:line`` of each running frame of the user's code that this library called, the innermost first."""
-    frames = traceback.extract_stack()
-    inside = dropwhile(lambda frame: not frame.filename.startswith(HERE), frames)
-    own = [frame for frame in inside if _is_own(frame)] or [frame for frame in frames if _is_own(frame)][-1:]
-    return tuple(f"{frame.filename}:{frame.lineno}" for frame in reversed(own))
+    frames = _running()
+    inside = dropwhile(lambda frame: not frame[0].startswith(HERE), frames)
+    own = [frame for frame in inside if _is_own(frame[0])] or [frame for frame in frames if _is_own(frame[0])][-1:]
+    return tuple(f"{file}:{line}" for file, line in reversed(own))
 
 
-def _is_own(frame: traceback.FrameSummary) -> bool:
-    if frame.filename.startswith(_MODELS):
+def _running() -> list[tuple[str, int | None]]:
+    """The file and the line of each running frame, the innermost last.
+
+    Without the text of the lines, which :func:`traceback.extract_stack` reads: each step of a recorded run is asked for
+    its frames.
+    """
+    found: list[tuple[str, int | None]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+@cache
+def _is_own(file: str) -> bool:
+    if file.startswith(_MODELS):
         return True
-    return not frame.filename.startswith((HERE, *_INSTALLED)) and Path(frame.filename).is_file()
+    return not file.startswith((HERE, *_INSTALLED)) and Path(file).is_file()
 
 
-def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    frame = ([inner for inner in frames if _is_own(inner)] or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+def _innermost(frames: Sequence[tuple[str, int | None]]) -> str:
+    file, line = ([inner for inner in frames if _is_own(inner[0])] or frames)[-1]
+    return f"{file}:{line}"
 
 
 def from_here(place: str) -> str:
