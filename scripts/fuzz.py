@@ -39,6 +39,7 @@ EXECUTIONS = {
     "metadata": 100_000,
     "orbax": 100_000,
     "config": 100_000,
+    "yaml": 50_000,
     "table": 50_000,
     "name": 200_000,
     "axes": 200_000,
@@ -129,6 +130,21 @@ def config(raw: bytes) -> object:
     return quietly(lambda: num_labels(parse_config(raw, where="c")))
 
 
+def yaml(raw: bytes) -> object:
+    """A config in YAML; what is read here PyYAML reads too, as the same values."""
+    from yaml import safe_load
+
+    from porting.checkpoint.config import parse_config
+
+    def read() -> object:
+        found = parse_config(raw, where="c.yaml")
+        if repr(safe_load(raw)) != repr(found):  # NaN is not equal to itself
+            raise AssertionError("PyYAML reads other values")
+        return found
+
+    return quietly(read)
+
+
 def table(raw: bytes) -> object:
     """A table."""
     from porting.notation import parse_table
@@ -204,7 +220,22 @@ def container(name: str) -> Target:
 
 TARGETS: dict[str, Target] = {
     one.__name__: one
-    for one in (header, index, archive, arrays, pickle, metadata, config, table, name, axes, expression, torch, orbax)
+    for one in (
+        header,
+        index,
+        archive,
+        arrays,
+        pickle,
+        metadata,
+        config,
+        yaml,
+        table,
+        name,
+        axes,
+        expression,
+        torch,
+        orbax,
+    )
 }
 FILES = ("gguf", "flax", "onnx", "tensorflow", "hdf5")
 TARGETS |= {name: container(name) for name in FILES}
@@ -228,11 +259,21 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
+YAML = (
+    b"model_type: llama\nnorm_eps: 1.0e-05\nrope: {theta: .inf, 'on': null, n: -0x1f}\n"
+    b'names:\n- "a\\u00e9"\n- |\n  two\n  lines\n- [1_000, 1:30, yes, ~]\n# a comment\n'
+)
 CONFIG = b'{"model_type": "x", "id2label": {"0": "a"}, "num_labels": 3, "f": -Infinity, "n": null}'
 ORBAX = (
     b'{"tree_metadata": {"(0)": {"key_metadata": [{"key": "a"}], "value_metadata": {"value_type": "jax.Array"}}},'
     b' "use_ocdbt": false, "use_zarr3": true}'
 )
+ALONE = {
+    "config": (CONFIG,),
+    "orbax": (ORBAX,),
+    "yaml": (YAML, b"? a\n: &x !!int 3\nb: *x\n<<: {c: 2020-01-01}\n---\n...\n"),
+}
+"""Seeds that no program writes."""
 
 
 def seeds(target: str) -> Iterable[bytes]:
@@ -255,8 +296,8 @@ def seeds(target: str) -> Iterable[bytes]:
             yield from states()
         case "metadata":
             yield from _described()
-        case "config" | "orbax":
-            yield CONFIG if target == "config" else ORBAX
+        case _ if target in ALONE:
+            yield from ALONE[target]
         case "table":
             yield from (path.read_bytes()[:LONGEST] for path in sorted((ROOT / "mappings").glob("*.toml")))
             yield b'[[rule]]\nsource = ["a [t e]", "b [0 e]"]\ntarget = "c [t e]"\nfold = true\nscale = "a ** -0.5"\n'

@@ -29,6 +29,7 @@ from porting.checkpoint import hdf5_walk
 from porting.checkpoint.container import Container, FileKind, Promises, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, checkpoint_error, quote
 from porting.checkpoint.files import PIECE, ByteSource, LocalFile, Stream, charge_decoding
+from porting.checkpoint.hdf5_walk import BLOCK
 from porting.checkpoint.header import FETCH_AGAIN, TensorList
 from porting.checkpoint.layout import Contents
 from porting.checkpoint.names import LONGEST_TENSOR_NAME
@@ -44,8 +45,8 @@ INSTALL = "pip install 'porting[hdf5]'"
 
 NAME_ONCE = "save the weights under one name each; if it was saved so, the file is damaged: fetch it again"
 
-STEP = 32
-"""Values that a dataset, a group, a link or a stored chunk is charged as."""
+STEP, PART = 32, 8
+"""Values that a dataset, a group or a link is charged as, and a stored chunk."""
 
 DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
 """The numbers of filters that are undone here."""
@@ -145,8 +146,10 @@ class _Walk:
             except (ValueError, RecursionError):
                 said = None
             match said:
-                case ["read", int(offset), int(count)] if 0 <= offset <= offset + count <= self._source.size:
-                    charge("metadata", count, where=self._source.where)
+                case ["read", int(offset), int(count), int(used)] if (
+                    0 <= offset <= offset + count <= self._source.size and used >= 0 and count <= max(used, BLOCK)
+                ):
+                    charge("metadata", used, where=self._source.where)
                     answer = self._source.pread(offset, count)
                     with suppress(BrokenPipeError):  # what it says tells why it ended
                         answers.write(answer)
@@ -248,7 +251,7 @@ def _datasets(
             case ["again", str(first), str(kind)]:
                 raise checkpoint_error(Code.HDF5_FILE, where, _named_twice(first, path, kind), NAME_ONCE)
             case ["stored", [*starts], int(skipped), int(start), int(size)]:
-                charge("objects", STEP, where=where)
+                charge("objects", PART, where=where)
                 stored.append(_Stored(tuple(starts), skipped, start, size))
             case ["dataset", None]:
                 others.append(path)

@@ -4,8 +4,9 @@ HDF5's library crashes on some damaged files, which would end the process that i
 a process of its own, which imports nothing else of this project and opens no file: it asks for the bytes, so that
 the process that started it checks, charges and remembers what is read.
 
-The standard output has a JSON list on each line, whose first element says what it is.  ``["read", offset, count]`` asks
-for bytes, which come on the standard input.
+The standard output has a JSON list on each line, whose first element says what it is.  ``["read", offset, count,
+used]`` asks for bytes, which come on the standard input.  Whole blocks are asked for, since the library reads many
+small pieces that lie side by side; ``used`` says how many bytes it wanted.
 """
 
 from __future__ import annotations
@@ -16,30 +17,60 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, BinaryIO
 
 ROOM = 512 << 20
 """Bytes of memory; the imported packages take a quarter of them."""
 
-COMPACT = 0
-"""The layout of a dataset whose elements lie in its header."""
+BLOCK = 1 << 14
+"""Bytes of a block; the last one is shorter."""
+
+BLOCKS = 64
+"""Blocks that are kept."""
+
+EACH = 0.001
+"""Seconds that each dataset extends the time by."""
+
+MANY = round(1 / EACH)
+"""Datasets that extend it by a second."""
+
+COMPACT, CHUNKED, VIRTUAL = 0, 2, 3
+"""The layouts of a dataset whose elements lie in its header, in chunks, and in other datasets."""
 
 
 class Channel:
-    """Writes the lines, and gets the bytes that they ask for."""
+    """Writes the lines, and gets the bytes that they ask for.
 
-    def __init__(self, answers: BinaryIO, output: BinaryIO) -> None:
+    Args:
+        size: bytes of the file.
+    """
+
+    def __init__(self, answers: BinaryIO, output: BinaryIO, size: int) -> None:
         self._answers = answers
         self._output = output
+        self.size = size
+        self._blocks: dict[int, bytes] = {}
 
     def say(self, *message: object) -> None:
         """Write a line; it may wait in a buffer until the next request."""
         self._output.write(json.dumps(message).encode() + b"\n")
 
     def read(self, offset: int, count: int) -> bytes:
-        """Ask for bytes."""
-        self.say("read", offset, count)
+        """Bytes of the file; those of the last blocks are at hand."""
+        number, begin = divmod(offset, BLOCK)
+        if begin + count > BLOCK:
+            return self._ask(offset, count, count)
+        block = self._blocks.get(number)
+        if block is None:
+            if len(self._blocks) >= BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            start = number * BLOCK
+            block = self._blocks[number] = self._ask(start, min(BLOCK, self.size - start), count)
+        return block[begin : begin + count]
+
+    def _ask(self, offset: int, count: int, used: int) -> bytes:
+        self.say("read", offset, count, used)
         self._output.flush()
         return self._answers.read(count)
 
@@ -52,9 +83,8 @@ class Channel:
 class _Remote(io.RawIOBase):
     """The file as h5py reads it."""
 
-    def __init__(self, channel: Channel, size: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._size = size
         self._position = 0
 
     def readable(self) -> bool:
@@ -64,7 +94,7 @@ class _Remote(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + {0: 0, 1: self._position, 2: self._size}[whence]
+        self._position = offset + {0: 0, 1: self._position, 2: self._channel.size}[whence]
         return self._position
 
     def tell(self) -> int:
@@ -73,23 +103,26 @@ class _Remote(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:  # as RawIOBase has it
         """Read the next bytes; none behind the end."""
         view = memoryview(buffer).cast("B")
-        count = min(len(view), max(self._size - self._position, 0))
+        count = min(len(view), max(self._channel.size - self._position, 0))
         if count:
             view[:count] = self._channel.read(self._position, count)
         self._position += count
         return count
 
 
-def walk(root: Any, channel: Channel, numbers: Collection[str]) -> None:  # a group of h5py, which has no types
+def walk(  # a group of h5py, which has no types
+    root: Any, channel: Channel, numbers: Collection[str], found_one: Callable[[int], None] = lambda count: None
+) -> None:
     """Go over all links of a file; stops at one that is damaged, and at a second name of the same object.
 
     Args:
         numbers: the kinds of numbers that are read, as ``"f4"``.
+        found_one: called with the number of datasets so far, at each.
     """
     import h5py  # noqa: PLC0415  # an extra
 
     seen = {h5py.h5o.get_info(root.id).addr: ""}
-    waiting = [("", root)]
+    waiting, count = [("", root)], 0
     while waiting:
         prefix, group = waiting.pop()
         inside = []
@@ -110,7 +143,9 @@ def walk(root: Any, channel: Channel, numbers: Collection[str]) -> None:  # a gr
                     channel.say("again", first, "dataset" if isinstance(found, h5py.Dataset) else "group")
                     return
             if isinstance(found, h5py.Dataset):
-                channel.say("dataset", described(found, channel, numbers))
+                channel.say("dataset", described(found.id, channel, numbers))
+                count += 1
+                found_one(count)
             elif isinstance(found, h5py.Group):
                 inside.append((f"{path}/", found))
             else:
@@ -118,49 +153,62 @@ def walk(root: Any, channel: Channel, numbers: Collection[str]) -> None:  # a gr
         waiting += reversed(inside)
 
 
-def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[str, object] | None:  # of h5py
+def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[str, object] | None:  # h5py's DatasetID
     """What a dataset is; None if it has no numbers.  Its stored parts have lines of their own."""
     import h5py  # noqa: PLC0415  # an extra
     import numpy as np  # noqa: PLC0415  # h5py has it
 
     dtype = dataset.dtype
-    if dataset.shape is None or dtype.kind in "OSUMm":  # without values, text, dates
+    if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL or dtype.kind in "OSUMm":  # no values, text, dates
         return None
+    shape = list(map(int, dataset.shape))
     kind = f"{dtype.kind}{dtype.itemsize}"
-    found: dict[str, object] = {"kind": kind, "title": str(dtype), "shape": list(map(int, dataset.shape))}
+    found: dict[str, object] = {"kind": kind, "title": str(dtype), "shape": shape}
     if kind not in numbers:
         return found
+    settings = dataset.get_create_plist()
+    layout = settings.get_layout()
     found["dtype"] = dtype.str
-    found["same"] = dataset.id.get_type() == h5py.h5t.py_create(dtype, logical=True)
-    found["elsewhere"] = bool(dataset.external) or bool(dataset.is_virtual)
+    found["same"] = dataset.get_type() == h5py.h5t.py_create(dtype, logical=True)
+    found["elsewhere"] = settings.get_external_count() > 0 or layout == VIRTUAL
     if not found["same"] or found["elsewhere"]:
         return found
-    start, storage = dataset.id.get_offset(), dataset.id.get_storage_size()
-    settings = dataset.id.get_create_plist()
+    chunks = list(map(int, settings.get_chunk())) if layout == CHUNKED else None
+    start, storage = dataset.get_offset(), dataset.get_storage_size()
     filters = [settings.get_filter(at) for at in range(settings.get_nfilters())]
     if start is not None:
-        channel.say("stored", [0] * dataset.ndim, 0, start, storage)
-    elif dataset.chunks and dataset.id.get_num_chunks():
-        dataset.id.chunk_iter(
+        channel.say("stored", [0] * len(shape), 0, start, storage)
+    elif chunks and dataset.get_num_chunks():
+        dataset.chunk_iter(
             lambda chunk: channel.say(
                 "stored", list(chunk.chunk_offset), chunk.filter_mask, chunk.byte_offset, chunk.size
             )
         )
-    # What lies in the header of the dataset itself was read with it, and is at most 64 kB.
-    fill = dataset[()] if settings.get_layout() == COMPACT else dataset.fillvalue
+    if layout == COMPACT:  # what lies in the header of the dataset itself was read with it, and is at most 64 kB
+        fill = h5py.Dataset(dataset)[()]
+    else:
+        fill = np.zeros((), dtype)
+        settings.get_fill_value(fill)
     return found | {
         "start": start,
         "storage": storage,
-        "chunks": list(map(int, dataset.chunks)) if dataset.chunks else None,
+        "chunks": chunks,
         "filters": [[number, list(values)] for number, _, values, _ in filters],
         "fill": base64.b64encode(np.asarray(fill, dtype=dtype).tobytes()).decode(),
     }
 
 
-def limit(seconds: int) -> None:
-    """Limit the processor time and the memory of this process."""
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the first one ends it by SIGXCPU, which says why
+def limit(seconds: int) -> Callable[[int], None]:
+    """Limit the processor time and the memory of this process; returns what extends the time for so many datasets."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+    def extend(count: int) -> None:
+        allowed = seconds + int(EACH * count)
+        resource.setrlimit(resource.RLIMIT_CPU, (allowed if hard < 0 else min(allowed, hard), hard))
+
+    extend(0)  # the soft limit ends it by SIGXCPU, which says why
     resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
+    return lambda count: None if count % MANY else extend(count)
 
 
 def main() -> None:
@@ -168,14 +216,14 @@ def main() -> None:
     size, seconds, numbers, folders = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.path += [folder for folder in folders if folder not in sys.path]
-    channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))
+    channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), size)
     os.dup2(2, 1)  # a library that prints does not spoil the lines
     try:
         import h5py  # noqa: PLC0415  # an extra
 
-        limit(seconds)
-        with h5py.File(_Remote(channel, size), "r") as root:
-            walk(root, channel, numbers)
+        extend = limit(seconds)
+        with h5py.File(_Remote(channel), "r") as root:
+            walk(root, channel, numbers, extend)
     except Exception as error:  # noqa: BLE001  # h5py raises whatever HDF5's errors look like to it
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         channel.say("failed", told)

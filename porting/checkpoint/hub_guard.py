@@ -60,9 +60,19 @@ LARGEST_ANSWER = 1 << 22
 MOST_PIECES, LEAST_PIECE = 50_000, 256
 """Pieces of a body of any size, and bytes for each further piece: reading a body byte by byte costs processor time."""
 
-FAILING = range(500, 600)
+FAILING = (408, *range(500, 600))
+"""The statuses after which the client tries again, besides :data:`TOO_MANY`."""
+
 PATIENCE = 10
-"""Seconds that a server with an error of its own may ask the client to wait, which tries again after them."""
+"""Seconds that a server with an error of its own may ask the client to wait, over all its tries of one file."""
+
+TRIES = 3
+"""Requests for one file that may fail in a row: after each the client waits twice as long, 1 s at first."""
+
+WHOLE, PARTIAL = (200, 203), 206
+"""The statuses of a whole file, as a server or a proxy sends it, and that of a range."""
+
+RANGE, CONTENT_RANGE = re.compile(r"bytes=([0-9]+)-([0-9]*)"), re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]{1,18})")
 
 LOOK = 1.0
 """Seconds between two checks of the client."""
@@ -97,8 +107,29 @@ class Guard:
         self._most = most
         self._folder = folder
         self._unseen = 0  # bytes that come by a way that is not counted
+        self._failed = self._asked = 0
+        self._answered = True
+        self._announced = ""
         with spending() as budget:
             self.hub = budget.hub
+
+    def ask(self) -> None:
+        """Count a request; the one before it failed if no response came.
+
+        Raises:
+            HubError: too many have failed in a row.
+        """
+        if not self._answered:
+            message = f"{constants.ENDPOINT} broke the connection {self._failed + 1} times"
+            self._fail(0, (Code.HUB_UNREACHABLE, message, failing(0, {})[2]))
+        self._answered = False
+
+    def _fail(self, asked: int, explanation: Explanation) -> None:
+        """Count a failure, after which the server asked to wait so many seconds."""
+        self._failed += 1
+        self._asked += asked
+        if self._failed > TRIES or self._asked > PATIENCE:
+            raise self._told(explanation)
 
     def check(self, response: Any) -> None:  # Any: httpx's response, or its successor's
         """Check a response's headers, and count its body.
@@ -107,19 +138,42 @@ class Guard:
             HubError: no hub answers so.
         """
         headers = response.headers
+        self._answered = True
         asked = f"{response.request.method} {response.request.url.copy_with(query=None)}"
         self.exchange = Exchange(asked, response.status_code, headers.get("content-type", ""))
         if response.status_code == TOO_MANY:  # the client would wait, as long as the server says
             raise self._told(too_many(headers))
-        if response.status_code in FAILING and asked_to_wait(headers) > PATIENCE:
-            raise self._told(failing(response.status_code, headers))
+        if response.status_code in FAILING:
+            self._fail(asked_to_wait(headers), failing(response.status_code, headers))
+        elif response.is_success:
+            self._failed = 0
+            self._check_range(response.request.headers.get("range", ""), response)
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise self._refused(f"Content-Encoding: {quote(headers['content-encoding'])}, and none was asked for")
         if WARNING in headers:  # the client prints each
             headers[WARNING] = safe(headers.get_list(WARNING)[0])[:LONGEST_WARNING]
         if response.request.method == "HEAD":
             self._check_file(headers)
+        elif headers.get("etag") and not self._announced:  # of the hub, not of the host that it leads to
+            self._announced = (headers.get("x-linked-etag") or headers["etag"]).removeprefix("W/").strip('"')
         response.stream = _Counted(response.stream, self._count(self._most))
+
+    def _check_range(self, wanted: str, response: Any) -> None:  # Any: as above
+        """Require the whole file, or the bytes of it that were asked for."""
+        if response.status_code == PARTIAL:
+            told = response.headers.get("content-range", "")
+            asked, found = RANGE.fullmatch(wanted), CONTENT_RANGE.fullmatch(told)
+            length = response.headers.get("content-length")
+            if asked and found:
+                start, stop, size = map(int, found.groups())
+                last = min(int(asked[2] or size), size - 1)
+                if start == int(asked[1]) <= stop <= last and length in (None, str(stop + 1 - start)):
+                    return
+            announced = f" and Content-Length: {quote(length)}" if length is not None else ""
+            what = f"{wanted} was asked for" if wanted else "the whole file was asked for"
+            raise self._refused(f"status {PARTIAL}, Content-Range: {quote(told)}{announced}, and {what}")
+        if response.status_code not in WHOLE:
+            raise self._refused(f"status {response.status_code}, and 200 was expected")
 
     def _check_file(self, headers: Any) -> None:
         for name in ("ETag", "X-Linked-ETag"):
@@ -187,7 +241,20 @@ class Guard:
         if digest != blob.name:
             path.unlink(missing_ok=True)
             blob.unlink(missing_ok=True)
-            raise self._refused(f"bytes whose SHA-256 is {digest}, and announced {blob.name}")
+        self._require_digest(digest, blob.name)
+
+    def check_whole(self, raw: bytes, size: int) -> None:
+        """Require the announced SHA-256, if there is one, of bytes that are the whole file.
+
+        Raises:
+            HubError: they have another.
+        """
+        if SHA256.fullmatch(self._announced) and len(raw) == size:
+            self._require_digest(hashlib.sha256(raw).hexdigest(), self._announced)
+
+    def _require_digest(self, found: str, announced: str) -> None:
+        if found != announced:
+            raise self._refused(f"bytes whose SHA-256 is {found}, and announced {announced}")
 
     def expired(self) -> HubError:
         """The error for a server that sends nothing, or too slowly."""
@@ -318,14 +385,16 @@ class _Factory:
         client = self._factory()
         hooks = client.event_hooks
         client.event_hooks = {
-            "request": [*hooks.get("request", []), _request_plain_bytes],
+            "request": [*hooks.get("request", []), _check_request],
             "response": [_check_response, *hooks.get("response", [])],
         }
         return client
 
 
-def _request_plain_bytes(request: Any) -> None:
-    if _GUARD.get() is not None:
+def _check_request(request: Any) -> None:
+    guard = _GUARD.get()
+    if guard is not None:
+        guard.ask()
         request.headers["accept-encoding"] = "identity"  # so that the bytes that are counted are those that are kept
 
 

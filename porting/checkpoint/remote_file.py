@@ -11,7 +11,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 
 from porting.checkpoint.errors import HubError
 from porting.checkpoint.hub_errors import explained
-from porting.checkpoint.hub_guard import Guard, guarded
+from porting.checkpoint.hub_guard import PARTIAL, Guard, guarded
 from porting.errors import Code, Fault
 
 BLOCK = 1 << 17
@@ -59,6 +59,7 @@ class RemoteFile:
         with explained(self._repo, file=self._name):
             guard = Guard(self.where, most=count + BLOCK)
             size, raw = guarded(lambda: self._answer(headers, start, count), guard)
+            guard.check_whole(raw, size)
         wanted = min(count, size - start)
         if size < 0 or len(raw) < wanted or (self.size and size != self.size):
             asked = f"{wanted} were asked for" if size >= 0 else "the server did not say how many the file has"
@@ -71,11 +72,15 @@ class RemoteFile:
         with get_session().stream(
             "GET", self._url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=True
         ) as response:
-            if response.status_code == 416 and start == 0:  # no byte of an empty file can be asked for
+            empty = response.headers.get("content-range") == "bytes */0"
+            if response.status_code == 416 and start == 0 and empty:  # no byte of an empty file can be asked for
                 return 0, b""
             hf_raise_for_status(response)
-            size = self._size(response.status_code, response.headers.get("content-range"), start)
-            if size is None:
+            if response.status_code == PARTIAL:  # whose range the guard has compared with what was asked for
+                size = int(response.headers["content-range"].rpartition("/")[2])
+            elif start:
+                raise self._odd("the server does not answer range requests")
+            else:
                 size = int(response.headers.get("content-length", -1))
             raw = bytearray()
             for piece in response.iter_raw():  # a server that ignores the range is left as soon as enough has come
@@ -83,18 +88,6 @@ class RemoteFile:
                 if len(raw) >= count:
                     break
             return size, bytes(raw)
-
-    def _size(self, status: int, content_range: str | None, start: int) -> int | None:
-        """The size of the whole file according to the answer; None if that is no answer to a range request."""
-        if status != 206:
-            if start:
-                raise self._odd("the server does not answer range requests")
-            return None
-        unit, _, rest = (content_range or "").partition(" ")
-        span, _, total = rest.partition("/")
-        if unit != "bytes" or not total.isdecimal() or not span.startswith(f"{start}-"):
-            raise self._odd(f"the server answered with the range {content_range!r}")
-        return int(total)
 
     def _odd(self, message: str) -> HubError:
         return HubError(

@@ -198,17 +198,25 @@ def _add_slices(
             reason = reason or f"its slice at {list(starts)} is missing"
             continue
         inside = all(
-            start >= 0 and 0 < length <= size - start
+            start >= 0 and 0 <= length <= size - start
             for start, length, size in zip(starts, sizes, entry.shape, strict=True)
         )
-        file, nbytes = names[part.shard], math.prod(sizes) * element.itemsize
-        if not inside or part.shape != sizes or part.dtype != entry.dtype:
+        nbytes = math.prod(sizes) * element.itemsize
+        if part.slices:
+            reason = reason or f"its slice at {list(starts)} is in slices itself"
+            continue
+        file = names[part.shard]
+        if not inside:
+            reason = reason or f"its slice at {list(starts)} of the shape {list(sizes)} is not in {list(entry.shape)}"
+        elif part.dtype != entry.dtype:
+            reason = reason or f"its slice at {list(starts)} has the type {part.dtype}, expected {entry.dtype}"
+        elif part.shape != sizes:
             reason = reason or f"its slice at {list(starts)} has the shape {list(part.shape)}, expected {list(sizes)}"
         elif part.size != nbytes:
             reason = reason or f"its slice at {list(starts)} has {part.size} bytes, and {list(sizes)} needs {nbytes}"
         elif part.offset + nbytes > lists[file].size:
             reason = reason or f"its slice at {list(starts)} does not lie in the {lists[file].size} bytes of {file}"
-        else:
+        elif nbytes:
             lists[file].claim(entry.name, part.offset, part.offset + nbytes)
             chunk = Chunk(starts=starts, sizes=sizes, file=file, start=part.offset, stop=part.offset + nbytes)
             chunks.append(chunk)

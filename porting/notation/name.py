@@ -269,6 +269,8 @@ class Name:
 
         Should several sets of values spell it, as ``{p:a,ab}b{q:x,bx}`` can, the first is meant.
         """
+        if not self._placeholders:
+            return {} if name == self.spell({}) else None
         if self._decided is None:
             return self._walk(name)
         found = self._decided.fullmatch(name)

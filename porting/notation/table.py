@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from porting.limits import reading
 from porting.notation.expression import Expression
 from porting.notation.extends import gather
 from porting.notation.name import Name
@@ -190,7 +191,8 @@ def read_table(path: str | Path) -> Table:
     >>> read_table(str(files("porting.mappings") / "bert.toml")).model_types
     ('bert',)
     """
-    return _make(gather(Path(path)))
+    with reading():
+        return _make(gather(Path(path)))
 
 
 def parse_table(text: str, *, where: str = "table") -> Table:
@@ -202,7 +204,8 @@ def parse_table(text: str, *, where: str = "table") -> Table:
     >>> print(parse_table('[mapping]\nname = "mine"\n[tensors]\n"a [o e]" = "b [e o]"').rules[0])
     a [o e] = b [e o]
     """
-    return _make(gather(text, where=where))
+    with reading():
+        return _make(gather(text, where=where))
 
 
 def _make(sections: Sections) -> Table:

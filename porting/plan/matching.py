@@ -1,7 +1,8 @@
 """Which rule reads which name, in time linear in the number of names.
 
 Names that differ only in their numbers share a skeleton (``layer.#.weight``), so each name is tried against the few
-patterns of its skeleton and not against every rule of the table.
+patterns of its skeleton and not against every rule of the table.  Of these, one that spells numbers out
+(``layer.3.{w}``) is found by them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ MOST_SKELETONS = 64
 
 _DIGITS = re.compile(r"[0-9]+")
 
+_ANY = "\0"
+"""Stands for the digits of a placeholder; no name holds it."""
+
+_DIGITS_OR_ANY = re.compile(f"[0-9{_ANY}]+")
+
+Numbers = tuple[str | None, ...]
+"""The digits of a skeleton's places; None where a placeholder stands for them."""
+
 Line = TypeVar("Line")
 
 
@@ -35,7 +44,7 @@ class Matcher(Generic[Line]):
     """Patterns, each with what it stands for, matched with and without a prefix."""
 
     def __init__(self, patterns: Iterable[tuple[Name, Line]], prefix: str = "") -> None:
-        self._by_skeleton: dict[str, list[tuple[int, Name]]] = {}
+        self._by_skeleton: dict[str, dict[tuple[int, ...], dict[Numbers, list[tuple[int, Name]]]]] = {}
         self._by_beginning: dict[str, list[tuple[int, Name]]] = {}
         self._lines: list[Line] = []
         for number, (pattern, line) in enumerate(patterns):
@@ -53,8 +62,10 @@ class Matcher(Generic[Line]):
             beginning = first.text if isinstance(first, Literal) else ""
             self._by_beginning.setdefault(beginning, []).append((number, pattern))
             return
-        for skeleton in skeletons:
-            self._by_skeleton.setdefault(skeleton, []).append((number, pattern))
+        for skeleton, numbers in skeletons:
+            spelled_out = tuple(place for place, digits in enumerate(numbers) if digits is not None)
+            by_numbers = self._by_skeleton.setdefault(skeleton, {}).setdefault(spelled_out, {})
+            by_numbers.setdefault(tuple(numbers[place] for place in spelled_out), []).append((number, pattern))
 
     def read(self, name: str) -> list[Match[Line]]:
         """What the patterns that spell ``name`` stand for, each once, in the order in which they were given."""
@@ -71,25 +82,33 @@ class Matcher(Generic[Line]):
         return next(iter(self.read(name)), None)
 
     def _candidates(self, name: str) -> Sequence[tuple[int, Name]]:
-        candidates = self._by_skeleton.get(_DIGITS.sub("#", name), [])
+        candidates: list[tuple[int, Name]] = []
+        digits = _DIGITS.findall(name)
+        for spelled_out, by_numbers in self._by_skeleton.get(_DIGITS.sub("#", name), {}).items():
+            candidates += by_numbers.get(tuple([digits[place] for place in spelled_out]), [])
         for length in self._lengths:
-            candidates = candidates + self._by_beginning.get(name[:length], [])
+            candidates += self._by_beginning.get(name[:length], [])
         return candidates
 
 
-def _skeletons(pattern: Name) -> set[str] | None:
-    """The skeletons of what a pattern can spell; None when they cannot be listed."""
+def _skeletons(pattern: Name) -> set[tuple[str, Numbers]] | None:
+    """The skeletons of what a pattern can spell, each with its digits; None when they cannot be listed."""
     choices: list[list[str]] = []
     for part in pattern.parts:
         match part:
             case Literal(text=text):
                 choices.append([text])
             case Decimal():
-                choices.append(["0"])
+                choices.append([_ANY])
             case Enumerated(spellings=spellings):
                 choices.append([one for place in spellings for one in place])
             case Rest():
                 return None
     if math.prod(len(one) for one in choices) > MOST_SKELETONS:
         return None
-    return {_DIGITS.sub("#", "".join(choice)) for choice in product(*choices)}
+    spelled = ("".join(choice) for choice in product(*choices))
+    return {(_DIGITS_OR_ANY.sub("#", one), _numbers(one)) for one in spelled}
+
+
+def _numbers(spelled: str) -> Numbers:
+    return tuple([None if _ANY in digits else digits for digits in _DIGITS_OR_ANY.findall(spelled)])

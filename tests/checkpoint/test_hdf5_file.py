@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from porting.checkpoint import inspect_checkpoint, open_checkpoint
-from porting.checkpoint.hdf5_file import _Elements
+from porting.checkpoint.files import InMemory
+from porting.checkpoint.hdf5_file import Hdf5, _Elements
+from porting.checkpoint.hdf5_walk import BLOCK
 from porting.limits import LimitError, spending
 from tests.checkpoint.hostile import refused, tensors_of, torn
 from tests.converting.drawing import bits, values
@@ -344,19 +346,49 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch
         ("while True: pass", "this takes more than 1 seconds of reading descriptions"),
         ("print('no JSON')", "the HDF5 library crashed on it"),
         ("print(" + "'[' * 30_000" + ")", "the HDF5 library crashed on it"),
-        ("print('[\"read\", 0, 1000000]')", "the HDF5 library crashed on it"),
+        ("print('[\"read\", 0, 1000000, 1000000]')", "the HDF5 library crashed on it"),
+        ("print('[\"read\", 0, 20000, 1]')", "the HDF5 library crashed on it"),
     ],
 )
 def test_a_file_that_the_library_fails_on_ends_no_process_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
 ) -> None:
     """The program stands for the one that runs the library."""
-    write(tmp_path / "a.h5", {"w": torch.ones(2)})
+    write(tmp_path / "a.h5", {"w": torch.ones(9000)})
     limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 2)); "
     (tmp_path / "walk.py").write_text(f"{limit}\n{program}\n")
     monkeypatch.setattr("porting.checkpoint.hdf5_walk.__file__", str(tmp_path / "walk.py"))
     monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
     refused(tmp_path / "a.h5", message)
+
+
+class _Counting(InMemory):
+    """Bytes in memory, which counts how often they are asked for."""
+
+    asked = 0
+
+    def pread(self, offset: int, count: int) -> bytes:
+        self.asked += 1
+        return super().pread(offset, count)
+
+
+def test_a_file_of_many_datasets_is_read_in_blocks_and_charged_by_what_the_library_wants() -> None:
+    file = io.BytesIO()
+    write(file, {f"l.{number // 100}/w{number}": torch.ones(3) for number in range(3000)})
+    source = _Counting(file.getvalue(), "a.h5")
+    with spending() as budget:
+        assert len(Hdf5().read(source, name="a.h5").tensors) == 3000
+        assert source.asked < 5 * source.size / BLOCK  # 4000 pieces
+        assert budget._spent["metadata"] < 2 * source.size
+
+
+@pytest.mark.slow
+def test_each_dataset_extends_the_time_of_the_process_that_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTING_LIMITS", "seconds=1")
+    write(tmp_path / "a.h5", {f"l.{number // 100}/w{number}": torch.ones(3) for number in range(20_000)})
+    assert len(open_checkpoint(tmp_path / "a.h5").tensors) == 20_000
 
 
 def test_a_damaged_file_that_crashes_the_library_is_refused_in_a_line(tmp_path: Path) -> None:

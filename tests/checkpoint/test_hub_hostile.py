@@ -527,6 +527,97 @@ def test_a_limit_that_is_none_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         open_checkpoint("org/name")
 
 
+CONFIG = MODEL["config.json"]
+LIES = {
+    "the middle": ({"Content-Range": "bytes 5-9/22"}, CONFIG[5:10]),
+    "more than the range": ({"Content-Range": "bytes 0-9/10"}, CONFIG),
+    "a range beyond the end": ({"Content-Range": "bytes 0-99/22"}, CONFIG),
+    "no range": ({}, CONFIG),
+    "several ranges": ({"Content-Type": "multipart/byteranges; boundary=x"}, b"--x\r\n\r\n{}\r\n--x--"),
+    "a range of no size": ({"Content-Range": "bytes 0-21/*"}, CONFIG),
+    "nothing": ({"Content-Range": "bytes 0-21/22"}, b""),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("headers", "body"), LIES.values(), ids=list(LIES))
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_range_that_was_not_asked_for_is_the_fault_of_the_hub(
+    hub: Hub, tmp_path: Path, headers: dict[str, str], body: bytes, weights: bool
+) -> None:
+    hub.add("org/name", MODEL)
+    hub.fail("/config.json", sending(headers, body, status=206), method="GET")
+    asked = "the whole file" if weights else "bytes=0-131071"
+    refused(tmp_path, "config.json: ", "answered with status 206, ", f"{asked} was asked for", weights=weights)
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 205])
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_status_without_a_file_is_the_fault_of_the_hub(hub: Hub, tmp_path: Path, status: int, weights: bool) -> None:
+    hub.add("org/name", MODEL)
+    hub.fail("/config.json", sending({}, b"", status=status), method="GET")
+    refused(tmp_path, f"answered with status {status}, and 200 was expected", weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (206, {"Content-Range": "bytes 0-9/10"}, CONFIG[:10]),
+        (206, {"Content-Range": "bytes 0-21/22"}, CONFIG[1:] + b" "),
+        (200, {}, CONFIG[:5]),
+        (416, {"Content-Range": "bytes */0"}, b""),
+    ],
+)
+def test_a_file_of_other_bytes_than_announced_is_the_fault_of_the_hub(
+    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], body: bytes
+) -> None:
+    hub.add("org/name", MODEL)
+    etag = {"ETag": f'"{hashlib.sha256(CONFIG).hexdigest()}"'}
+    hub.fail("/config.json", sending(etag | headers, body, status=status))
+    refused(tmp_path, "config.json: ", "answered with bytes whose SHA-256 is ", "[hub-answer]", weights=False)
+
+
+def failing(status: int, **headers: str) -> Answer:
+    return sending({name.replace("_", "-"): value for name, value in headers.items()}, b"{}", status=status)
+
+
+def gone(handler: Any) -> None:  # Any: the hub's own handler
+    """Answers, and is not there any more."""
+    handler._info("org/name", "main")
+    handler.close_connection = True
+    handler.server.shutdown()
+    handler.server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("match", "answer", "message"),
+    [
+        ("/config.json", failing(500), "the hub answered with status 500"),
+        ("/config.json", failing(503, Retry_After="3"), "the hub answered with status 503 (try again after 3 seconds"),
+        ("/store/", failing(408), "the hub answered with status 408"),
+        ("/store/", failing(408, Retry_After="9"), "the hub answered with status 408 (try again after 9 seconds"),
+        ("/api/models", gone, "broke the connection 4 times"),
+    ],
+)
+def test_a_hub_that_only_fails_is_left_after_seconds(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str, answer: Answer, message: str
+) -> None:
+    """The client by itself tries for 24 s, and for 50 where the hub asks for 9 s between two requests."""
+    waited: list[float] = []
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", waited.append)
+    hub.add("org/name", MODEL)
+    hub.fail(match, answer)
+    refused(tmp_path, message, "HF_HUB_OFFLINE", "[hub-unreachable]")
+    assert sum(waited) <= 12
+
+
+def test_a_hub_that_recovers_is_waited_for(hub: Hub) -> None:
+    hub.add("org/name", MODEL)
+    hub.fail("/config.json", 503, times=3)
+    hub.fail("/store/", failing(408, Retry_After="2"), times=2)
+    assert open_checkpoint("org/name").read("a")[5] == 5
+
+
 # --------------------------------------------------------------------------------------------------------- other sides
 
 
@@ -559,10 +650,9 @@ def says_nothing(handler: BaseHTTPRequestHandler) -> None:
     [
         (sending({}, b'{"sha": "'), "got status 200, no Content-Type and a body that begins"),
         (sending({}, b"{}", length=9), "got status 200, no Content-Type and a body that begins '{}' ("),
-        (sending({}, b"", status=204), "got status 204, no Content-Type and no body"),
         (says_nothing, "no response came that can be read"),
     ],
-    ids=["half", "short", "empty", "no http"],
+    ids=["half", "short", "no http"],
 )
 @pytest.mark.parametrize("match", ["/api/models", "/config.json"])
 def test_an_answer_that_cannot_be_read(hub: Hub, tmp_path: Path, answer: Answer, came: str, match: str) -> None:

@@ -184,16 +184,25 @@ def one(*more: bytes, kind: int = 1, size: int = 16, offset: int = 0, shape: tup
 
 
 def sliced(
-    *slices: tuple[int, int], sizes: tuple[int, ...] = (), places: tuple[int, ...] = (0, 8), left: Sequence[int] = ()
+    *slices: tuple[int, int],
+    sizes: tuple[int, ...] = (),
+    places: tuple[int, ...] = (0, 8),
+    left: Sequence[int] = (),
+    kinds: tuple[int, ...] = (1, 1),
+    nested: int = 0,
 ) -> bytes:
-    """A tensor of 4 elements in two slices: where each begins and how long it is; ``left`` have no entry."""
+    """A tensor of 4 elements in two slices: where each begins and how long it is.
+
+    The slices in ``left`` have no entry, and as many of the last ones as ``nested`` says are in slices themselves.
+    """
     parts = [field(7, field(1, field(1, start) + field(2, length))) for start, length in slices]
     entries = {b"": HEADER}
     for number, (start, length) in enumerate(slices):
         size = sizes[number] if sizes else length
         key = b"\0a\0\1\1\1" + bytes([0x80 ^ start, 0x80 ^ length])
         if number not in left:
-            entries[key] = described((size,), 1, places[number], 4 * size)
+            inner = parts[:1] if number >= len(slices) - nested else []
+            entries[key] = described((size,), kinds[number], places[number], 4 * size, *inner)
     return table({**entries, b"a": described((4,), 1, 0, 0, *parts)})
 
 
@@ -229,7 +238,10 @@ HOSTILE: list[HostileFile] = [
     ("a slice that is missing", lambda: sliced((0, 2), (2, 2), left=[1]), "its slice at [2] is missing"),
     ("slices with a hole", lambda: sliced((0, 2), (3, 1)), "its slices hold 3 of 4 elements"),
     ("slices that overlap", lambda: sliced((0, 2), (1, 2)), "its slices at [0] and [1] share elements"),
-    ("a slice beyond the tensor", lambda: sliced((0, 2), (2, 7)), "its slice at [2] has the shape [7], expected [7]"),
+    ("a slice beyond the tensor", lambda: sliced((0, 2), (2, 7)), "its slice at [2] of the shape [7] is not in [4]"),
+    ("a slice of another type", lambda: sliced((0, 2), (2, 2), kinds=(1, 3)), "at [2] has the type 3, expected 1"),
+    ("a slice in slices", lambda: sliced((0, 2), (2, 2), nested=1), "its slice at [2] is in slices itself"),
+    ("slices in slices", lambda: sliced((0, 2), (2, 2), nested=2), "its slice at [0] is in slices itself"),
     ("a slice of another shape", lambda: sliced((0, 2), (2, 2), sizes=(2, 1)), "has the shape [1], expected [2]"),
     ("slices in one place", lambda: sliced((0, 2), (2, 2), places=(0, 4)), "are also those of 'a'"),
     ("a slice behind the end", lambda: sliced((0, 2), (2, 2), places=(0, 12)), "does not lie in the 16 bytes of"),
@@ -244,6 +256,19 @@ def test_a_hostile_file_is_refused_in_one_line(tmp_path: Path, make: Callable[[]
     (tmp_path / "model.ckpt.index").write_bytes(make())
     (tmp_path / DATA).write_bytes(bytes(16))
     refused(tmp_path, message)
+
+
+def test_a_variable_without_elements_may_be_partitioned(tmp_path: Path) -> None:
+    parts = [field(7, field(1, field(1, start) + field(2, 2)) + field(1, b"")) for start in (0, 2)]
+    keys = [b"\0a\0\1\1\2" + bytes([0x80 ^ start, 0x82, 0x80, 0x7F]) for start in (0, 2)]
+    entries = {
+        b"": HEADER,
+        **{key: described((2, 0), 1, 0, 0) for key in keys},
+        b"a": described((4, 0), 1, 0, 0, *parts),
+    }
+    (tmp_path / "model.ckpt.index").write_bytes(table(entries))
+    (tmp_path / DATA).write_bytes(b"")
+    assert open_checkpoint(tmp_path).read("a").shape == (4, 0)
 
 
 def test_text_is_no_tensor_and_is_said(tmp_path: Path) -> None:

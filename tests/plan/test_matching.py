@@ -13,6 +13,9 @@ PATTERNS = [
     "a.{i}.{w:weight,bias}",
     "a.{2*i}.bias",
     "a1.b{i}.c",
+    "a.1.{w:weight,bias}",
+    "a.{i}.b{p:1,x1}",
+    "b1",
     "{p:a,b,c}.{q:x1,y2}.{i}",
     "{*all}",
     "a.{*rest}",
@@ -60,11 +63,19 @@ def test_a_name_is_tried_against_few_of_many_patterns() -> None:
     made = matcher(
         [*(f"part{number}.{{i}}.weight" for number in range(1000)), *(f"p{n}x.{{*rest}}" for n in range(1000))]
     )
-    assert len(list(made._candidates("part7.3.weight"))) <= 1000  # all parts have one skeleton: part#.#.weight
+    assert len(list(made._candidates("part7.3.weight"))) == 1
     lettered = matcher([f"{chr(97 + n % 26)}{chr(97 + n // 26)}.{{i}}.weight" for n in range(600)])
     assert len(list(lettered._candidates("ab.3.weight"))) == 1
     rests = matcher([f"{chr(97 + n % 26)}{chr(97 + n // 26)}.{{*rest}}" for n in range(600)])
     assert len(list(rests._candidates("ab.3.weight"))) == 1
+
+
+def test_a_pattern_that_spells_numbers_out_is_found_by_them() -> None:
+    made = matcher([f"t{number}" for number in range(1000)] + [f"{{i}}.t{n}.x{{p:1,2}}" for n in range(1000)])
+    assert [match.line for match in made.read("t7")] == [7]
+    assert len(list(made._candidates("t7"))) == 1
+    assert [(match.line, match.bindings) for match in made.read("3.t7.x2")] == [(1007, {"i": 3, "p": 1})]
+    assert len(list(made._candidates("3.t7.x2"))) == 1
 
 
 def test_a_pattern_of_too_many_spellings_is_found_by_its_beginning() -> None:

@@ -224,6 +224,24 @@ PROOFS = [
         "tests/checkpoint/test_hub_hostile.py::test_an_answer_that_cannot_be_read",
     ),
     proof(
+        "hub",
+        "a range or a status that was not asked for",
+        "is the fault of the hub, not of the file",
+        "tests/checkpoint/test_hub_hostile.py::test_a_range_that_was_not_asked_for_is_the_fault_of_the_hub",
+    ),
+    proof(
+        "hub",
+        "other bytes than the announced SHA-256, of which only headers are read",
+        "answered with bytes whose SHA-256 is",
+        "tests/checkpoint/test_hub_hostile.py::test_a_file_of_other_bytes_than_announced_is_the_fault_of_the_hub",
+    ),
+    proof(
+        "hub",
+        "nothing but errors, or broken connections",
+        "left after 3 tries more, in 10 seconds",
+        "tests/checkpoint/test_hub_hostile.py::test_a_hub_that_only_fails_is_left_after_seconds",
+    ),
+    proof(
         "tables",
         "a formula of few characters that makes far more numbers than it reads",
         "refused before it is computed, with what it would hold",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ STRUCTURED = {
     "config": st.dictionaries(st.sampled_from(["id2label", "num_labels", "auto_map"]), JSON).map(
         lambda one: json.dumps(one).encode()
     ),
+    "yaml": st.dictionaries(st.text(max_size=8), JSON, max_size=4).map(lambda one: yaml.safe_dump(one).encode()),
     "pickle": st.lists(
         st.sampled_from(
             [bytes([code]) for code in b"\x80(}])N\x88KMJGXUtl\x85\x86\x87q\x94hjsuaebcQR.\x93\x95\x8a\x02"]

@@ -38,6 +38,14 @@ def test_processor_time_is_charged_while_descriptions_are_read(monkeypatch: pyte
         read()
 
 
+def test_the_time_of_making_the_rules_of_a_table_counts() -> None:
+    line = ", ".join(f'"t{number}"' for number in range(3000))
+    with spending() as budget:
+        left, begun = budget.left, time.thread_time()
+        parse_table(f'[tensors]\n"x" = [{line}]\n')
+        assert left - budget.left > 0.8 * (time.thread_time() - begun)
+
+
 def test_what_charges_nothing_is_stopped_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command looks at its time wherever it reads a description; outside of that nothing is stopped."""
     monkeypatch.setenv("PORTING_LIMITS", "seconds=0")
