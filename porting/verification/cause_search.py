@@ -189,6 +189,7 @@ class _Guilty:
         if not self._passing:
             more = (one() for one in drawn.simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
+        self._turned, _ = passing_and_failing([one for one in (drawn.turned,) if one is not None], guilty)
         self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
         self._trials = _Trials(
             known,
@@ -204,7 +205,8 @@ class _Guilty:
         """The causes, and the first step of the port whose result the reference does not have."""
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
-        found = found or special_cases(self._passing, self._failing, self._probes, self._until)
+        for passing in (self._passing, self._turned):
+            found = found or special_cases(passing, self._failing, self._probes, self._until)
         if found:
             return found, diverges
         searched, probes, until = self._searched, self._probes, self._until
@@ -221,7 +223,7 @@ class _Guilty:
                 *diverges.callers,
             ]
             lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = with_edits(found, searched, probes, lines, until)
+            found = with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until)
         return found, diverges
 
     def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
@@ -371,6 +373,7 @@ class _Trials:
         self.until = until
         self._held_out = held_out
         self._tied = tied
+        self._untying = [] if tied is None else [tied, tied.with_hidden_places]
         self._passing = passing
         self._marks: dict[int, dict[Point, Mark]] = {}
         self.repaired: RepairSet | None = None
@@ -458,10 +461,18 @@ class _Trials:
         return next(common, None)
 
     def _untied(self, one: Explained) -> Explained:
-        """Without those of its ties that do not reproduce the port where rows are padded in front, if some do."""
-        if not one.instead or self._tied is None:
-            return one
-        marks, search = self._marks_of(self._tied), self._tied.search(CATALOGUE)
+        """Without those of its ties that do not reproduce the port where rows are padded in front, if some do.
+
+        What the port computes at places that the mask hides is no fault, and tells ties apart that nothing else does.
+        """
+        for cause_case in self._untying:
+            if one.instead:
+                one = self._untied_in(cause_case, one)
+        return one
+
+    def _untied_in(self, cause_case: CauseCase, one: Explained) -> Explained:
+        """Without those of its ties that do not reproduce the port in a case, if some do."""
+        marks, search = self._marks_of(cause_case), cause_case.search(CATALOGUE)
         every = [one, *one.instead]
 
         def refuted(name: str, chosen: Candidate) -> bool:
