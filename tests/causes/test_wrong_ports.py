@@ -84,18 +84,19 @@ def test_a_mistake_is_named(name: str) -> None:
     assert any(wrong.detail in found.detail for found in report.causes)
 
 
-HIDDEN = "scores = scores.masked_fill(mask[:, None, None, :] == 0"
+MASKED = "scores = scores.masked_fill(mask[:, None, None, :] == 0"
+FIRST_LAYER = "x = layer(x, mask if layer is self.encoder.layer[0] else torch.ones_like(mask))"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("bert", {HIDDEN: "scores = scores.masked_fill(mask[:, None, None, :] > 1"}),
+        ("bert", {MASKED: "scores = scores.masked_fill(mask[:, None, None, :] > 1"}),
         ("bert", {"x = layer(x, mask)": "x, mask = layer(x, mask), torch.ones_like(mask)"}),
         (
             "bert",
-            {"x = layer(x, mask)": "x = layer(x, mask if layer is self.encoder.layer[0] else torch.ones_like(mask))"},
+            {"x = layer(x, mask)": FIRST_LAYER},
         ),
         ("gpt2", {"allowed = causal & mask[:, None, None, :].bool()": "allowed = causal.expand(b, 1, s, s)"}),
     ],
