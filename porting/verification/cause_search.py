@@ -205,8 +205,9 @@ class _Guilty:
         """The causes, and the first step of the port whose result the reference does not have."""
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
+        cases = [*self._failing, *self._passing, *self._turned]
         for passing in (self._passing, self._turned):
-            found = found or special_cases(passing, self._failing, self._probes, self._until)
+            found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
         if found:
             return found, diverges
         searched, probes, until = self._searched, self._probes, self._until
@@ -471,7 +472,10 @@ class _Trials:
         return one
 
     def _untied_in(self, cause_case: CauseCase, one: Explained) -> Explained:
-        """Without those of its ties that do not reproduce the port in a case, if some do."""
+        """Without those of its ties that do not reproduce the port in a case, if some do.
+
+        Ways of one entry stay together: they differ in what is made of rows without keys, which the whole shows.
+        """
         marks, search = self._marks_of(cause_case), cause_case.search(CATALOGUE)
         every = [one, *one.instead]
 
@@ -480,10 +484,16 @@ class _Trials:
             tried = name in marks and any(True for _ in search.again(chosen))
             return tried and not search.reproduces(marks[name], chosen)
 
-        passing = [way for way in every if not any(refuted(name, one) for name, one in way.chosen.items())]
+        entries = {
+            (way.finding.name, way.finding.detail)
+            for way in every
+            if not any(refuted(name, one) for name, one in way.chosen.items())
+        }
+        passing = [way for way in every if (way.finding.name, way.finding.detail) in entries]
         if not passing or len(passing) == len(every):
             return one
-        return replace(passing[0], instead=tuple(passing[1:]))
+        first, *rest = passing
+        return replace(first, instead=(*(() if first is one else first.instead), *rest))
 
     def _marks_of(self, cause_case: CauseCase) -> dict[Point, Mark]:
         return self._marks.setdefault(id(cause_case), cause_case.marks(self._probes))
