@@ -121,6 +121,7 @@ def name_causes(
             drawn_cases = _drawn_cases(comparison, same(drawn), turned and same(turned), [same(one) for one in simple])
             guilty = _Guilty(comparison, probes, same(both), drawn_cases, until, weights_compared=weights_compared)
             found, diverges = guilty.causes(layouts)
+            found = _merged(found)
         imprecise = [probe for probe in probes if probe.imprecise]
         if imprecise and dtypes:
             dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -664,6 +665,23 @@ def _doubted(one: Explained) -> Finding:
     finding = one.finding
     near = Suspicion(name=finding.name, detail=finding.detail, residual=finding.residual, share=1.0)
     return Finding(probes=finding.probes, difference=finding.difference, residual=finding.difference, nearest=(near,))
+
+
+def _merged(found: Sequence[Finding]) -> list[Finding]:
+    """The findings, those that say the same of several probes as one."""
+    groups: dict[object, list[Finding]] = {}
+    for place, one in enumerate(found):
+        groups.setdefault((one.name, one.detail, one.ties, one.fix) if one.name else place, []).append(one)
+    return [
+        replace(
+            same[0],
+            where=tuple(dict.fromkeys(chain(*(one.where for one in same)))),
+            probes=tuple(dict.fromkeys(chain(*(one.probes for one in same)))),
+            difference=max(one.difference for one in same),
+            residual=max(one.residual for one in same),
+        )
+        for same in groups.values()
+    ]
 
 
 def _with_line(one: Finding, made: Mapping[Point, non_finite.Broken]) -> Finding:
