@@ -106,12 +106,14 @@ def with_returned(
 
 
 def _has_counterpart(rule: Rule, reference: Side, prefix: str, theirs: Mapping[str, Tensor]) -> bool:
-    """Whether the reference has what is on the left of a line of [probes]: its outputs, and its modules."""
-    paths = {path for path, _ in reference.module.named_modules()}
+    """Whether the reference has what is on the left of a line of [probes]: an output, or a module if it has such."""
+    paths = {path for path, _ in reference.module.named_modules()} - {""}
     for one in rule.sources:
         path, output = str(one.name), one.output
         if path != ROOT:
-            known = "{" in path or not {path, path.removeprefix(prefix), f"{prefix}{path}"}.isdisjoint(paths)
+            known = (
+                not paths or "{" in path or not {path, path.removeprefix(prefix), f"{prefix}{path}"}.isdisjoint(paths)
+            )
         elif output.isdigit():
             known = int(output) < len(theirs)
         else:
