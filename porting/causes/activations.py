@@ -54,24 +54,27 @@ class ParametricActivation(Cause):
         function: the input and the number -> the result.
         says: the function's text, with ``{}`` for the number.
         first, last: the range in which the number is searched.
+        rounded: the same function with a constant of few digits beside the number.
     """
 
     function: Callable[[Tensor, float], Tensor]
     says: str
     first: float
     last: float
+    rounded: Callable[[Tensor, float], Tensor] | None = None
 
     def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
         """Yield the number of each activation but the pooler's."""
         for site in model_parts.activations:
             if not is_pooler(site, model_parts) and model_parts.tape[site.input].is_floating_point():
                 detail = f"{self.says} where the reference has {site.name or 'another function'}"
-                yield free_parameter(
-                    site.call, partial(self._rewrite, site), detail.format, geometric(self.first, self.last, 6)
-                )
+                starts = geometric(self.first, self.last, 6)
+                for function in filter(None, (self.function, self.rounded)):
+                    yield free_parameter(site.call, partial(_with_number, site, function), detail.format, starts)
 
-    def _rewrite(self, site: Activation, number: float) -> Rewrite:
-        return apply_instead(site, lambda value: self.function(value, number))
+
+def _with_number(site: Activation, function: Callable[[Tensor, float], Tensor], number: float) -> Rewrite:
+    return apply_instead(site, lambda value: function(value, number))
 
 
 class ActivationMissing(Cause):
@@ -160,6 +163,7 @@ CAUSES: tuple[Cause, ...] = (
         says="tanh GELU with {} x**3",
         first=1e-3,
         last=10.0,
+        rounded=lambda value, number: tanh_gelu(value, cubic=number, factor=0.79788456),  # as it is often copied
     ),
     ParametricActivation(
         name="GELU factor",

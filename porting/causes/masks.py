@@ -55,7 +55,7 @@ def other_masks(
     """Yield the alterations that mask an attention with ``mask``, one for each way to treat rows without keys."""
     for attention, call in masked_attentions(model_parts):
         if applies(attention):
-            for fill_empty in empty_rows(model_parts, mask(model_parts.tape[attention.raw], attention)):
+            for fill_empty in empty_rows(model_parts, mask, attention):
                 yield alter(call, masked_by(mask, attention, fill_empty), detail, where=attention.where)
 
 
@@ -76,13 +76,23 @@ class OtherMask(Cause):
         return other_masks(model_parts, self.mask, self.applies)
 
 
-def empty_rows(model_parts: ModelParts, masked: Tensor) -> Iterator[EmptyRows | None]:
-    """Yield what a port may make of rows in which every key is hidden: uniform, unmasked, or NaN."""
+def empty_rows(model_parts: ModelParts, mask: Masking, attention: Attention) -> Iterator[EmptyRows | None]:
+    """Yield what a port may make of rows in which every key is hidden: uniform, unmasked, or NaN.
+
+    Unmasked ones are left out where that shows padding in all rows: then the mask is ignored, an entry of its own.
+    """
     yield None
+    scores = model_parts.tape[attention.raw]
+    masked = mask(scores, attention)
     if bool(_is_empty(masked).any()):
-        yield lambda masked, scores: torch.where(_is_empty(masked), scores, masked)
+        if not torch.equal(_unmasked(masked, scores), ignored(scores, attention)):
+            yield _unmasked
         if model_parts.broken:
             yield lambda masked, scores: masked.masked_fill(_is_empty(masked), torch.nan)
+
+
+def _unmasked(masked: Tensor, scores: Tensor) -> Tensor:
+    return torch.where(_is_empty(masked), scores, masked)
 
 
 def _is_empty(masked: Tensor) -> Tensor:
@@ -119,8 +129,12 @@ def ignored(scores: Tensor, attention: Attention) -> Tensor:
     """Show padding."""
     if attention.causal:
         return hide_others(scores, ~later(scores))
-    shape = attention.allowed.any(0, keepdim=True)  # what is hidden in every row of the batch is no padding
-    return hide_others(scores, shape.expand_as(attention.allowed))
+    # What is hidden in every row of the batch is no padding, unless it is a key that no query sees.
+    shape = attention.allowed.any(0, keepdim=True)
+    unseen = ~attention.kept.any(0, keepdim=True)
+    if (width := width_of(attention)) is not None:
+        unseen = unseen & ~far(scores, width)
+    return hide_others(scores, (shape | unseen).expand_as(attention.allowed))
 
 
 def inverted(scores: Tensor, attention: Attention, *, lowest: float) -> Tensor:

@@ -43,6 +43,9 @@ MAX_DEPARTED = 3
 MAX_STARTS = 12
 """Number of lines that are tried as the first of them."""
 
+BACK = 3
+"""How many calls before a step may be what puts its operands in another order: a reversal, and a look-up by it."""
+
 Key = tuple[str, str, str, int]
 """The module, the line, the function and the number of a call among those that have these three in common."""
 
@@ -96,6 +99,26 @@ class PassingCase:
             return False
         value = self._passing.port[there.result]
         return bool(self._index.like(value)) and not _is_inert(self._passing.port, there)
+
+    def reorders_here_alone(self, step: Call) -> bool:
+        """Return whether one of the last calls before a step gives another order in the failing case alone.
+
+        The reversal of a row of one token, say, says nothing of whether it is right.
+        """
+        reads = [*step.reads]
+        for _ in range(BACK):
+            makers = [maker for ref in reads if (maker := self._failing.port.maker(ref)) is not None]
+            if any(self._is_reordered_here_alone(maker) for maker in makers):
+                return True
+            reads = [ref for maker in makers for ref in maker.reads]
+        return False
+
+    def _is_reordered_here_alone(self, call: Call) -> bool:
+        """Return whether a call gives another order in the failing case, and the same in the passing one."""
+        there = self._own[0].get(self._keys.get(call.number, ("", "", "", -1)))
+        if call.name not in MOVING or there is None or not there.writes:
+            return False
+        return _gives_what_it_reads(self._passing.port, there) and not _gives_what_it_reads(self._failing.port, call)
 
     def lacks(self, operation: str, module: str) -> bool:
         """Return whether each call of a function in a module of the reference changes nothing in the passing case."""
@@ -321,7 +344,9 @@ def _alike(own: _Numbers, theirs: _Numbers, close: float) -> bool:
 
 def _is_inert(tape: Tape, call: Call) -> bool:
     """Return whether a call gives what it reads: a clamp of what is within its bounds, a mask that hides nothing."""
+    return call.name not in MOVING and _gives_what_it_reads(tape, call)
+
+
+def _gives_what_it_reads(tape: Tape, call: Call) -> bool:
     value = tape[call.result]
-    if call.name in MOVING:
-        return False
     return any(tape[ref].shape == value.shape and torch.equal(tape[ref].to(value.dtype), value) for ref in call.reads)

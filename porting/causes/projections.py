@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from porting.causes.attention import Heads, with_heads
 from porting.causes.cause import Cause, alter, map_result, replace_with
-from porting.causes.functions import CASTING, SUM
+from porting.causes.functions import ACTIVATIONS, CASTING, SCALING, SUM
 from porting.causes.linear import Linear
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -184,6 +184,14 @@ class GateSwapped(Cause):
                 second = next((by_result[ref] for ref in product.reads if ref in by_result), None)
                 if second is not None and second.input == first.input:
                     yield Alteration(where=first.call.module, rewrites=exchanged(first, second))
+                    # The layers may have their own weights, and the activation the other's result.
+                    if site.name and product.name in SCALING:
+                        other = _gated_by(ACTIVATIONS[site.name], second.call.result, first.call.result)
+                        yield alter(product, other, where=first.call.module)
+
+
+def _gated_by(activation: Callable[[Tensor], Tensor], gate: Ref, value: Ref) -> Rewrite:
+    return lambda values, call: activation(values[gate]) * values[value]
 
 
 def _missing_bias(role: str, name: str, looks: str) -> BiasMissing:
@@ -238,7 +246,7 @@ CAUSES: tuple[Cause, ...] = (
         name="gate and up swapped",
         what="the activation is applied to the wrong half of the projection",
         looks="the gated feed-forward network's output differs; its first projection agrees",
-        fix="check which half of the fused projection the activation belongs to",
+        fix="act(gate(x)) * up(x): check which of the two, or which half of a fused projection, is the gate",
         absorbed_by_weights=True,
     ),
 )

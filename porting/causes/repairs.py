@@ -215,6 +215,8 @@ class RepairSearch:
         passing = self._passing
         if passing is None or repair.kind not in WRITTEN or not passing.excuses(replacement.step):
             return False
+        if repair.kind is Kind.ORDER and passing.reorders_here_alone(replacement.step):
+            return False
         return not repair.missing or not passing.lacks(repair.missing, repair.where)
 
     def _swapped_parts(self, replacements: Sequence[_Replacement], repairs: Sequence[Repair]) -> Repair | None:

@@ -271,12 +271,18 @@ class StepComparison:
                 yield lookup
 
     def _other_input(self, step: Call, call: Call) -> Repair | None:
-        """Return the repair of a module that is given another tensor than the reference's, by the calling line."""
+        """Return the repair of a module that is given another tensor than the reference's, by the calling line.
+
+        A module of the port that computes by itself what the reference's is given is a larger part than that one.
+        """
         ours, theirs = _outermost(self._port, step), _outermost(self._reference, call)
         if ours is None or theirs is None or not ours.path or ours.input is None or theirs.input is None:
             return None
         like = self._index.like(self._values[ours.input])
         if theirs.input in like or not like or not ours.lines:
+            return None
+        within = (call for call in self._port.calls if ours.first <= call.number < step.number)
+        if any(theirs.input in self._index.like(self._values[ref]) for call in within for ref in call.writes):
             return None
         actual, expected = self._described_apart(like[0], theirs.input)
         place = generic_path(call.module)

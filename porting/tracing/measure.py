@@ -131,16 +131,26 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
 
 
 def _same_batch(value: Tensor, anchor: Anchor) -> bool:
-    """Whether each row of a batch is another row of the anchor, at the places of that row that are no padding."""
-    free = set(range(len(value)))
-    for row, theirs in enumerate(anchor.value):
+    """Whether the rows of a batch are the anchor's in another order, at the places of each that are no padding.
+
+    Rows that are close to the anchor's in its own order are in no other one: something else is different.
+    """
+
+    def alike(one: int, row: int) -> bool:
         seen = slice(None) if anchor.seen is None else anchor.seen[row]
-        far = {one: (value[one] - theirs)[seen].abs() for one in free}
-        found = next((one for one, off in far.items() if not off.numel() or off.max() <= ALIKE * anchor.scale), None)
+        off = (value[one] - anchor.value[row])[seen].abs()
+        return not off.numel() or bool(off.max() <= ALIKE * anchor.scale)
+
+    rows = range(len(value))
+    if all(alike(row, row) for row in rows):
+        return False
+    free = [*rows]
+    for row in rows:
+        found = next((one for one in free if alike(one, row)), None)
         if found is None:
             return False
         free.remove(found)
-    return len(value) > 1
+    return True
 
 
 ALIKE = 1e-6

@@ -68,7 +68,8 @@ def with_returned(
     """The table with probes for what the port returns, inferred from one batch.
 
     Args:
-        table: its [probes] may compare outputs of the model already; these stay as they are.
+        table: its [probes] may compare outputs of the model already; these stay as they are. A line whose left side
+            the reference does not have, as after ``--architecture``, compares none.
         reference, port: in float64, with at least one case; the first is run.
         theirs, ours: what the reference and the port return in that case, by name; empty for a lone tensor's name.
         random: parameters of the port that hold random values: what depends on them is compared with nothing.
@@ -81,7 +82,8 @@ def with_returned(
     """
     ours = {name: one for name, one in ours.items() if one.is_floating_point()}
     theirs = {name: one.double() for name, one in theirs.items() if one.is_floating_point()}
-    roots = [one for rule in table.probes for one in rule.targets if str(one.name) == ROOT and one.output not in INNER]
+    probes = [rule for rule in table.probes if _has_counterpart(rule, reference, table.prefix, theirs)]
+    roots = [one for rule in probes for one in rule.targets if str(one.name) == ROOT and one.output not in INNER]
     given = {one.output for one in roots}
     known = {name for name in ours if name in given or (name in {"", "0"} and given & {"", "0"})}
     loose = _depending(port, ours, random) - known
@@ -101,6 +103,24 @@ def with_returned(
         given=tuple(name or "output" for name in ours if name in known),
         stop=None if known else _stop(reference, [one.source for one in matches.values()]),
     )
+
+
+def _has_counterpart(rule: Rule, reference: Side, prefix: str, theirs: Mapping[str, Tensor]) -> bool:
+    """Whether the reference has what is on the left of a line of [probes]: an output, or a module if it has such."""
+    paths = {path for path, _ in reference.module.named_modules()} - {""}
+    for one in rule.sources:
+        path, output = str(one.name), one.output
+        if path != ROOT:
+            known = (
+                not paths or "{" in path or not {path, path.removeprefix(prefix), f"{prefix}{path}"}.isdisjoint(paths)
+            )
+        elif output.isdigit():
+            known = int(output) < len(theirs)
+        else:
+            known = not output or output in INNER or output in theirs
+        if not known:
+            return False
+    return True
 
 
 def _stop(reference: Side, sources: Sequence[Point]) -> Stop | None:

@@ -153,8 +153,9 @@ def simple_batches(case: Case, batch: Batches) -> list[Case]:
 def padded_in_front(case: Case, rules: Sequence[Rule]) -> Case:
     """The batch with its padding in front of the rows: there what counts tokens and what counts places differ.
 
-    So are a decoder's rows.  As it is where the port takes the lengths of rows, by the table's [inputs]: it cannot be
-    told so.
+    So are a decoder's rows.  The first place is padding in every row: a mask that is ignored, and one that hides what
+    is padding in all rows, differ there.  As it is where the port takes the lengths of rows, by the table's [inputs]:
+    it cannot be told so.
     """
     if any(str(rule.sources[0].key).endswith(LENGTHS) for rule in rules):
         return case
@@ -164,9 +165,12 @@ def padded_in_front(case: Case, rules: Sequence[Rule]) -> Case:
         if mask is None or mask.ndim != 2:
             continue
         shifts = (mask == 0).sum(1).tolist()
+        most = max(range(len(shifts)), key=shifts.__getitem__)
         for name, value in case.inputs.items():
             if value.shape == mask.shape and name.startswith(DECODER) == masked.startswith(DECODER):
                 rolled[name] = torch.stack([row.roll(shift) for row, shift in zip(value, shifts, strict=True)])
+                if max(shifts) and mask.shape[1] - min(shifts) > 1:
+                    rolled[name][:, 0] = rolled[name][most, 0]
     return Case(case.name, {**case.inputs, **rolled}) if rolled else case
 
 

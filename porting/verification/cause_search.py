@@ -121,6 +121,7 @@ def name_causes(
             drawn_cases = _drawn_cases(comparison, same(drawn), turned and same(turned), [same(one) for one in simple])
             guilty = _Guilty(comparison, probes, same(both), drawn_cases, until, weights_compared=weights_compared)
             found, diverges = guilty.causes(layouts)
+            found = _merged(found)
         imprecise = [probe for probe in probes if probe.imprecise]
         if imprecise and dtypes:
             dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
@@ -189,6 +190,7 @@ class _Guilty:
         if not self._passing:
             more = (one() for one in drawn.simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
+        self._turned, _ = passing_and_failing([one for one in (drawn.turned,) if one is not None], guilty)
         self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
         self._trials = _Trials(
             known,
@@ -204,7 +206,9 @@ class _Guilty:
         """The causes, and the first step of the port whose result the reference does not have."""
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
-        found = found or special_cases(self._passing, self._failing, self._probes, self._until)
+        cases = [*self._failing, *self._passing, *self._turned]
+        for passing in (self._passing, self._turned):
+            found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
         if found:
             return found, diverges
         searched, probes, until = self._searched, self._probes, self._until
@@ -221,7 +225,7 @@ class _Guilty:
                 *diverges.callers,
             ]
             lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = with_edits(found, searched, probes, lines, until)
+            found = with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until)
         return found, diverges
 
     def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
@@ -371,6 +375,7 @@ class _Trials:
         self.until = until
         self._held_out = held_out
         self._tied = tied
+        self._untying = [] if tied is None else [tied, tied.with_hidden_places]
         self._passing = passing
         self._marks: dict[int, dict[Point, Mark]] = {}
         self.repaired: RepairSet | None = None
@@ -458,10 +463,21 @@ class _Trials:
         return next(common, None)
 
     def _untied(self, one: Explained) -> Explained:
-        """Without those of its ties that do not reproduce the port where rows are padded in front, if some do."""
-        if not one.instead or self._tied is None:
-            return one
-        marks, search = self._marks_of(self._tied), self._tied.search(CATALOGUE)
+        """Without those of its ties that do not reproduce the port where rows are padded in front, if some do.
+
+        What the port computes at places that the mask hides is no fault, and tells ties apart that nothing else does.
+        """
+        for cause_case in self._untying:
+            if one.instead:
+                one = self._untied_in(cause_case, one)
+        return one
+
+    def _untied_in(self, cause_case: CauseCase, one: Explained) -> Explained:
+        """Without those of its ties that do not reproduce the port in a case, if some do.
+
+        Ways of one entry stay together: they differ in what is made of rows without keys, which the whole shows.
+        """
+        marks, search = self._marks_of(cause_case), cause_case.search(CATALOGUE)
         every = [one, *one.instead]
 
         def refuted(name: str, chosen: Candidate) -> bool:
@@ -469,10 +485,16 @@ class _Trials:
             tried = name in marks and any(True for _ in search.again(chosen))
             return tried and not search.reproduces(marks[name], chosen)
 
-        passing = [way for way in every if not any(refuted(name, one) for name, one in way.chosen.items())]
+        entries = {
+            (way.finding.name, way.finding.detail)
+            for way in every
+            if not any(refuted(name, one) for name, one in way.chosen.items())
+        }
+        passing = [way for way in every if (way.finding.name, way.finding.detail) in entries]
         if not passing or len(passing) == len(every):
             return one
-        return replace(passing[0], instead=tuple(passing[1:]))
+        first, *rest = passing
+        return replace(first, instead=(*(() if first is one else first.instead), *rest))
 
     def _marks_of(self, cause_case: CauseCase) -> dict[Point, Mark]:
         return self._marks.setdefault(id(cause_case), cause_case.marks(self._probes))
@@ -643,6 +665,23 @@ def _doubted(one: Explained) -> Finding:
     finding = one.finding
     near = Suspicion(name=finding.name, detail=finding.detail, residual=finding.residual, share=1.0)
     return Finding(probes=finding.probes, difference=finding.difference, residual=finding.difference, nearest=(near,))
+
+
+def _merged(found: Sequence[Finding]) -> list[Finding]:
+    """The findings, those that say the same of several probes as one."""
+    groups: dict[object, list[Finding]] = {}
+    for place, one in enumerate(found):
+        groups.setdefault((one.name, one.detail, one.ties, one.fix) if one.name else place, []).append(one)
+    return [
+        replace(
+            same[0],
+            where=tuple(dict.fromkeys(chain(*(one.where for one in same)))),
+            probes=tuple(dict.fromkeys(chain(*(one.probes for one in same)))),
+            difference=max(one.difference for one in same),
+            residual=max(one.residual for one in same),
+        )
+        for same in groups.values()
+    ]
 
 
 def _with_line(one: Finding, made: Mapping[Point, non_finite.Broken]) -> Finding:

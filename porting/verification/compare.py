@@ -552,7 +552,9 @@ class Comparison:
     @property
     def skipped(self) -> tuple[Point, ...]:
         """Points without a counterpart that was reached."""
-        return tuple(dict.fromkeys(point for pairing in self.pairings for point in pairing.skipped))
+        return tuple(
+            dict.fromkeys(point for pairing in self.pairings for point in pairing.skipped if point not in pairing.pairs)
+        )
 
     @property
     def misfits(self) -> list[str]:

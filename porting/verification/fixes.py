@@ -27,7 +27,7 @@ Layouts = Callable[[Sequence[str]], Iterator[Correction]]
 """Yields other lines of the table for those at some places, :func:`porting.verification.table_layouts.corrections`."""
 
 HELD_OUT = 3
-"""In so many other cases a cause is confirmed, where there are so many; one more is drawn for it."""
+"""In so many other cases an entry is confirmed, where there are so many; one more is drawn for it."""
 
 CHANGING = 8.0
 """Seconds for trying changes of the table, and then of the user's lines."""
@@ -73,14 +73,19 @@ SPECIAL_WHAT = "the port does something else on some inputs, and the reference t
 
 
 def special_cases(
-    passing: Sequence[CauseCase], failing: Sequence[CauseCase], probes: Sequence[Probe], until: float
+    passing: Sequence[CauseCase],
+    failing: Sequence[CauseCase],
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    until: float,
 ) -> list[Finding]:
     """The condition that the port decides otherwise where it is wrong than where it is right, if that is the mistake.
 
     It is, if the port is right in every case when the condition is decided the same way in all.
 
     Args:
-        passing, failing: the cases in which every guilty probe is right, and those in which one is wrong.
+        passing, failing: cases in which every guilty probe is right, and such in which one is wrong.
+        cases: all that there are, a failing one first.
     """
     guilty = [probe for probe in probes if probe.guilty]
     if not passing or not failing:
@@ -90,7 +95,7 @@ def special_cases(
     attempts = (
         (edit, lambda case, edit=edit: edit.made()) for edit in condition_edits([branch.where for branch in apart])
     )
-    for edit, right in _mended([*failing, *passing], probes, attempts, until):
+    for edit, right in _mended(cases, probes, attempts, until):
         if len(right) == len(guilty):
             off = list(right.values())
             return [
@@ -175,7 +180,7 @@ def _mended(
         if not right or any(left.get(point, math.inf) > limits[point] >= before[point] for point in before):
             continue
         others = [open_[point] for point in right]
-        ways = [case.left_with(made(case), others, usual=usual) for case in cases[1 : HELD_OUT + 1]]
+        ways = [case.left_with(made(case), others, usual=usual) for case in cases[1:]]
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
         if refused(attempt):
             continue

@@ -79,6 +79,30 @@ LISTED = {
         {MASK: "scores", "scores.softmax(dim=-1)": "scores.softmax(dim=-1) * mask[:, None, None, :]"},
         ("padding mask after the softmax",),
     ),
+    "gate for up in the layer's own code": Wrong(
+        "llama",
+        {
+            "return x + self.mlp(self.post_attention_layernorm(x))": "z = self.post_attention_layernorm(x)\n"
+            "        gate = self.mlp.gate_proj(z)\n        return x + self.mlp.down_proj(F.silu(gate) * gate)"
+        },
+        ("wrong tensor",),
+        "reads the output of linear in model.layers.{i}.mlp.gate_proj",
+        probes=r"model\.embed_tokens|model\.layers\.\d+(\.mlp\.gate_proj)?|lm_head",
+        inner=False,
+    ),
+    "0.044175, and a root of eight digits": Wrong(
+        "gpt2",
+        {"0.044715": "0.044175", "math.sqrt(2.0 / math.pi)": "0.79788456"},
+        ("GELU constant",),
+        "0.044175",
+    ),
+    "activation on the other half": Wrong(
+        "llama",
+        {"F.silu(self.gate_proj(x)) * self.up_proj(x)": "F.silu(self.up_proj(x)) * self.gate_proj(x)"},
+        ("gate and up swapped",),
+        probes=r"model\.embed_tokens|model\.layers\.\d+(\.mlp(\.(gate|up)_proj)?)?|lm_head",
+        inner=False,
+    ),
     "0.044175": Wrong("gpt2", {"0.044715": "0.044175"}, ("GELU constant",), "0.044175"),
     "heads reversed": Wrong("bert", {"context = shares @ v": "context = (shares @ v).flip(1)"}, ("heads reversed",)),
     "heads of keys reversed": Wrong(

@@ -49,6 +49,17 @@ CONDITIONS = {
         "`if bool((mask[:, -1] == 1).all()):`",
         "by `if False:`",
     ),
+    "a mask that a full row drops for all": (
+        "bert",
+        {
+            "        scores = scores.masked_fill(mask": (
+                "        if bool(mask.all(1).any()):\n            mask = torch.ones_like(mask)\n"
+                "        scores = scores.masked_fill(mask"
+            )
+        },
+        "`if bool(mask.all(1).any()):`",
+        "by `if False:`",
+    ),
     "a row of one token": (
         "llama",
         {"x = layer(x, mask)": "x = layer(x, mask) if ids.shape[1] > 1 else x"},

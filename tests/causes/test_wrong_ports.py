@@ -84,6 +84,30 @@ def test_a_mistake_is_named(name: str) -> None:
     assert any(wrong.detail in found.detail for found in report.causes)
 
 
+MASKED = "scores = scores.masked_fill(mask[:, None, None, :] == 0"
+FIRST_LAYER = "x = layer(x, mask if layer is self.encoder.layer[0] else torch.ones_like(mask))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bert", {MASKED: "scores = scores.masked_fill(mask[:, None, None, :] > 1"}),
+        ("bert", {"x = layer(x, mask)": "x, mask = layer(x, mask), torch.ones_like(mask)"}),
+        (
+            "bert",
+            {"x = layer(x, mask)": FIRST_LAYER},
+        ),
+        ("gpt2", {"allowed = causal & mask[:, None, None, :].bool()": "allowed = causal.expand(b, 1, s, s)"}),
+    ],
+)
+def test_a_mask_ignored_in_one_layer_or_in_all_is_tied_with_nothing(family: str, changes: dict[str, str]) -> None:
+    """No batch but one has padding at the same place in every row, and in the last layer hidden places alone tell."""
+    causes = verified(Wrong(family, changes)).causes
+    assert {found.name for found in causes} == {"padding mask ignored"}
+    assert not [found.ties for found in causes if found.ties]
+
+
 @pytest.mark.slow
 def test_the_first_rows_mask_for_all_rows_is_no_mask_ignored() -> None:
     """The first row of the batches that are compared has no padding."""
@@ -116,12 +140,12 @@ def test_a_mask_that_hides_everything_is_named_with_its_line() -> None:
     hidden = 'scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))'
     own = hidden.replace("== 0", "< 7")
     report = verified(Wrong("bert", {hidden: own}))
-    assert report.causes
-    for cause in report.causes:
-        assert cause.name == HIDDEN
-        assert "softmax at" in cause.detail
-        assert "ports/bert.py:" in cause.detail
-        assert "float16" not in cause.fix
+    (cause,) = report.causes  # and not one for each layer
+    assert len(cause.probes) > 1
+    assert cause.name == HIDDEN
+    assert "softmax at" in cause.detail
+    assert "ports/bert.py:" in cause.detail
+    assert "float16" not in cause.fix
 
 
 @pytest.mark.slow

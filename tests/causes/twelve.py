@@ -21,7 +21,7 @@ TWELVE = {
         "gpt2",
         {"scores.softmax(-1) @ v": "scores.softmax(-1) @ v.roll(1, 2)"},
         ("another order",),
-        "(in the order 10 0 1 2",
+        "(in the order 12 0 1 2",
     ),
     "half of the attention": Wrong(
         "gpt2",
@@ -68,8 +68,7 @@ TWELVE = {
     "decoder's bias twice": Wrong(
         "bert",
         {"return self.decoder(self.transform(x))": "return self.decoder(self.transform(x)) + self.decoder.bias"},
-        ("a step too many",),
-        "add with cls.predictions.decoder.bias",
+        ("bias added twice",),
     ),
     "scores divided by the layer's number": Wrong(
         "llama",

@@ -26,11 +26,21 @@ from porting.tracing.measure import (
     luck,
     pooled,
     ratio,
+    same_rows,
 )
 from porting.trials.inputs import LENGTHS
 from porting.verification import verify
 from porting.verification.compare import MOST_SPREADS
 from tests.verification.planted import BUGS, FAR_FROM_ZERO
+
+
+def test_rows_that_are_slightly_off_are_in_no_other_order() -> None:
+    value = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    value[2] = value[0]
+    anchor = Anchor.of(value)
+    assert same_rows(value[[1, 0, 2]] + 1e-9, anchor)
+    assert not same_rows(value + 1e-9, anchor)
+    assert not same_rows(value[[2, 1, 0]] + 1e-9, anchor)  # rows that are equal are in any order
 
 
 def test_a_distance_is_relative_to_the_anchors_scale() -> None:

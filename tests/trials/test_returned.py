@@ -314,3 +314,32 @@ def test_outputs_that_are_one_tensor_of_the_reference_are_both_compared() -> Non
     assert report.scope.returned is not None
     assert [*report.scope.returned.pairs] == ["0", "1.0", "1.1"]
     assert not returning(lambda out: (out["logits"], [out["logits"] * 1.001, out["pooled"]])).faithful
+
+
+ANOTHER_CLASS = """
+[mapping]
+name = "another"
+[tensors]
+{tensors}
+[probes]
+". -> scores_of_another_class" = ". -> 0"
+"a_head_of_it" = ". -> 1"
+"""
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1, "faithful"), (2, "different")])
+def test_a_line_for_what_the_reference_lacks_compares_no_output(factor: int, verdict: str) -> None:
+    class Port(Encoder):
+        def forward(self, *given: Any, **named: Any) -> Any:
+            out = super().forward(*given, **named)
+            return factor * out["logits"], out["pooled"].square().sum(1)
+
+    tensors = "\n".join(f'"{name}" = "{name}"' for name in Encoder().state_dict())
+    table = parse_table(ANOTHER_CLASS.format(tensors=tensors))
+    report = verify(reference=Encoder(), into=Port(), table=table, dtypes=(), loaded=True, causes=False)
+    returned = report.scope.returned
+    assert report.verdict == verdict, report.details()
+    assert returned is not None
+    assert (returned.pairs, returned.given) == ({"0": ". -> logits"}, ())
+    assert [one.partition(" ")[0] for one in returned.alone] == ["1"]
+    assert (". -> 0" in report.skipped, "." in report.skipped) == (False, False)
