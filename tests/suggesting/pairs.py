@@ -277,6 +277,10 @@ class T5(nn.Module):
         self.source_end, self.target_end = Rms(e), Rms(e)
         self.head = nn.Linear(e, config.vocab_size, bias=False) if self.gated else None
 
+    def biased(self, apart: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to the scores of each layer, and what of them is hidden there."""
+        return apart, hidden
+
     def feed(self, layer: Any, x: Tensor) -> Tensor:
         """The feed-forward part."""
         if self.gated:
@@ -289,19 +293,26 @@ class T5(nn.Module):
         """``src`` [b s], ``src_mask`` [b s] with 1 at words, ``tgt`` [b t]; logits [b t v]."""
         hidden = src_mask[:, None, None] == 0
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
-        x, apart = self.words(src), self.source_distance(src.shape[1])
+        x, (apart, unseen) = self.words(src), self.biased(self.source_distance(src.shape[1]), hidden)
         for layer in self.reading:
-            x = x + layer["look"](layer["n1"](x), hidden, apart)
+            x = x + layer["look"](layer["n1"](x), unseen, apart)
             x = x + self.feed(layer, layer["n2"](x))
         memory = self.source_end(x)
-        x, apart = self.words(tgt), self.target_distance(tgt.shape[1])
+        x, (apart, unseen) = self.words(tgt), self.biased(self.target_distance(tgt.shape[1]), future)
         for layer in self.writing:
-            x = x + layer["look"](layer["n1"](x), future, apart)
+            x = x + layer["look"](layer["n1"](x), unseen, apart)
             x = x + layer["recall"](layer["n2"](x), memory, hidden)
             x = x + self.feed(layer, layer["n3"](x))
         x = self.target_end(x)
         logits: Tensor = x * x.shape[-1] ** -0.5 @ self.words.weight.T if self.head is None else self.head(x)
         return logits
+
+
+class T5Early(T5):
+    """T5 that hides scores by its biases, before its first layer."""
+
+    def biased(self, apart: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return apart.masked_fill(hidden, torch.finfo(apart.dtype).min), torch.zeros_like(hidden)
 
 
 class T5Gated(T5):

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.verdict.architecture import Place, matrices
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.rotated import GROUPED, Style, grouped
@@ -190,3 +193,31 @@ def test_one_layer_for_all_may_hold_layers_that_are_alike(tmp_path: Path) -> Non
     found = suggest(tmp_path, edited(changes).builder())
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert any(said in reason.said for reason in found.reasons)
+
+
+def test_a_table_beside_a_mask_is_no_way_from_the_input() -> None:
+    """The biases of T5's distances reach the scores behind no norm, wherever they are looked up."""
+
+    def unit(kind: WeightUse, name: str, number: int, *behind: int) -> Unit:
+        rows = torch.ones(2, 3, 4)
+        return Unit(
+            kind=kind,
+            weights=(name,),
+            number=number,
+            output=rows,
+            operand=rows,
+            scope="",
+            behind=frozenset(behind),
+            eps=1e-6,
+        )
+
+    units = [
+        unit(WeightUse.LOOKUP, "words", 1),
+        unit(WeightUse.OTHER, "distances", 2),
+        unit(WeightUse.NORM, "norm", 3, 1),
+        unit(WeightUse.LINEAR, "v", 4, 3),
+        unit(WeightUse.LINEAR, "o", 5, 2, 4),
+    ]
+    names = [one.weights[0] for one in units]
+    found = matrices(OperationTrace(units=units, roots=1), names, names, words=99)
+    assert found.places["o"] == {Place(1, 1, 1)}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from porting import verify
 from porting.suggesting import Suggestion, Verdict, pipeline, suggest
 from porting.suggesting.verdict.proof import Proof
-from tests.suggesting.oracle import BOUND, apart, drafted, source
+from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 from tests.suggesting.pairs import (
     T5,
     Bart,
@@ -24,6 +24,7 @@ from tests.suggesting.pairs import (
     MBart,
     OfTorch,
     OwnMasks,
+    T5Early,
     TwoTables,
     Unbiased,
     Unfair,
@@ -51,7 +52,7 @@ def given() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return theirs, {"src": source_ids, "src_mask": keep, "tgt": target_ids}
 
 
-def oracle(model: Any, folder: Path, build: Callable[..., nn.Module], found: Suggestion) -> float:
+def oracle(model: Any, folder: Path, build: Callable[..., nn.Module], found: Suggestion | Drafted) -> float:
     theirs, ours = given()
     return apart(model, folder, build, found, theirs, ours, kept=torch.ones(4, 14, dtype=torch.bool))
 
@@ -121,6 +122,23 @@ def test_t5_s_tables_of_distances(tmp_path: Path) -> None:
         '"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "source_distance.table.weight"'
     ) in found.text
     assert oracle(model, tmp_path, T5, found) < BOUND
+
+
+def test_distances_that_are_looked_up_and_masked_before_the_first_layer(tmp_path: Path) -> None:
+    """The encoder's and the decoder's tables have one shape, and what is masked is a very large number in both."""
+    model = source("T5ForConditionalGeneration", DISTANCES, tmp_path)
+    found = drafted(tmp_path, T5Early)
+    for side, ours in (("encoder", "source"), ("decoder", "target")):
+        line = f'"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "{ours}_distance.table.weight"'
+        assert line in found.text
+    assert oracle(model, tmp_path, T5Early, found) < BOUND
+
+
+@pytest.mark.slow
+def test_a_t5_that_masks_its_distances_is_proven(tmp_path: Path) -> None:
+    source("T5ForConditionalGeneration", DISTANCES, tmp_path)
+    found = suggest(tmp_path, T5Early)
+    assert found.verdict is Verdict.EXACT, str(found)
 
 
 @pytest.fixture(scope="module")

@@ -408,6 +408,11 @@ def test_a_table_added_to_scores_may_have_a_mask_in_it() -> None:
     assert differ_by_mask(table[0], table + mask)
     assert not differ_by_mask(table[0], table + mask * torch.rand(2, 1, 4, 4))
     assert not differ_by_mask(table[0], table.flip(1) + mask)
+    hidden = mask < 0
+    for number in (-1e4, torch.finfo(torch.float64).min, float("-inf")):
+        assert differ_by_mask(table[0], table.masked_fill(hidden, number))
+        assert differ_by_mask(table.masked_fill(hidden, number), table + mask * 1e6)
+        assert not differ_by_mask(table[0], table.flip(1).masked_fill(hidden, number))
 
 
 class Normed(nn.Module):

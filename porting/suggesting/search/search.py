@@ -38,8 +38,7 @@ from porting.suggesting.search.layouts import CandidateRule, Ways, matrix, singl
 from porting.suggesting.search.name_similarity import blank, namesakes, similarity
 from porting.suggesting.search.norm_search import OFFSET, NormSearch
 from porting.suggesting.search.search_result import CLOSE, GUESS, HABITUAL, SAME, Choice, DifferingPlace, SearchResult
-from porting.suggesting.search.search_state import TABLES
-from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.operation_trace import TABLES, OperationTrace, Unit, WeightUse
 from porting.tracing.angle_tables import angle_columns, replacements, with_columns
 
 BY_NAME, ROUNDED = "its name", 1e-5

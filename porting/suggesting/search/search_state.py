@@ -44,7 +44,7 @@ from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
 from porting.suggesting.search.search_result import SAME, DifferingPlace, SearchResult, Tell
 from porting.suggesting.subjects.guarded_run import Deadline
-from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.operation_trace import TABLES, OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.traced_model import ForcedActivations, TracedModel
 from porting.suggesting.subjects.twin import is_frequencies
 
@@ -518,9 +518,6 @@ class SearchState:
         )
 
 
-TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE, WeightUse.OTHER})
-
-
 class ScoreTableSearch(SearchState):
     """Fills what stands between a group of weights and the place where that shows."""
 
@@ -607,15 +604,23 @@ def unmasked_shape(unit: Unit) -> tuple[int, ...]:
 
 
 def differ_by_mask(one: Tensor, other: Tensor) -> bool:
-    """Whether two tables added to scores are equal, but for a mask that is in one of them: 0, or one other number."""
-    if one.numel() == other.numel():
-        return distance(one, other, SAME) <= SAME
+    """Whether two tables added to scores are equal, but for a mask in either: 0, one other number, or a very large one.
+
+    What is masked by a large number may have been filled with it, or have it added.
+    """
+    if one.numel() == other.numel() and distance(one, other, SAME) <= SAME:
+        return True
     try:
-        left = (one - other).flatten()
+        first, second = one.detach() + torch.zeros_like(other), other.detach() + torch.zeros_like(one)
     except RuntimeError:  # their shapes do not fit
         return False
+    kept = (first.abs() < MASKED) & (second.abs() < MASKED)
+    left = (first - second)[kept]
     hidden = left.abs() > 1.0
-    scale = float(one.detach().abs().max().clamp(min=1.0))
     shown = left[~hidden]
-    same = bool(shown.numel()) and float(shown.abs().max()) <= SAME * scale
+    same = bool(shown.numel()) and float(shown.abs().max()) <= SAME * float(first[kept].abs().max().clamp(min=1.0))
     return same and (not bool(hidden.any()) or float(left[hidden].max() - left[hidden].min()) <= SAME * 1e4)
+
+
+MASKED = 1e3
+"""Scores that are larger than this are masked, whatever else is added to them."""

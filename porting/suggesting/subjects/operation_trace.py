@@ -131,6 +131,10 @@ class WeightUse(StrEnum):
     OTHER = "other"
 
 
+TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE, WeightUse.OTHER})
+"""What is no matrix and no norm."""
+
+
 @dataclass(eq=False)
 class Unit:
     """A weight at work.

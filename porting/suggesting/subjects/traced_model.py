@@ -14,6 +14,7 @@ from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of
 from porting.suggesting.subjects.forward_arguments import comparable, same_numbers
 from porting.suggesting.subjects.operation_trace import (
+    TABLES,
     Call,
     OperationTrace,
     Unit,
@@ -94,7 +95,7 @@ class TracedModel:
         for unit in found.units:  # a bias made of several: without what the module itself puts there
             if len(unit.biases) > 1:
                 unit.biases = tuple(one for one in unit.biases if one in self.loadable) or unit.biases
-        found.units = self._in_turn(found.units)
+        found.units = _where_used(self._in_turn(found.units))
         return found
 
     def first_side(self) -> int:
@@ -139,6 +140,24 @@ class TracedModel:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name."""
         return {name: tuple(tensor.shape) for name, tensor in self.leaves.items()}
+
+
+def _where_used(units: Sequence[Unit]) -> list[Unit]:
+    """The units with each table right in front of the first that is computed from it.
+
+    A forward that looks up the distances of tokens before its first layer does the same as one that does so within.
+    """
+    first: dict[int, int] = {}
+    for at, unit in enumerate(units):
+        for number in unit.behind:
+            first.setdefault(number, at)
+
+    def place(at: int) -> float:
+        unit, until = units[at], first.get(units[at].number, at)
+        moves = unit.kind in TABLES and not unit.behind and any(one.kind not in TABLES for one in units[at:until])
+        return until - 0.5 if moves else at
+
+    return [units[at] for at in sorted(range(len(units)), key=place)]
 
 
 def check_deterministic(port: TracedModel, times: int = 1) -> None:

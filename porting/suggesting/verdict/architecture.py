@@ -18,6 +18,9 @@ from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, We
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
 
+_STANDING = frozenset({WeightUse.TABLE, WeightUse.OTHER})
+"""Weights that meet what no other weight has met: a mask, or positions."""
+
 UNIT, MOST = 0.02, 0.9
 """Rows that a norm made are of length one but for this, which its epsilon takes away: so many of them are looked at."""
 
@@ -88,8 +91,8 @@ def matrices(trace: OperationTrace, saved: Collection[str], common: Collection[s
     units = []
     for unit in trace.units:
         before = [reached[number].key for number in unit.behind if number in reached]
-        if not before and {*saved}.isdisjoint(unit.names):
-            continue  # angles that are made of positions: no way from the input through weights
+        if not before and (unit.kind in _STANDING or {*saved}.isdisjoint(unit.names)):
+            continue  # angles that are made of positions, distances beside a mask: no way from the input
         most = [max((one[side] for one in before), default=0) for side in (0, 1)]
         here = Place(most[0], most[1], min((one[2] for one in before), default=0))
         matrix = unit.kind is WeightUse.LINEAR and not {*saved}.isdisjoint(unit.weights)
