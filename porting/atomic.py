@@ -53,8 +53,16 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
     Raises:
         CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
-            parent does not exist.
+            parent does not exist; or it cannot be examined.
     """
+    try:
+        _check(path, overwrite=overwrite, sources=sources, file=file)
+    except OSError as error:  # what stands there is exchanged meanwhile, or may not be looked at
+        hint = f"check what `ls -ld {shell_word(path)} {shell_word(path.parent)}` shows"
+        raise refused(path, f"cannot be examined: {error.strerror or error}", hint) from error
+
+
+def _check(path: Path, *, overwrite: bool, sources: Iterable[Path], file: bool) -> None:
     _require_short(path)
     place = Path(os.path.realpath(path.parent), path.name)
     for source in sources:
@@ -182,7 +190,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
                 own_status.append(parent.status(path.name))
-            publish(name, parent, path, overwrite=overwrite)
+            publish(name, parent, parent, path, overwrite=overwrite)
         finally:
             with suppress(OSError):
                 if any(os.path.samestat(parent.status(name), status) for status in own_status):
@@ -190,31 +198,34 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             os.close(lock)
 
 
-def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
+def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite: bool) -> None:
     """Move a complete directory to ``path`` in one step.
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
         folder: the folder that it was made in.
+        parent: the folder that ``path`` lies in, as it was opened before anything was written.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
 
     Raises:
-        CheckpointError: something appeared there meanwhile; or the directory is there, complete, and its name may not
-            be on the disk yet.
+        CheckpointError: something appeared there meanwhile; the folder is not at its path any more; or the directory is
+            there, complete, and its name may not be on the disk yet.
         OSError: it cannot be renamed.
     """
     sync(Folder(folder.path / made, inside=folder))
+    _require_at_its_path(parent, path)
+    to = {"src_dir_fd": folder.descriptor, "dst_dir_fd": parent.descriptor}
     try:
-        os.rename(made, path, src_dir_fd=folder.descriptor)  # never onto a directory that holds anything
+        os.rename(made, path.name, **to)  # never onto a directory that holds anything
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if not overwrite:
             raise _appeared(path) from error
-        _exchange(made, folder, path)
+        _exchange(made, folder, parent, path.name)
     try:
-        sync(Folder(path.parent))
+        sync(parent)
     except OSError as error:
         message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
         hint = "run `sync` once the disk is well, and porting verify-files after the next start"
@@ -310,27 +321,35 @@ def _is_unfinished(folder: Folder) -> bool:
     return bool(Folder(folder.path / UNFINISHED, inside=folder).names())
 
 
-def _exchange(made: str, folder: Folder, path: Path) -> None:
-    """Exchange a directory with the one at ``path``."""
-    if _exchanged(made, folder, path):
+def _exchange(made: str, folder: Folder, parent: Folder, name: str) -> None:
+    """Exchange a directory with the one that has a name in another folder."""
+    if _exchanged(made, folder, parent, name):
         return
-    aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
-    os.rename(path, aside)
+    into, back = {"dst_dir_fd": parent.descriptor}, {"src_dir_fd": parent.descriptor}
+    aside = f".{name}{MARK}{secrets.token_hex(4)}"
+    os.rename(name, aside, **into, **back)
     try:
-        os.rename(made, path, src_dir_fd=folder.descriptor)
+        os.rename(made, name, src_dir_fd=folder.descriptor, **into)
     except OSError:
-        os.rename(aside, path)
+        os.rename(aside, name, **into, **back)
         raise
-    os.rename(aside, made, dst_dir_fd=folder.descriptor)
+    os.rename(aside, made, **back, dst_dir_fd=folder.descriptor)
 
 
-def _exchanged(made: str, folder: Folder, path: Path) -> bool:
+def _exchanged(made: str, folder: Folder, parent: Folder, name: str) -> bool:
     """Swap two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
-    at_cwd, exchange = -100, 2
-    return bool(libc.renameat2(folder.descriptor, os.fsencode(made), at_cwd, os.fsencode(path), exchange) == 0)
+    exchange, old, new = 2, os.fsencode(made), os.fsencode(name)
+    return bool(libc.renameat2(folder.descriptor, old, parent.descriptor, new, exchange) == 0)
+
+
+def _require_at_its_path(parent: Folder, path: Path) -> None:
+    """Refuse to publish where the folder of ``path`` is not the one that was opened."""
+    if not os.path.samestat(os.stat(path.parent), os.fstat(parent.descriptor)):
+        message = "lies in a directory that was replaced or moved while it was written"
+        raise refused(path, message, "try again once nothing moves it")
 
 
 @contextmanager
@@ -350,6 +369,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             yield descriptor
             os.fsync(descriptor)
             _require_same(parent, temporary, descriptor, path)
+            _require_at_its_path(parent, path)
             if overwrite or not _link(parent, temporary, path):
                 os.rename(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor)
             sync(parent)

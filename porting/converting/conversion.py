@@ -259,7 +259,7 @@ def carry_out(
         meter.stage = "publishing"
         meter.look()
         if first:
-            publish(FILES, place.folder, path, overwrite=overwrite)
+            publish(FILES, place.folder, place.parent, path, overwrite=overwrite)
         group.gather(None)
     progress = meter.now
     return Converted(

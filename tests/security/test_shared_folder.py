@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from porting import atomic
+from porting.atomic import new_directory, new_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
 from porting.converting.journal import Past, past
@@ -335,6 +337,42 @@ def test_a_workplace_that_is_exchanged_leads_nothing_outside(source: Path, share
     assert contents_of(home) == before
     assert verify_files(made.path).problems == ()
     assert not (shared / "out").is_symlink()
+
+
+@pytest.mark.parametrize("made", ["conversion", "directory", "file"])
+@pytest.mark.parametrize("swap", [True, False], ids=["exchange", "aside"])
+def test_a_folder_that_is_exchanged_leads_nothing_outside(
+    made: str, swap: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is overwritten lies in the folder that was opened, although its path leads elsewhere at the end."""
+    if not swap:
+        monkeypatch.setattr(atomic, "_exchanged", lambda *arguments: False)
+    folder, home = tmp_path / "folder", tmp_path / "elsewhere"
+    for each in (folder, home):
+        each.mkdir()
+        write_directory(each / "out", {"config.json": b"{}", "x.bin": b"precious"})
+        (each / "file").write_bytes(b"precious")
+    before, done = contents_of(home), []
+
+    def exchange(*progress: object) -> None:
+        if not done:
+            folder.rename(tmp_path / "aside")
+            folder.symlink_to(home)
+            done.append(1)
+
+    with pytest.raises(CheckpointError, match="lies in a directory that was replaced or moved while it was written"):
+        if made == "conversion":
+            convert(source, folder / "out", parse_table(TABLE), threads=1, overwrite=True, tell=exchange)
+        elif made == "directory":
+            with new_directory(folder / "out", needed=1, overwrite=True):
+                exchange()
+        else:
+            with new_file(folder / "file", size=1, overwrite=True):
+                exchange()
+    assert done == [1]
+    assert contents_of(home) == before
+    names = [{str(path.relative_to(each)) for path in each.rglob("*")} for each in (tmp_path / "aside", home)]
+    assert names[0] == names[1], "nothing temporary is left"
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
