@@ -17,6 +17,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from porting.errors import CheckpointError, Code, Fault, Message, Option
@@ -118,14 +119,30 @@ def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
     return CheckpointError(fault)
 
 
+@dataclass
+class Writing:
+    """How far something is written.
+
+    Attributes:
+        complete: it stands at its path.
+    """
+
+    complete: bool = False
+
+
 @contextmanager
-def explained(path: Path, needed: int) -> Iterator[None]:
-    """Turn a system error while ``path`` is written into an error that says what to do."""
+def explained(path: Path, needed: int) -> Iterator[Writing]:
+    """Turn a system error while ``path`` is written into an error that says what to do.
+
+    Yields:
+        What the block marks as complete once it is: a failure after that has another message.
+    """
+    writing = Writing()
     try:
         with descriptors_kept(3 * RESERVE):
             pass  # as many are free: whatever is made can be removed
         with descriptors_kept():
-            yield
+            yield writing
     except OSError as error:
         reason, hint = described(error, path.parent, needed)
         if error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
@@ -134,10 +151,14 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             hint = MORE_FILES
         left = _abandoned_siblings(path)
         message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
+        names = ", ".join(map(quote, left or ()))
         if left:
-            names = ", ".join(map(quote, left))
             message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
             hint += "; the next attempt removes it or goes on from it"
+        if writing.complete:
+            message = f"it is complete, but its name may not survive a power cut: {reason}"
+            message += f"; {names} was left behind in {path.parent}" if left else ""
+            hint = "run `sync` once the disk is well, and compare it after the next start (porting verify-files)"
         raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
 
 
@@ -176,7 +197,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         needed: bytes that will be written; a disk without room for them fails at once.
         overwrite: whether it may take the place of what stands there.
     """
-    with explained(path, needed):
+    with explained(path, needed) as writing:
         sweep(path)
         if shutil.disk_usage(path.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -190,7 +211,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
                 own_status.append(parent.status(path.name))
-            publish(name, parent, parent, path, overwrite=overwrite)
+            publish(name, parent, parent, path, overwrite=overwrite, writing=writing)
         finally:
             with suppress(OSError):
                 if any(os.path.samestat(parent.status(name), status) for status in own_status):
@@ -198,7 +219,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             os.close(lock)
 
 
-def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite: bool) -> None:
+def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite: bool, writing: Writing) -> None:
     """Move a complete directory to ``path`` in one step.
 
     Args:
@@ -207,11 +228,11 @@ def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite:
         parent: the folder that ``path`` lies in, as it was opened before anything was written.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
+        writing: what :func:`explained` gave; marked as complete.
 
     Raises:
-        CheckpointError: something appeared there meanwhile; the folder is not at its path any more; or the directory is
-            there, complete, and its name may not be on the disk yet.
-        OSError: it cannot be renamed.
+        CheckpointError: something appeared there meanwhile; or the folder is not at its path any more.
+        OSError: it cannot be renamed; or it is complete, and its name may not be on the disk yet.
     """
     sync(Folder(folder.path / made, inside=folder))
     _require_at_its_path(parent, path)
@@ -224,13 +245,8 @@ def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite:
         if not overwrite:
             raise _appeared(path) from error
         _exchange(made, folder, parent, path.name)
-    try:
-        sync(parent)
-    except OSError as error:
-        message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
-        hint = "run `sync` once the disk is well, and porting verify-files after the next start"
-        fault = Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)
-        raise CheckpointError(fault) from error
+    writing.complete = True
+    sync(parent)
 
 
 def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
@@ -360,7 +376,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
         overwrite: whether it may take the place of what stands there.
     """
-    with explained(path, size):
+    with explained(path, size) as writing:
         sweep(path)
         parent = Folder(path.parent)
         temporary, descriptor = _locked_file(parent, path)
@@ -372,6 +388,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             _require_at_its_path(parent, path)
             if overwrite or not _link(parent, temporary, path):
                 os.rename(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor)
+            writing.complete = True
             sync(parent)
         finally:
             try:

@@ -133,7 +133,7 @@ class Folder:
             if inside is not None and inside.kind(path.name) == "a link":
                 raise _link_refused(path, "a link where a directory should be", "the directory") from error
             raise open_error(error, path, where=str(path)) from error
-        weakref.finalize(self, os.close, self.descriptor)
+        weakref.finalize(self, close, self.descriptor)
 
     def again(self) -> Folder:
         """The same directory, with files of its own for :meth:`require_in_place`."""
@@ -411,6 +411,12 @@ def _link_refused(path: Path, message: str, subject: str) -> CheckpointError:
     """The error for a link that leads out of a checkpoint."""
     hint = Message(f"copy {subject} here", Wording(python=", or pass follow_links=True if you trust it", command=""))
     return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
+
+
+def close(descriptor: int) -> None:
+    """Close what was only read; a failure, as of a network file system, loses nothing."""
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def is_plain(name: str) -> bool:

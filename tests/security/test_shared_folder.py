@@ -12,11 +12,13 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import porting
 from porting import atomic
 from porting.atomic import new_directory, new_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
@@ -27,8 +29,10 @@ from porting.converting.workplace import root_of, workplace
 from porting.notation.table import parse_table
 from porting.opening import Folder
 from porting.plan.recipe import Recipe
+from porting.sharding import writing
 from tests.converting.test_identity import TABLE, contents, run, write_version
 from tests.guards.tree import ROOT
+from tests.small_checkpoint import write_checkpoint as write_small
 
 STRANGER = 12345
 """The number of a user who is not this one."""
@@ -352,7 +356,8 @@ def test_a_folder_that_is_exchanged_leads_nothing_outside(
         each.mkdir()
         write_directory(each / "out", {"config.json": b"{}", "x.bin": b"precious"})
         (each / "file").write_bytes(b"precious")
-    before, done = contents_of(home), []
+    before = contents_of(home)
+    done: list[int] = []
 
     def exchange(*progress: object) -> None:
         if not done:
@@ -360,7 +365,7 @@ def test_a_folder_that_is_exchanged_leads_nothing_outside(
             folder.symlink_to(home)
             done.append(1)
 
-    with pytest.raises(CheckpointError, match="lies in a directory that was replaced or moved while it was written"):
+    def make() -> None:
         if made == "conversion":
             convert(source, folder / "out", parse_table(TABLE), threads=1, overwrite=True, tell=exchange)
         elif made == "directory":
@@ -369,10 +374,37 @@ def test_a_folder_that_is_exchanged_leads_nothing_outside(
         else:
             with new_file(folder / "file", size=1, overwrite=True):
                 exchange()
+
+    with pytest.raises(CheckpointError, match="lies in a directory that was replaced or moved while it was written"):
+        make()
     assert done == [1]
     assert contents_of(home) == before
     names = [{str(path.relative_to(each)) for path in each.rglob("*")} for each in (tmp_path / "aside", home)]
     assert names[0] == names[1], "nothing temporary is left"
+
+
+def test_shards_are_written_in_the_directory_that_was_opened(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name leads to the victim's home, whose files have the same names, before the values are written."""
+    home, source = tmp_path / "home", write_small(tmp_path / "m")
+    done: list[Path] = []
+    (home / "model.safetensors").write_bytes(b"precious")
+    before, real = contents_of(home), writing._changed_steps
+
+    def exchange(*arguments: Any) -> set[int]:
+        (made,) = shared.glob(".out.*")
+        made.rename(tmp_path / "aside")
+        made.symlink_to(home)
+        done.append(made)
+        return real(*arguments)
+
+    monkeypatch.setattr("porting.exporting.is_sharded", lambda module: True)
+    monkeypatch.setattr(writing, "_changed_steps", exchange)
+    with pytest.raises(CheckpointError, match="another user moved the temporary files"):
+        porting.export(porting.load(source), None, shared / "out")
+    assert len(done) == 1
+    assert contents_of(home) == before
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
