@@ -204,8 +204,9 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         parent = Folder(path.parent)
         made, lock = _locked_sibling(parent, path)
         name = made.path.name
-        own_status = [os.fstat(lock)]
+        own_status: list[os.stat_result] = []
         try:
+            own_status.append(os.fstat(lock))
             with descriptors_kept():
                 yield made
             _require_same(parent, name, lock, path)
@@ -258,12 +259,24 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(name, flags, dir_fd=parent.descriptor)
             if _locked(lock):
-                if os.fstat(lock).st_uid != os.geteuid():
-                    os.close(lock)
-                    raise _moved_by_others(path)
-                made = Folder(parent.path / name, inside=parent)
-                _require_same(parent, name, lock, path, opened=made.descriptor)
-                return made, lock
+                try:
+                    return _opened_sibling(parent, name, lock, path), lock
+                except BaseException:
+                    os.close(lock)  # else it would seem to be in use
+                    raise
+
+
+def _opened_sibling(parent: Folder, name: str, lock: int, path: Path) -> Folder:
+    """Open a temporary directory that was made and locked.
+
+    Raises:
+        CheckpointError: another one stands at its name.
+    """
+    if os.fstat(lock).st_uid != os.geteuid():
+        raise _moved_by_others(path)
+    made = Folder(parent.path / name, inside=parent)
+    _require_same(parent, name, lock, path, opened=made.descriptor)
+    return made
 
 
 def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: int | None = None) -> None:
@@ -285,10 +298,15 @@ def _moved_by_others(path: Path) -> CheckpointError:
 
 def _locked(descriptor: int) -> bool:
     """Lock a new sibling; False, and the descriptor closed, if another process is removing it already."""
-    with suppress(BlockingIOError):
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:
             return True
+    except BlockingIOError:
+        pass
+    except BaseException:
+        os.close(descriptor)  # else it would seem to be in use
+        raise
     os.close(descriptor)
     return False
 

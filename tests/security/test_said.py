@@ -160,6 +160,34 @@ def test_what_is_complete_is_not_said_to_be_gone(made: str, tmp_path: Path, monk
     assert (tmp_path / "out").exists()
 
 
+def test_a_directory_that_could_not_be_examined_is_said_to_be_left(tmp_path: Path) -> None:
+    """At each use of fstat; a lock that stays held would make it seem to be in use."""
+    real, number, count = os.fstat, 0, [0]
+
+    def fail(descriptor: int) -> os.stat_result:
+        count[0] += 1
+        if count[0] == number:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor)
+
+    while count[0] >= number:
+        number, count[0], folder = number + 1, 0, tmp_path / str(number)
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fstat", fail)
+            error = failure_of(folder / "d")
+        assert "nothing was left behind" not in error or os.listdir(folder) == []
+    assert number > 3
+
+
+def failure_of(path: Path) -> str:
+    try:
+        write_directory(path, {"config.json": b"{}"})
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def test_a_file_that_cannot_be_closed_prints_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network file system whose server is gone: Python prints what a finalizer raises."""
     printed: list[object] = []
