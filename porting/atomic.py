@@ -17,6 +17,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from porting.errors import CheckpointError, Code, Fault, Message, Option
@@ -53,8 +54,16 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
     Raises:
         CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
-            parent does not exist.
+            parent does not exist; or it cannot be examined.
     """
+    try:
+        _check(path, overwrite=overwrite, sources=sources, file=file)
+    except OSError as error:  # what stands there is exchanged meanwhile, or may not be looked at
+        hint = f"check what `ls -ld {shell_word(path)} {shell_word(path.parent)}` shows"
+        raise refused(path, f"cannot be examined: {error.strerror or error}", hint) from error
+
+
+def _check(path: Path, *, overwrite: bool, sources: Iterable[Path], file: bool) -> None:
     _require_short(path)
     place = Path(os.path.realpath(path.parent), path.name)
     for source in sources:
@@ -110,14 +119,30 @@ def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
     return CheckpointError(fault)
 
 
+@dataclass
+class Writing:
+    """How far something is written.
+
+    Attributes:
+        complete: it stands at its path.
+    """
+
+    complete: bool = False
+
+
 @contextmanager
-def explained(path: Path, needed: int) -> Iterator[None]:
-    """Turn a system error while ``path`` is written into an error that says what to do."""
+def explained(path: Path, needed: int) -> Iterator[Writing]:
+    """Turn a system error while ``path`` is written into an error that says what to do.
+
+    Yields:
+        What the block marks as complete once it is: a failure after that has another message.
+    """
+    writing = Writing()
     try:
         with descriptors_kept(3 * RESERVE):
             pass  # as many are free: whatever is made can be removed
         with descriptors_kept():
-            yield
+            yield writing
     except OSError as error:
         reason, hint = described(error, path.parent, needed)
         if error.errno == errno.EFAULT:  # what is written is mapped from a file, whose end came nearer
@@ -126,10 +151,14 @@ def explained(path: Path, needed: int) -> Iterator[None]:
             hint = MORE_FILES
         left = _abandoned_siblings(path)
         message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
+        names = ", ".join(map(quote, left or ()))
         if left:
-            names = ", ".join(map(quote, left))
             message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
             hint += "; the next attempt removes it or goes on from it"
+        if writing.complete:
+            message = f"it is complete, but its name may not survive a power cut: {reason}"
+            message += f"; {names} was left behind in {path.parent}" if left else ""
+            hint = "run `sync` once the disk is well, and compare it after the next start (porting verify-files)"
         raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
 
 
@@ -168,21 +197,22 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         needed: bytes that will be written; a disk without room for them fails at once.
         overwrite: whether it may take the place of what stands there.
     """
-    with explained(path, needed):
+    with explained(path, needed) as writing:
         sweep(path)
         if shutil.disk_usage(path.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         parent = Folder(path.parent)
         made, lock = _locked_sibling(parent, path)
         name = made.path.name
-        own_status = [os.fstat(lock)]
+        own_status: list[os.stat_result] = []
         try:
+            own_status.append(os.fstat(lock))
             with descriptors_kept():
                 yield made
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
                 own_status.append(parent.status(path.name))
-            publish(name, parent, path, overwrite=overwrite)
+            publish(name, parent, parent, path, overwrite=overwrite, writing=writing)
         finally:
             with suppress(OSError):
                 if any(os.path.samestat(parent.status(name), status) for status in own_status):
@@ -190,36 +220,34 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             os.close(lock)
 
 
-def publish(made: str, folder: Folder, path: Path, *, overwrite: bool) -> None:
+def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite: bool, writing: Writing) -> None:
     """Move a complete directory to ``path`` in one step.
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
         folder: the folder that it was made in.
+        parent: the folder that ``path`` lies in, as it was opened before anything was written.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
+        writing: what :func:`explained` gave; marked as complete.
 
     Raises:
-        CheckpointError: something appeared there meanwhile; or the directory is there, complete, and its name may not
-            be on the disk yet.
-        OSError: it cannot be renamed.
+        CheckpointError: something appeared there meanwhile; or the folder is not at its path any more.
+        OSError: it cannot be renamed; or it is complete, and its name may not be on the disk yet.
     """
     sync(Folder(folder.path / made, inside=folder))
+    _require_at_its_path(parent, path)
+    to = {"src_dir_fd": folder.descriptor, "dst_dir_fd": parent.descriptor}
     try:
-        os.rename(made, path, src_dir_fd=folder.descriptor)  # never onto a directory that holds anything
+        os.rename(made, path.name, **to)  # never onto a directory that holds anything
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise
         if not overwrite:
             raise _appeared(path) from error
-        _exchange(made, folder, path)
-    try:
-        sync(Folder(path.parent))
-    except OSError as error:
-        message = f"it is complete, but its name may not survive a power cut: {error.strerror or error}"
-        hint = "run `sync` once the disk is well, and porting verify-files after the next start"
-        fault = Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)
-        raise CheckpointError(fault) from error
+        _exchange(made, folder, parent, path.name)
+    writing.complete = True
+    sync(parent)
 
 
 def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
@@ -231,12 +259,24 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(name, flags, dir_fd=parent.descriptor)
             if _locked(lock):
-                if os.fstat(lock).st_uid != os.geteuid():
-                    os.close(lock)
-                    raise _moved_by_others(path)
-                made = Folder(parent.path / name, inside=parent)
-                _require_same(parent, name, lock, path, opened=made.descriptor)
-                return made, lock
+                try:
+                    return _opened_sibling(parent, name, lock, path), lock
+                except BaseException:
+                    os.close(lock)  # else it would seem to be in use
+                    raise
+
+
+def _opened_sibling(parent: Folder, name: str, lock: int, path: Path) -> Folder:
+    """Open a temporary directory that was made and locked.
+
+    Raises:
+        CheckpointError: another one stands at its name.
+    """
+    if os.fstat(lock).st_uid != os.geteuid():
+        raise _moved_by_others(path)
+    made = Folder(parent.path / name, inside=parent)
+    _require_same(parent, name, lock, path, opened=made.descriptor)
+    return made
 
 
 def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: int | None = None) -> None:
@@ -258,10 +298,15 @@ def _moved_by_others(path: Path) -> CheckpointError:
 
 def _locked(descriptor: int) -> bool:
     """Lock a new sibling; False, and the descriptor closed, if another process is removing it already."""
-    with suppress(BlockingIOError):
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:
             return True
+    except BlockingIOError:
+        pass
+    except BaseException:
+        os.close(descriptor)  # else it would seem to be in use
+        raise
     os.close(descriptor)
     return False
 
@@ -310,27 +355,35 @@ def _is_unfinished(folder: Folder) -> bool:
     return bool(Folder(folder.path / UNFINISHED, inside=folder).names())
 
 
-def _exchange(made: str, folder: Folder, path: Path) -> None:
-    """Exchange a directory with the one at ``path``."""
-    if _exchanged(made, folder, path):
+def _exchange(made: str, folder: Folder, parent: Folder, name: str) -> None:
+    """Exchange a directory with the one that has a name in another folder."""
+    if _exchanged(made, folder, parent, name):
         return
-    aside = path.parent / f".{path.name}{MARK}{secrets.token_hex(4)}"
-    os.rename(path, aside)
+    into, back = {"dst_dir_fd": parent.descriptor}, {"src_dir_fd": parent.descriptor}
+    aside = f".{name}{MARK}{secrets.token_hex(4)}"
+    os.rename(name, aside, **into, **back)
     try:
-        os.rename(made, path, src_dir_fd=folder.descriptor)
+        os.rename(made, name, src_dir_fd=folder.descriptor, **into)
     except OSError:
-        os.rename(aside, path)
+        os.rename(aside, name, **into, **back)
         raise
-    os.rename(aside, made, dst_dir_fd=folder.descriptor)
+    os.rename(aside, made, **back, dst_dir_fd=folder.descriptor)
 
 
-def _exchanged(made: str, folder: Folder, path: Path) -> bool:
+def _exchanged(made: str, folder: Folder, parent: Folder, name: str) -> bool:
     """Swap two directories in one step, where the system can (Linux: renameat2, RENAME_EXCHANGE)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
-    at_cwd, exchange = -100, 2
-    return bool(libc.renameat2(folder.descriptor, os.fsencode(made), at_cwd, os.fsencode(path), exchange) == 0)
+    exchange, old, new = 2, os.fsencode(made), os.fsencode(name)
+    return bool(libc.renameat2(folder.descriptor, old, parent.descriptor, new, exchange) == 0)
+
+
+def _require_at_its_path(parent: Folder, path: Path) -> None:
+    """Refuse to publish where the folder of ``path`` is not the one that was opened."""
+    if not os.path.samestat(os.stat(path.parent), os.fstat(parent.descriptor)):
+        message = "lies in a directory that was replaced or moved while it was written"
+        raise refused(path, message, "try again once nothing moves it")
 
 
 @contextmanager
@@ -341,7 +394,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
         overwrite: whether it may take the place of what stands there.
     """
-    with explained(path, size):
+    with explained(path, size) as writing:
         sweep(path)
         parent = Folder(path.parent)
         temporary, descriptor = _locked_file(parent, path)
@@ -350,8 +403,10 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             yield descriptor
             os.fsync(descriptor)
             _require_same(parent, temporary, descriptor, path)
+            _require_at_its_path(parent, path)
             if overwrite or not _link(parent, temporary, path):
                 os.rename(temporary, path.name, src_dir_fd=parent.descriptor, dst_dir_fd=parent.descriptor)
+            writing.complete = True
             sync(parent)
         finally:
             try:

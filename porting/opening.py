@@ -40,6 +40,9 @@ MORE_FILES = "run `ulimit -n 4096`: files that may be open at once"
 
 LINKED = "it gained or lost a hard link since, and may have been written to as well"
 
+UNKNOWN = frozenset({errno.EIO, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT})
+"""Errors that do not mean that a file is not there."""
+
 MOST_LINKED = 8
 """How often the names of an open file may change; each time, what was read is read again."""
 
@@ -133,7 +136,7 @@ class Folder:
             if inside is not None and inside.kind(path.name) == "a link":
                 raise _link_refused(path, "a link where a directory should be", "the directory") from error
             raise open_error(error, path, where=str(path)) from error
-        weakref.finalize(self, os.close, self.descriptor)
+        weakref.finalize(self, close, self.descriptor)
 
     def again(self) -> Folder:
         """The same directory, with files of its own for :meth:`require_in_place`."""
@@ -187,10 +190,16 @@ class Folder:
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def kind(self, name: str) -> str:
-        """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing."""
+        """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing.
+
+        Raises:
+            CheckpointError: the disk or its connection failed, so that nobody knows.
+        """
         try:
             status = self.status(name)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in UNKNOWN:
+                raise open_error(error, self.path / name, where=str(self.path / name)) from error
             return ""
         return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
 
@@ -411,6 +420,12 @@ def _link_refused(path: Path, message: str, subject: str) -> CheckpointError:
     """The error for a link that leads out of a checkpoint."""
     hint = Message(f"copy {subject} here", Wording(python=", or pass follow_links=True if you trust it", command=""))
     return CheckpointError(Fault(code=Code.LINK_LEAVES_CHECKPOINT, where=str(path), message=message, hint=hint))
+
+
+def close(descriptor: int) -> None:
+    """Close what was only read; a failure, as of a network file system, loses nothing."""
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def is_plain(name: str) -> bool:

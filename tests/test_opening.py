@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -354,3 +355,16 @@ def test_a_tensor_of_a_conversion_is_read_from_the_file_that_was_opened(tmp_path
     table = parse_table('[mapping]\nname = "t"\n[tensors]\n"a" = "b"\n')
     made = convert(checkpoint, tmp_path.parent / f"{tmp_path.name}-out", table)
     assert verify_files(made.path).same
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a config.json on a failing disk is left out without a word."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    folder = Folder(tmp_path)
+    assert folder.kind("config.json") == ""
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(CheckpointError, match="cannot be opened: Input/output error"):
+        folder.kind("config.json")

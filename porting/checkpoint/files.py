@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from porting.checkpoint.errors import CheckpointError
 from porting.errors import Code, Fault, Message, Wording
 from porting.limits import charge
-from porting.opening import LINKED, Opened, open_file
+from porting.opening import LINKED, Opened, close, open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -242,7 +242,7 @@ class LocalFile(Copying):
         self.path = opened.path
         self.where = opened.where
         self._fd = opened.descriptor
-        weakref.finalize(self, os.close, self._fd)
+        weakref.finalize(self, close, self._fd)
         self.size = opened.status.st_size
         self._opened, self._first = opened, opened.status
         self._read = _Read()
@@ -594,7 +594,7 @@ class Elements:
         if self._fd is None and len(self._memory) > IN_MEMORY:
             with tempfile.TemporaryFile(prefix="porting-") as file:
                 self._fd = os.dup(file.fileno())
-            weakref.finalize(self, os.close, self._fd)
+            weakref.finalize(self, close, self._fd)
         if self._fd is not None:
             left = memoryview(bytes(self._memory))
             while left:

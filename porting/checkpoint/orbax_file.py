@@ -100,12 +100,12 @@ class Orbax(Container):
         source = open_all(place, [main])[main]
         raw, where = place.read(main, limit=LARGEST)
         with reading(where):
-            tree, database, driver = _tree(raw, where)
+            tree, database, spec = _tree(raw, where)
             files = _Files(folder.again())
             grant(files.size, where=where)
             tensors = TensorList(source, Code.ORBAX_FILE, name=main, format=self.name)
             others = [name for name, kind in tree.items() if kind in NO_ARRAYS]
-            arrays = _opened([name for name in tree if name not in others], files, database, driver, where)
+            arrays = _opened([name for name in tree if name not in others], files, database, spec, where)
             left = files.size
             for name, array in arrays.items():
                 left -= _add(tensors, name, array, files, left)
@@ -142,8 +142,11 @@ def _only_here(place: Place) -> CheckpointError:
     return checkpoint_error(Code.ORBAX_FILE, place.location, message, hint)
 
 
-def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, str]:
-    """The names of all values with their types, whether they are in one database, and tensorstore's name of the format.
+def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, dict[str, Any]]:
+    """The names of all values with their types, whether they are in one database, and how tensorstore opens an array.
+
+    A chunk that is not stored has the fill value.  Newer versions of Orbax store all chunks and say so: then one that
+    is not there is lost.
 
     Raises:
         CheckpointError: it is no metadata of Orbax.
@@ -163,7 +166,9 @@ def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, str]:
             reason = "has no key_metadata and value_metadata" if not name else f"is named as another one, {quote(name)}"
             raise checkpoint_error(Code.ORBAX_FILE, where, f"the entry {quote(key)} {reason}", FETCH_AGAIN)
         found[name] = kind
-    return found, content.get("use_ocdbt") is True, "zarr3" if content.get("use_zarr3") is True else "zarr"
+    driver = "zarr3" if content.get("use_zarr3") is True else "zarr"
+    sparse = content.get("store_array_data_equal_to_fill_value") is not True
+    return found, content.get("use_ocdbt") is True, {"driver": driver, "fill_missing_data_reads": sparse}
 
 
 def _entry(entry: Json) -> tuple[str, str]:
@@ -246,7 +251,7 @@ class _Files:
                 raise checkpoint_error(Code.FILE_CHANGED, str(folder.path / name), message, hint)
 
 
-def _opened(names: list[str], files: _Files, database: bool, driver: str, where: str) -> dict[str, Any]:
+def _opened(names: list[str], files: _Files, database: bool, spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The arrays of some names, each opened by tensorstore, which has no types.
 
     Raises:
@@ -267,8 +272,9 @@ def _opened(names: list[str], files: _Files, database: bool, driver: str, where:
             if database
             else {"driver": "file", "path": f"{base}/{name}/"}
         )
-        _require_settings(tensorstore.KvStore.open(store, context=context), SETTINGS_OF[driver], files, where, name)
-        waiting[name] = tensorstore.open({"driver": driver, "kvstore": store}, read=True, open=True, context=context)
+        opening, key = tensorstore.KvStore.open(store, context=context), SETTINGS_OF[spec["driver"]]
+        _require_settings(opening, key, files, where, name, database=database)
+        waiting[name] = tensorstore.open({**spec, "kvstore": store}, read=True, open=True, context=context)
     found = {}
     for name, future in waiting.items():
         try:
@@ -278,7 +284,7 @@ def _opened(names: list[str], files: _Files, database: bool, driver: str, where:
     return found
 
 
-def _require_settings(opening: Any, key: str, files: _Files, where: str, name: str) -> None:
+def _require_settings(opening: Any, key: str, files: _Files, where: str, name: str, *, database: bool) -> None:
     """Refuse an array whose settings are no JSON of ours: tensorstore follows lists in lists until its stack ends."""
     try:
         found = opening.result().read(key).result()
@@ -291,8 +297,10 @@ def _require_settings(opening: Any, key: str, files: _Files, where: str, name: s
         if found.state == "value":
             parse(found.value, where=where, allow_nan=True)
     except JsonError as error:
-        message = f"tensor {quote(name)}: its {key} is not valid JSON: {error}"
-        raise checkpoint_error(Code.ORBAX_FILE, where, message, FETCH_AGAIN) from error
+        inside = f", as {MANIFEST} and the files in d/ hold it," if database else ""
+        message = f"tensor {quote(name)}: its {key}{inside} is not valid JSON: {error}"
+        hint = "a file of the database is damaged or another's: fetch all of it again" if database else FETCH_AGAIN
+        raise checkpoint_error(Code.ORBAX_FILE, where, message, hint) from error
 
 
 def _unreadable(files: _Files, where: str, name: str, error: Exception) -> CheckpointError:

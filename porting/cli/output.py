@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import shlex
 import signal
@@ -34,7 +35,7 @@ from porting.cli.streams import OutputError
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
-from porting.printable import safe, safe_lines, told
+from porting.printable import safe, safe_lines, shell_word, told
 from porting.users_code import FINDER
 
 if TYPE_CHECKING:
@@ -140,9 +141,28 @@ def shortage(error: BaseException) -> str:
     return next((line for pattern, line in SHORTAGES.items() if re.search(pattern, text)), "")
 
 
+TRY = {
+    errno.EIO: "a disk or its connection failed: see `dmesg`",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space: `quota -s` shows your quota",
+    errno.EFBIG: "run `ulimit -f`: the largest file that may be written",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EINTR: "run the same command again",
+}
+"""What to do about an error of the system; of others, the permissions of the file may say more."""
+
+
 def _failure(error: OSError) -> str:
-    """The system's message about a failed call, after the name of the file."""
-    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+    """The system's message about a failed call, between the file and what to do.
+
+    Where the system names no file, those that were typed are named: it is one of them, or lies in one.
+    """
+    named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    typed = [str(value) for value in TYPED.get().values() if isinstance(value, str | Path)]
+    files = named or [name for name in typed if os.path.lexists(name)]
+    place = " or ".join(dict.fromkeys(files)) or "a file that the command reads or writes"
+    look = f"look at it with `ls -ld {' '.join(map(shell_word, files))}`" if files else "run it again"
+    return f"{place}: {error.strerror or error} ({TRY.get(error.errno or 0, look)})"
 
 
 class Screen(AbstractContextManager["Screen"]):

@@ -245,7 +245,11 @@ def carry_out(
     draft.checkpoint.allow_time()
     meter = Meter(len(draft.recipes.tensors), draft.recipes.nbytes, tell)
     first = group.rank == 0
-    with shared_failures(group), explained(path, draft.outline.size), workplace(path, first=first) as place:
+    with (
+        shared_failures(group),
+        explained(path, draft.outline.size) as writing,
+        workplace(path, first=first) as place,
+    ):
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
             require_equal(unequal(draft.recipes.same, draft.checkpoint)[0], draft.checkpoint.tensors)
@@ -259,7 +263,7 @@ def carry_out(
         meter.stage = "publishing"
         meter.look()
         if first:
-            publish(FILES, place.folder, path, overwrite=overwrite)
+            publish(FILES, place.folder, place.parent, path, overwrite=overwrite, writing=writing)
         group.gather(None)
     progress = meter.now
     return Converted(

@@ -39,6 +39,7 @@ class Workplace:
 
     Args:
         root: the directory; None to open it when it is used first.
+        parent: the folder that it lies in; None as well.
         untouched: whether it is still as an earlier process left it.
 
     Attributes:
@@ -46,8 +47,11 @@ class Workplace:
         untouched: as above; set to False before something is written in it.
     """
 
-    def __init__(self, path: Path, root: Folder | None = None, *, untouched: bool = False) -> None:
+    def __init__(
+        self, path: Path, root: Folder | None = None, parent: Folder | None = None, *, untouched: bool = False
+    ) -> None:
         self.root = root_of(path)
+        self._parent = parent
         self.untouched = untouched
         self._path = path
         self._folder = root
@@ -60,9 +64,14 @@ class Workplace:
             CheckpointError: it is not this user's.
         """
         if self._folder is None:
-            self._folder = Folder(self.root, inside=Folder(self.root.parent))
+            self._folder = Folder(self.root, inside=self.parent)
             _require_ours(self._folder, self._path)
         return self._folder
+
+    @cached_property
+    def parent(self) -> Folder:
+        """The folder that it lies in, and the destination."""
+        return self._parent or Folder(self.root.parent)
 
     @cached_property
     def files(self) -> Folder:
@@ -129,7 +138,7 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
         return
     parent = Folder(path.parent)
     folder, lock, made = _locked(parent, path)
-    place = Workplace(path, folder, untouched=not made)
+    place = Workplace(path, folder, parent, untouched=not made)
     try:
         with descriptors_kept():
             sweep(path)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from porting.atomic import write_at
 from porting.checkpoint import TensorFile
 from porting.checkpoint.container import Shard
 from porting.checkpoint.write import shard_around
+from porting.opening import Folder
 from porting.plan.copies import Copy
 from porting.staging import PIECE, bytes_of
 
@@ -77,7 +77,7 @@ class Places:
         infinite: for each tensor, how many finite values became infinite in the cast.
     """
 
-    def __init__(self, layout: Layout, folder: Path) -> None:
+    def __init__(self, layout: Layout, folder: Folder) -> None:
         self.infinite: Counter[str] = Counter()
         self._layout = layout
         self._folder = folder
@@ -148,7 +148,7 @@ class Places:
 
     def _descriptor(self, file: str) -> int:
         if file not in self._open:
-            self._open[file] = os.open(self._folder / file, os.O_RDWR | os.O_CLOEXEC)
+            self._open[file] = self._folder.write(file)
         return self._open[file]
 
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from porting.atomic import check_destination, new_directory, reserve, write_all
+from porting.atomic import check_destination, new_directory, refused, reserve, write_all
 from porting.checkpoint import Checkpoint, TensorFile
 from porting.errors import Code, Fault, alike
 from porting.export_files import LARGEST
-from porting.opening import Member
+from porting.opening import Folder, Member
 from porting.ops import Content, InexactError
 from porting.plan.align import Step
 from porting.plan.clipping import clip, window
@@ -31,7 +31,7 @@ from porting.plan.leftovers import differs
 from porting.plan.move import inexact
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
 from porting.plan.recipe import Recipe, forward_recipes
-from porting.printable import dtype_name
+from porting.printable import dtype_name, quote
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor, is_first
 from porting.sharding.places import Layout, Places, layout
@@ -72,7 +72,7 @@ def write_shards(
     """
     processes = Processes(str(path), "nothing was written")
     with ExitStack() as stack:
-        temporary = Path()
+        made: Folder | None = None
         with processes.step():
             _require_values(module, plan)
             require_made(module, plan)
@@ -80,10 +80,14 @@ def write_shards(
             if processes.rank == 0:
                 check_destination(path, overwrite=overwrite, sources=list(sources))
                 needed = sum(shard.size for shard in placed.shards.values())
-                temporary = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite)).path
-                _prepare_files(temporary, placed, files)
-        temporary = processes.gather(temporary)[0]
+                made = stack.enter_context(new_directory(path, needed=needed, overwrite=overwrite))
+                _prepare_files(made, placed, files)
+        name, inode = processes.gather(_identity(made))[0]
         with processes.step():
+            temporary = made or Folder(path.parent / name, inside=Folder(path.parent))
+            if _identity(temporary)[1] != inode:
+                hint = "choose a destination in a directory that only you can write to"
+                raise refused(path, f"lies in a directory in which another one took the place of {quote(name)}", hint)
             changed = _changed_steps(module, plan, checkpoint)
         changed = set().union(*processes.gather(changed))
         with processes.step():
@@ -97,7 +101,7 @@ def write_shards(
             kept = all(plan.sources[name].dtype == dtype for name, dtype in moved_dtypes(module, plan).items())
             if placed.same and kept:  # loading rounded nothing
                 for old, new in zip(checkpoint.files, placed.shards, strict=True):
-                    _copy_share(checkpoint, old.name, temporary / new, processes)
+                    _copy_share(checkpoint, old.name, temporary, new, processes)
             else:
                 _copy_unreplaced(checkpoint, module, plan, steps, copies, places, processes)
         infinite = places.infinite
@@ -110,6 +114,11 @@ def write_shards(
             stack.close()
     total = sum(processes.gather(infinite + places.infinite), start=Counter[str]())
     return tuple(sorted({*files, *placed.shards})), dict(total)
+
+
+def _identity(folder: Folder | None) -> tuple[str, int]:
+    """The name of a directory, and its inode, which is the same on all machines that share it."""
+    return ("", 0) if folder is None else (folder.path.name, os.fstat(folder.descriptor).st_ino)
 
 
 def _require_values(module: nn.Module, plan: Plan) -> None:
@@ -189,41 +198,42 @@ def moved_dtypes(module: nn.Module, plan: Plan) -> dict[str, torch.dtype]:
     return {name: tensors[step.targets[0]].dtype for step in moved for name in step.sources}
 
 
-def _prepare_files(temporary: Path, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
+def _prepare_files(temporary: Folder, placed: Layout, files: Mapping[str, bytes | Member]) -> None:
     """Write the files beside the weights, and the headers of the weights; reserve the space for these."""
     for name, content in files.items():
         raw = content if isinstance(content, bytes) else content.read(limit=LARGEST)
-        with (temporary / name).open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
+        with _written(temporary, name) as descriptor:
+            write_all(descriptor, raw)
     for name, shard in placed.shards.items():
-        descriptor = os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
+        with _written(temporary, name) as descriptor:
             reserve(descriptor, shard.size)
             os.ftruncate(descriptor, shard.size)
             for at, raw in shard.frame:
                 os.lseek(descriptor, at, os.SEEK_SET)
                 write_all(descriptor, raw)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
-def _copy_share(checkpoint: Checkpoint, old: str, new: Path, processes: Processes) -> None:
+@contextmanager
+def _written(folder: Folder, name: str) -> Iterator[int]:
+    """A file that is written, and is on the disk at the end."""
+    descriptor = folder.write(name)
+    try:
+        yield descriptor
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_share(checkpoint: Checkpoint, old: str, folder: Folder, new: str, processes: Processes) -> None:
     """Copy this process's share of a file's bytes."""
     source = checkpoint.file(old)
     each = -(-source.size // processes.count)
     start, stop = min(processes.rank * each, source.size), min((processes.rank + 1) * each, source.size)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with _written(folder, new) as descriptor:
         os.lseek(descriptor, start, os.SEEK_SET)
         for at in range(start, stop, PIECE):
             write_all(descriptor, source.pread(at, min(PIECE, stop - at)))
         source.require_unchanged()
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy_unreplaced(

@@ -34,8 +34,8 @@ TYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
          torch.float32, torch.float64, torch.complex64]  # fmt: skip
 
 
-def metadata(names: Mapping[str, str], *, database: bool = True, zarr3: bool = False) -> str:
-    """What ``_METADATA`` says of values of these types."""
+def metadata(names: Mapping[str, str], *, database: bool = True, zarr3: bool = False, complete: bool = False) -> str:
+    """What ``_METADATA`` says of values of these types; of newer versions that all chunks are stored."""
     tree = {
         str(tuple(name.split("."))): {
             "key_metadata": [{"key": key, "key_type": 2} for key in name.split(".")],
@@ -43,7 +43,8 @@ def metadata(names: Mapping[str, str], *, database: bool = True, zarr3: bool = F
         }
         for name, kind in names.items()
     }
-    return json.dumps({"tree_metadata": tree, "use_ocdbt": database, "use_zarr3": zarr3, "custom_metadata": None})
+    known = {"store_array_data_equal_to_fill_value": True} if complete else {}
+    return json.dumps({"tree_metadata": tree, "use_ocdbt": database, "use_zarr3": zarr3, **known})
 
 
 def write(
@@ -357,6 +358,25 @@ def test_without_tensorstore_the_error_says_what_to_install(saved: Path, monkeyp
 
     monkeypatch.setattr(builtins, "__import__", without)
     refused(saved, "needs the package tensorstore, which is not installed (pip install 'porting[orbax]')")
+
+
+@pytest.mark.parametrize("zarr3", [False, True])
+def test_a_lost_chunk_is_not_read_as_zeros(tmp_path: Path, zarr3: bool) -> None:
+    """Orbax says since 2024 that it stores all chunks, those of zeros too; before, one that is absent has zeros."""
+    tensor = values((6, 3), torch.float32, 1)
+    write(tmp_path, {"w": tensor}, database=False, zarr3=zarr3, rows=2)
+    (tmp_path / "w" / ("c/1/0" if zarr3 else "1.0")).unlink()
+    assert bits(open_checkpoint(tmp_path).read("w")[2:4]) == bits(torch.zeros(2, 3))
+    (tmp_path / "_METADATA").write_text(metadata({"w": "jax.Array"}, database=False, zarr3=zarr3, complete=True))
+    with pytest.raises(CheckpointError, match="tensor 'w': tensorstore cannot read it: NOT_FOUND"):
+        open_checkpoint(tmp_path).read("w")
+
+
+def test_settings_in_a_damaged_database_are_told_from_a_file_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, {"w": values((6, 3), torch.float32, 1)})
+    for file in tmp_path.rglob("d/*"):
+        file.write_bytes(file.read_bytes().replace(b'"zarr_format"', b'"zarr\x01format"'))
+    refused(tmp_path, "its .zarray, as manifest.ocdbt and the files in d/ hold it, is not valid", "fetch all of it")
 
 
 def test_a_damaged_chunk_is_one_line(saved: Path) -> None:

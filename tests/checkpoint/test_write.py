@@ -235,7 +235,7 @@ def test_only_a_checkpoint_is_ever_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchanged", "renamed"])
 def test_overwriting_replaces_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchanged", lambda made, folder, path: False)
+        monkeypatch.setattr(atomic, "_exchanged", lambda *arguments: False)
     write_directory(tmp_path / "d", {"config.json": b"{}", "vocab.txt": b"old"})
     write_directory(tmp_path / "d", {"config.json": b"[]"}, overwrite=True)
     assert snapshot(tmp_path) == {"d/config.json": b"[]"}

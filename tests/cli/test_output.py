@@ -83,8 +83,13 @@ def test_faults_that_are_counted_cut_or_pickled_keep_both_wordings() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (OSError(13, "Permission denied", "/a/b"), 2, "error: /a/b: Permission denied"),
-        (OSError("odd"), 2, "error: odd"),
+        (OSError(13, "Permission denied", "/a/b"), 2, "error: /a/b: Permission denied (look at it with `ls -ld /a/b`)"),
+        (OSError("odd"), 2, "error: a file that the command reads or writes: odd (run it again)"),
+        (
+            OSError(5, "I/O"),
+            2,
+            "error: a file that the command reads or writes: I/O (a disk or its connection failed: see `dmesg`)",
+        ),
         (MemoryError(), 2, "error: there is not enough memory for this"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),

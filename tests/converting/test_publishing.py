@@ -333,9 +333,9 @@ def test_everything_is_on_the_disk_before_the_directory_appears(source: Path, mo
     def fsync(descriptor: int) -> None:
         done.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{source.parent.resolve()}/"))
 
-    def rename(old: str, new: Path, *, src_dir_fd: int) -> None:
-        done.append(f"rename to {new.name}")
-        real(old, new, src_dir_fd=src_dir_fd)
+    def rename(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        done.append(f"rename to {new}")
+        real(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)

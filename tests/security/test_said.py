@@ -20,11 +20,12 @@ from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 import porting
-from porting.atomic import check_destination
+from porting.atomic import check_destination, write_file
 from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
+from porting.checkpoint.files import LocalFile
 from porting.cli.output import Screen
 from porting.errors import MOST_FAULTS, Code, Fault, PortingError, command_text, nearest
-from porting.opening import open_error
+from porting.opening import Folder, open_error
 from porting.printable import is_printable, quote, safe, safe_lines
 from tests.cli.conftest import Run, run
 from tests.converting.test_identity import run as convert_again
@@ -139,6 +140,64 @@ def test_nothing_was_left_behind_is_said_only_where_it_is_so(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="writing failed, and nothing was left behind"):
         convert_again(source, tmp_path / "out")
     assert [name for name in os.listdir(tmp_path) if name.startswith(".out")] == []
+
+
+@pytest.mark.parametrize("made", ["conversion", "file"])
+def test_what_is_complete_is_not_said_to_be_gone(made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails once it has its name."""
+
+    def broken(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = write_version(tmp_path / "source", 1)
+    if made == "conversion":
+        monkeypatch.setattr("porting.converting.workplace._remove", broken)
+    else:
+        monkeypatch.setattr("porting.atomic.sync", broken)
+    with pytest.raises(CheckpointError, match="it is complete, but its name may not survive a power cut") as caught:
+        convert_again(source, tmp_path / "out") if made == "conversion" else write_file(tmp_path / "out", b"x")
+    assert "nothing was left behind" not in str(caught.value)
+    assert (tmp_path / "out").exists()
+
+
+def test_a_directory_that_could_not_be_examined_is_said_to_be_left(tmp_path: Path) -> None:
+    """At each use of fstat; a lock that stays held would make it seem to be in use."""
+    real, number, count = os.fstat, 0, [0]
+
+    def fail(descriptor: int) -> os.stat_result:
+        count[0] += 1
+        if count[0] == number:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor)
+
+    while count[0] >= number:
+        number, count[0], folder = number + 1, 0, tmp_path / str(number)
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fstat", fail)
+            error = failure_of(folder / "d")
+        assert "nothing was left behind" not in error or os.listdir(folder) == []
+    assert number > 3
+
+
+def failure_of(path: Path) -> str:
+    try:
+        write_directory(path, {"config.json": b"{}"})
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_file_that_cannot_be_closed_prints_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network file system whose server is gone: Python prints what a finalizer raises."""
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    (tmp_path / "file").write_bytes(b"x")
+    folder, file = Folder(tmp_path), LocalFile(tmp_path / "file")
+    for descriptor in (folder.descriptor, file.fileno()):
+        os.close(descriptor)
+    del folder, file
+    assert printed == []
 
 
 # ------------------------------------------------------------------------------------- a mapped file that is written to

@@ -12,11 +12,15 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import porting
+from porting import atomic
+from porting.atomic import new_directory, new_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
 from porting.converting.journal import Past, past
@@ -25,8 +29,10 @@ from porting.converting.workplace import root_of, workplace
 from porting.notation.table import parse_table
 from porting.opening import Folder
 from porting.plan.recipe import Recipe
+from porting.sharding import writing
 from tests.converting.test_identity import TABLE, contents, run, write_version
 from tests.guards.tree import ROOT
+from tests.small_checkpoint import write_checkpoint as write_small
 
 STRANGER = 12345
 """The number of a user who is not this one."""
@@ -335,6 +341,70 @@ def test_a_workplace_that_is_exchanged_leads_nothing_outside(source: Path, share
     assert contents_of(home) == before
     assert verify_files(made.path).problems == ()
     assert not (shared / "out").is_symlink()
+
+
+@pytest.mark.parametrize("made", ["conversion", "directory", "file"])
+@pytest.mark.parametrize("swap", [True, False], ids=["exchange", "aside"])
+def test_a_folder_that_is_exchanged_leads_nothing_outside(
+    made: str, swap: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is overwritten lies in the folder that was opened, although its path leads elsewhere at the end."""
+    if not swap:
+        monkeypatch.setattr(atomic, "_exchanged", lambda *arguments: False)
+    folder, home = tmp_path / "folder", tmp_path / "elsewhere"
+    for each in (folder, home):
+        each.mkdir()
+        write_directory(each / "out", {"config.json": b"{}", "x.bin": b"precious"})
+        (each / "file").write_bytes(b"precious")
+    before = contents_of(home)
+    done: list[int] = []
+
+    def exchange(*progress: object) -> None:
+        if not done:
+            folder.rename(tmp_path / "aside")
+            folder.symlink_to(home)
+            done.append(1)
+
+    def make() -> None:
+        if made == "conversion":
+            convert(source, folder / "out", parse_table(TABLE), threads=1, overwrite=True, tell=exchange)
+        elif made == "directory":
+            with new_directory(folder / "out", needed=1, overwrite=True):
+                exchange()
+        else:
+            with new_file(folder / "file", size=1, overwrite=True):
+                exchange()
+
+    with pytest.raises(CheckpointError, match="lies in a directory that was replaced or moved while it was written"):
+        make()
+    assert done == [1]
+    assert contents_of(home) == before
+    names = [{str(path.relative_to(each)) for path in each.rglob("*")} for each in (tmp_path / "aside", home)]
+    assert names[0] == names[1], "nothing temporary is left"
+
+
+def test_shards_are_written_in_the_directory_that_was_opened(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name leads to the victim's home, whose files have the same names, before the values are written."""
+    home, source = tmp_path / "home", write_small(tmp_path / "m")
+    done: list[Path] = []
+    (home / "model.safetensors").write_bytes(b"precious")
+    before, real = contents_of(home), writing._changed_steps
+
+    def exchange(*arguments: Any) -> set[int]:
+        (made,) = shared.glob(".out.*")
+        made.rename(tmp_path / "aside")
+        made.symlink_to(home)
+        done.append(made)
+        return real(*arguments)
+
+    monkeypatch.setattr("porting.exporting.is_sharded", lambda module: True)
+    monkeypatch.setattr(writing, "_changed_steps", exchange)
+    with pytest.raises(CheckpointError, match="another user moved the temporary files"):
+        porting.export(porting.load(source), None, shared / "out")
+    assert len(done) == 1
+    assert contents_of(home) == before
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
