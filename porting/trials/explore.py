@@ -19,7 +19,7 @@ from porting.tracing.running import Side
 from porting.tracing.trace import Point, output_of, select
 from porting.trials.battery import battery
 from porting.trials.inputs import Case
-from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, SIGNALS
+from porting.trials.modalities import DECODER, DECODER_IDS, IDS, PIXELS, SIGNALS
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
@@ -210,13 +210,15 @@ class Explorer:
         if lengths:  # else it takes rows of one length alone
             varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
         varied += [plain[0], _turned_round(plain[0])]  # the same rows in another order have the same sums
+        varied.append(_with_another_last_row(plain[0]))  # what is kept of a batch may be found by its first row
         varied = [one for one in varied if model.accepts(one)]
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
         turned = [case for case in taken if model.accepts(_reversed(case))]
         largest = max(turned, key=lambda case: _tokens(case.inputs))
         longest = max(unpadded, key=lambda case: _width(case.inputs))
         pairs = [largest, _reversed(largest)]
-        pairs += [case for one in short for case in (one, _with_other_tokens(one, longest))]
+        others = _of_each_shape(turned, known=[*short, largest])
+        pairs += [case for one in (*short, *others) for case in (one, _with_other_tokens(one, longest))]
         return impurities(
             lambda: self.plain(cases),
             self.dtype,
@@ -282,10 +284,31 @@ REFUSED = "it refuses pictures of each other number of patches"
 """Why a size at which the reference runs all the same is not counted."""
 
 
+MOST_SHAPES = 24
+"""Shapes of batches of which an output is held while another one of that shape is run."""
+
+
+def _of_each_shape(cases: Sequence[Case], known: Sequence[Case]) -> list[Case]:
+    """Some batches of different shapes, from the smallest to the largest."""
+    found = {tuple(one.inputs[IDS].shape): one for one in reversed(cases) if IDS in one.inputs}
+    left = [found[shape] for shape in sorted(found) if all(found[shape] is not one for one in known)]
+    step = max(-(-len(left) // MOST_SHAPES), 1)
+    return left[::step]
+
+
 def _turned_round(case: Case) -> Case:
     """The rows of a batch in the reverse order."""
     rows = {name: one.flip(0) if one.ndim else one for name, one in case.inputs.items()}
     return Case(f"{case.name}, the last row first", rows)
+
+
+def _with_another_last_row(case: Case) -> Case:
+    """The batch with its last row backwards; of tokens, those of a decoder stay."""
+    found = {
+        name: one if not one.ndim or name.startswith(DECODER) else torch.cat([one[:-1], _flipped(one[-1:])])
+        for name, one in case.inputs.items()
+    }
+    return Case(f"{case.name}, another last row", found)
 
 
 def _reversed(case: Case) -> Case:

@@ -84,6 +84,7 @@ def impurities(
             found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(short.module, kept_before)))
         for kind, values, most in (
             (ImpurityKind.STATE, _run(side, 0), REPEATED),
+            (ImpurityKind.STATE, _after_training_mode(side), REPEATED),
             (ImpurityKind.FRESH, _after_another(other, last), REPEATED),
         ):
             far = apart(kept, values)
@@ -179,6 +180,13 @@ def _overwritten(side: Side) -> float:
 
 def _said(way: str, failure: VerifyError) -> str:
     return f"{way}: {failure.faults[0].message.rpartition(']: ')[2]}"
+
+
+def _after_training_mode(side: Side) -> dict[str, Tensor]:
+    """The first batch after the module was in training mode, in which nothing was run."""
+    side.module.train()
+    side.module.eval()
+    return _run(side, 0)
 
 
 def _after_another(side: Side, last: int) -> dict[str, Tensor]:

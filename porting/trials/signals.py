@@ -76,6 +76,11 @@ class SignalRows:
         for what, change in changes.items() if signals else ():
             two = rows_of(base, torch.arange(2) % most)
             yield self._trial(Kind.VALUES, what, two | {name: change(two[name]) for name in signals})
+        for dim, what in (-1, "last"), (-2, "last but one"):  # as pictures have a black border, and sounds begin alike
+            if signals and all(base[name].ndim > -dim for name in signals):
+                two = rows_of(base, torch.arange(2) % most)
+                halves = {name: _half_the_same(two[name], dim, generator) for name in signals}
+                yield self._trial(Kind.VALUES, f"rows that are the same in half of their {what} axis", two | halves)
         pictures = {name: one for name, one in base.items() if name == PIXELS and one.ndim == 4}
         sizes: dict[str, Callable[[Tensor], Tensor]] = {
             "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
@@ -281,6 +286,14 @@ def _half_zero(value: Tensor) -> Tensor:
     """A signal whose first half is zero, as of a picture that is blank on one side or a sound that begins late."""
     half = (value.shape[-1] + 1) // 2
     return torch.cat([torch.zeros_like(value[..., :half]), value[..., half:]], -1)
+
+
+def _half_the_same(value: Tensor, dim: int, generator: torch.Generator) -> Tensor:
+    """Rows that begin with the first one's numbers along an axis, and go on with others."""
+    half = value.shape[dim] // 2
+    first = value[:1].narrow(dim, 0, half).expand(len(value), *[-1] * (value.ndim - 1))
+    rest = value.narrow(dim, half, value.shape[dim] - half)
+    return torch.cat([first, torch.randn(rest.shape, dtype=rest.dtype, generator=generator)], dim)
 
 
 def sizes_of_pictures(batches: Iterable[Mapping[str, Tensor]]) -> set[tuple[int, int]]:

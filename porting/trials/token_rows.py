@@ -36,6 +36,9 @@ EACH, EACH_PADDED = 21, 50
 
 BATCHES = (1, 2, 3, 9, 17)
 
+EACH_ROWS = 17
+"""Each number of rows below this is tried with a mask."""
+
 LENGTH, SHORT = 9, 5
 """Tokens in the rows of a batch that is there for another property than its length."""
 
@@ -45,6 +48,7 @@ COMBINED = (2, 5, 8, 13, 48)
 GIVEN, RANDOM, LEFT_OUT = "as usual", "random", "left out"
 LIKELY = "token ids that your code or the config names"
 COUNTING, EQUAL_ROWS, SOURCE = "token ids that count upwards", "rows of the same token ids", "the encoder's tokens"
+RUNS, LONGER = "token ids three at a time", "more tokens than in the encoder"
 """Values of such properties."""
 
 MOST_PARTS = 256
@@ -128,6 +132,10 @@ class TokenRows:
                 yield self._trial(Kind.BATCH, f"{rows} rows of one token", self._given(self._ids(rows, 1)))
             if self._masked and rows > 2:  # padded in front too: a causal model hides what is behind anyway
                 yield self._trial(Kind.BATCH, f"{what} padded in front", self._hidden(_kept_places(lengths).flip(1)))
+        for rows in range(1, EACH_ROWS) if self._masked else ():  # a part of a batch may lose its mask
+            drawn = torch.randint(0, 2, (rows, short), generator=self._generator)
+            drawn[torch.arange(rows), torch.arange(rows) % short] = 1
+            yield self._trial(Kind.BATCH, f"{rows} row{'s' if rows > 1 else ''} with gaps", self._hidden(drawn))
         yield from self._many_rows(short)
         yield from self._values(usual)
         yield from self._tokens(usual)
@@ -360,6 +368,9 @@ class TokenRows:
         yield self._trial(Kind.TOKENS, "a pair of tokens again and again", self._given(self._ended(pairs)))
         counting = (torch.arange(3)[:, None] + torch.arange(width)) % len(self._pool)
         yield self._trial(Kind.TOKENS, f"rows of {COUNTING}", self._given(self._ended(self._pool[counting])))
+        runs = self._ids(3, -(-width // 3)).repeat_interleave(3, 1)[:, :width]
+        runs[1] = runs[1].roll(1)
+        yield self._trial(Kind.TOKENS, RUNS, self._given(self._ended(runs)))
         half = self._ids(1, -(-width // 2))
         yield self._trial(Kind.TOKENS, "a row twice over", self._given(self._ended(torch.cat([half, half], 1))))
         every = self._every()
@@ -451,8 +462,8 @@ class TokenRows:
             MASK: self._mask_names(longest),
             SEGMENTS: [GIVEN, RANDOM] if SEGMENTS in self.model.base and self._types else [],
             POSITIONS: [GIVEN, RANDOM] if self.model.positions else [],
-            IDS: [GIVEN, *([LIKELY] if self._likely else []), COUNTING, EQUAL_ROWS],
-            DECODER_IDS: [GIVEN, SOURCE] if DECODER_IDS in self.model.base else [],
+            IDS: [GIVEN, *([LIKELY] if self._likely else []), COUNTING, RUNS, EQUAL_ROWS],
+            DECODER_IDS: [GIVEN, SOURCE, LONGER] if DECODER_IDS in self.model.base else [],
             DECODER_MASK: [name for name, _ in masks(longest, self._generator) if DECODER_MASK in self.model.base],
             **{name: [GIVEN] for name in optional if name not in own},
         }
@@ -484,9 +495,14 @@ class TokenRows:
             for row in range(rows if kind in (KEPT, LEFT_OUT) else 0):  # in every other row near its end
                 inputs[IDS][row, self._drawn(0 if row % 2 else max(width - 4, 0), width - 1)] = self._padding
         said = [kind] if kind and kind != LEFT_OUT else []
+        longer = chosen.get(DECODER_IDS) == LONGER
+        length = min(width + width // 2 + 1, self.model.longest) if longer else width
+        if longer and DECODER_IDS in inputs:
+            inputs |= self._decoded(rows, length)
+            said.append(f"{LONGER} in the decoder")
         if (decoded := chosen.get(DECODER_MASK)) in kinds:
-            mask = kinds[decoded]
-            inputs |= self._decoded(rows, width, mask[(torch.arange(rows) + 1) % len(mask)])
+            mask = dict(masks(length, self._generator)).get(decoded, kinds[decoded])
+            inputs |= self._decoded(rows, mask.shape[1], mask[(torch.arange(rows) + 1) % len(mask)])
             said.append(f"{decoded} in the decoder")
         if chosen.get(DECODER_IDS) == SOURCE and inputs.get(DECODER_IDS, inputs[IDS]).shape[0] == rows:
             inputs |= self._source_decoded(inputs)
@@ -523,6 +539,9 @@ class TokenRows:
         elif kind == COUNTING:
             counting = torch.arange(ids.shape[1]) + torch.arange(len(ids))[:, None]
             ids[free] = self._pool[counting % len(self._pool)][free]
+        elif kind == RUNS:
+            width = ids.shape[1]
+            ids[free] = self._ids(len(ids), -(-width // 3)).repeat_interleave(3, 1)[:, :width][free]
         elif kind == EQUAL_ROWS:
             free |= torch.full_like(free, not self.model.internal)  # also where the mask hides them
             ids[free] = self._ids(1, ids.shape[1]).expand_as(ids)[free]
@@ -580,6 +599,25 @@ class TokenRows:
                 if DECODER_MASK in given:
                     left = _without([DECODER_MASK], inputs)
                     yield self._trial(Kind.ARGUMENTS, f"the same without {DECODER_MASK}", left)
+            yield from self._longer(width, optional=MASK in given)
+
+    def _longer(self, width: int, *, optional: bool) -> Iterator[Trial]:
+        """More tokens in the decoder than in the encoder, with each side's masks: the two lengths are easily mixed up.
+
+        Args:
+            optional: the encoder's mask may be left out.
+        """
+        length = min(width + width // 2, self.model.longest)
+        if length <= width:
+            return
+        lengths = [width, max(width - 2, 1), max(width // 2, 1)]
+        sources = [self._hidden(kept) for kept in (_kept_places(lengths), _kept_places(lengths).flip(1))]
+        for inputs in sources if self._masked else ():
+            yield self._trial(Kind.LENGTH, f"{LONGER} in the decoder", inputs | self._decoded(len(lengths), length))
+        for what, mask in masks(length, self._generator) if DECODER_MASK in self.model.base else ():
+            inputs = self._given(self._ids(len(mask), width)) | self._decoded(len(mask), length, mask)
+            given = _without([MASK], inputs) if optional else inputs
+            yield self._trial(Kind.MASK, f"{what}, {LONGER}{IN_DECODER}", given)
 
     def _lengths(self) -> Iterator[Trial]:
         """One row of each length, around the numbers of the config and of the port's code, and one past the limit."""

@@ -204,6 +204,13 @@ def _counting(given: dict[str, Any]) -> bool:
     return ids.shape[1] > 2 and bool((ids.diff(dim=1) == 1).all())
 
 
+def _three_equal(given: dict[str, Any]) -> bool:
+    """Whether a row of several tokens holds one three times in a row that no code names."""
+    ids = given["input_ids"]
+    equal = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] > 35) & (ids[:, 1:] < 44)
+    return ids.shape[1] > 3 and bool(((equal[:, 1:] & equal[:, :-1]).any(1) & (ids != ids[:, :1]).any(1)).any())
+
+
 INPUTS = {
     "rows of the same token ids with different masks": where(_equal_rows),
     "token ids that count upwards": where(_counting),
@@ -286,6 +293,8 @@ INPUTS = {
     "a named token that is hidden": where(
         lambda given: _masked(given, lambda mask: bool(((mask == 0) & (given["input_ids"] == 33)).any()))
     ),
+    "three equal tokens in a row": where(_three_equal),
+    "eleven rows with gaps": where(lambda given: _gaps(given) and len(given["input_ids"]) == 11),
     "a mask of uint8": where(lambda given: _masked(given, lambda mask: mask.dtype == torch.uint8)),
     "a mask of int32": where(lambda given: _masked(given, lambda mask: mask.dtype == torch.int32)),
     "a mask of bool": where(

@@ -38,6 +38,26 @@ def test_a_decoder_may_be_given_the_encoder_s_tokens() -> None:
     assert any(torch.equal(one["input_ids"], one.get("decoder_input_ids", one["input_ids"][:1])) for one in pairs)
 
 
+def test_a_decoder_may_be_given_more_tokens_than_the_encoder_with_each_mask() -> None:
+    config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 7}
+    base = Maker(config, seed=0).first()[0].inputs
+    optional = {"attention_mask", "decoder_attention_mask"}
+    trials = battery(Model(config=config, base=base, longest=20, optional=optional), seed=0, tokens=10**6)
+    given = [trial.case.inputs for trial in trials]
+    longer = [
+        one
+        for one in given
+        if "decoder_input_ids" in one and one["decoder_input_ids"].shape[1] > one["input_ids"].shape[1]
+    ]
+    assert any(not bool(one.get("attention_mask", one["input_ids"]).all()) for one in longer)
+    masks = [
+        one["decoder_attention_mask"]
+        for one in longer
+        if "attention_mask" not in one and "decoder_attention_mask" in one
+    ]
+    assert any(bool((mask.diff(dim=1) > 0).any()) for mask in masks)
+
+
 def test_a_decoder_s_row_may_be_as_long_as_the_encoder_s() -> None:
     config = {**CONFIG, "is_encoder_decoder": True, "decoder_start_token_id": 7}
     base = Maker(config, seed=0).first()[0].inputs
@@ -191,3 +211,12 @@ def test_short_rows_of_a_decoder_are_tried_with_every_mask() -> None:
     rows = {tuple(row) for mask in masks for row in mask.tolist()}
     for width in (2, 3, 4):
         assert rows >= {row for row in product((0, 1), repeat=width) if any(row)}
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_pictures_may_be_the_same_in_a_half(dim: int) -> None:
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = Model(config={}, base={"pixel_values": images}, longest=0)
+    given = [trial.case.inputs["pixel_values"] for trial in battery(model, seed=0, tokens=10**6)]
+    two = [one for one in given if one.shape == images.shape and not torch.equal(one[0], one[1])]
+    assert any(torch.equal(*one.narrow(dim, 0, 4)) and bool(one.any()) for one in two)

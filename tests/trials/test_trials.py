@@ -128,6 +128,26 @@ def test_code_that_a_trial_alone_reaches_was_run(faithful: Report) -> None:
     assert not [branch for branch in faithful.branches if "position_ids" in branch.condition], faithful.branches
 
 
+class Trained(Encoder):
+    """Keeps a setting of the training mode."""
+
+    factor = 1.0
+
+    def train(self, mode: bool = True) -> Trained:
+        self.factor = 1.01 if mode else self.factor
+        super().train(mode)
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return {name: one * self.factor for name, one in super().forward(*args, **kwargs).items()}
+
+
+def test_a_port_that_keeps_what_training_mode_set_is_no_pure_function() -> None:
+    port = Trained().eval()
+    port.factor = 1.0
+    assert verified(port).verdict == "different"
+
+
 def test_what_was_not_pure_is_named() -> None:
     kinds = {
         "writes to its mask": "writes to its inputs: attention_mask",
