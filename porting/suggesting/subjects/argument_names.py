@@ -213,7 +213,8 @@ def roles(
     found, loose, unknown = _understood(module, available, positions=positions)
     where, title = place_of(module.forward), f"{type(module).__name__}.forward"
     for name in [*unknown, *(loose if MASK in available and MASK not in found.values() else ())]:
-        free = [one for one in available if one not in found.values()] if name in unknown else [MASK]
+        taken = {*found.values(), *([EMBEDDED] if IDS in found.values() else [])}
+        free = [one for one in available if one not in taken] if name in unknown else [MASK]
         answer = ask(what_argument(title, name, free, required=name in unknown)) if free else "none"
         if answer != "none":
             (unknown if name in unknown else loose).remove(name)
