@@ -193,7 +193,7 @@ class Folder:
         """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing.
 
         Raises:
-            CheckpointError: the disk or its connection failed, so that nobody knows.
+            CheckpointError: the disk or its connection failed, so whether it exists is not known.
         """
         try:
             status = self.status(name)

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -184,8 +184,9 @@ def _said(way: str, failure: VerifyError) -> str:
 
 def _after_training_mode(side: Side) -> dict[str, Tensor]:
     """The first batch after the module was in training mode, in which nothing was run."""
-    side.module.train()
-    side.module.eval()
+    with suppress(Exception):  # the user's own train and eval may raise anything
+        side.module.train()
+        side.module.eval()
     return _run(side, 0)
 
 

@@ -187,7 +187,7 @@ class TakesEmbeddings(Llama):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tok_embeddings = nn.Identity()  # type: ignore[assignment]
+        self.tok_embeddings = nn.Identity()  # type: ignore[assignment]  # an Embedding in the base class
 
     def forward(self, inputs_embeds: Tensor) -> Tensor:
         return super().forward(inputs_embeds)
@@ -239,7 +239,7 @@ class BehindEmbeddings(nn.Module):
 
 
 def test_layers_behind_embeddings_of_positions_are_no_wrong_model(tmp_path: Path) -> None:
-    """What their input stands for is not known, so nothing is said of their table."""
+    """Their input is not what the reference takes as embeddings, so they are refused and not called wrong."""
     fields = {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     source("BertModel", fields, tmp_path)
     with pytest.raises(PortingError, match="failed on x"):

@@ -148,6 +148,20 @@ def test_a_port_that_keeps_what_training_mode_set_is_no_pure_function() -> None:
     assert verified(port).verdict == "different"
 
 
+class NeverTrained(Encoder):
+    """Has no training mode."""
+
+    def train(self, mode: bool = True) -> NeverTrained:
+        if mode:
+            raise NotImplementedError("inference only")
+        super().train(mode)
+        return self
+
+
+def test_a_port_without_a_training_mode_is_verified() -> None:
+    assert verified(NeverTrained().eval()).faithful
+
+
 def test_what_was_not_pure_is_named() -> None:
     kinds = {
         "writes to its mask": "writes to its inputs: attention_mask",
