@@ -70,6 +70,9 @@ def trial_lines(report: Outcome) -> Iterator[str]:
 MOST_DIFFERING = 4
 """How many batches on which the output differs are named."""
 
+MOST_RANGES = 4
+"""How many ranges of lengths or batch sizes are named without details; more of them are counted."""
+
 MOST_NAMED = 3
 """How many kinds of values are named on a line of counts."""
 
@@ -84,10 +87,10 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield from report.cases
         return
     if scope.lengths:
-        yield f"rows of {_range(scope.lengths)} tokens"
+        yield f"rows of {_ranges(scope.lengths)} tokens"
     yield from _signals(scope)
     if scope.rows:
-        yield f"{_range(scope.rows)} rows in a batch"
+        yield f"{_ranges(scope.rows)} rows in a batch{_part_of_pairs(scope)}"
     masks = [_MASKS.get(mask, mask) for mask in scope.masks if " in rows of " not in mask]
     if masks:
         yield f"masks: {', '.join(masks)}"
@@ -117,9 +120,9 @@ def _counted_batches(report: Outcome) -> Iterator[str]:
     if not scope.results:
         yield from report.cases
         return
-    sizes = [f"{_range(scope.lengths)} tokens"] if scope.lengths else []
+    sizes = [f"{_ranges(scope.lengths, MOST_RANGES)} tokens"] if scope.lengths else []
     sizes += list(_signals(scope))
-    sizes += [f"batches of {_range(scope.rows)}"] if scope.rows else []
+    sizes += [f"batches of {_ranges(scope.rows, MOST_RANGES)}{_part_of_pairs(scope)}"] if scope.rows else []
     masks = [mask for mask in scope.masks if " in rows of " not in mask]
     sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
     if sizes:
@@ -143,9 +146,10 @@ def _signals(scope: Scope) -> Iterator[str]:
     """The sizes of pictures, and the lengths of sounds and series."""
     sizes = [f"{height}x{width}" for height, width in scope.pictures]
     if sizes:
-        yield f"pictures of {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
+        most = len(sizes) > MOST_RANGES
+        yield f"pictures of {f'{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}' if most else _listed(sizes)}"
     if scope.places:
-        yield f"sounds or series of {_range(scope.places)} places"
+        yield f"sounds or series of {_ranges(scope.places, MOST_RANGES)} places"
 
 
 _MASKS = {
@@ -163,8 +167,27 @@ _MASKS = {
 }
 
 
-def _range(numbers: Sequence[int]) -> str:
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+def _ranges(numbers: Sequence[int], most: int | None = None) -> str:
+    """Ascending numbers as ranges without gaps; where there are more than `most`, how many numbers there are."""
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and number == stretches[-1][-1] + 1:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    if most is not None and len(stretches) > most:
+        return f"{len(numbers)} values from {numbers[0]} to {numbers[-1]}"
+    return _listed([name for one in stretches for name in _range(one)])
+
+
+def _range(numbers: Sequence[int]) -> list[str]:
+    return [str(number) for number in numbers] if len(numbers) < 3 else [f"{numbers[0]} to {numbers[-1]}"]
+
+
+def _part_of_pairs(scope: Scope) -> str:
+    """How many pairs of a length and a batch size ran, where these are not all that the two lists make."""
+    every = len(scope.lengths) * len(scope.rows)
+    return f" ({len(scope.shapes)} of these {every} shapes)" if 0 < len(scope.shapes) < every else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -198,6 +221,8 @@ def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
         yield f"{_listed(left)}{'' if verbose else ' (not asked for)'}"
     if report.scope.returned is None:
         yield "trials beyond the batches above"
+    elif verbose:
+        yield "other weights, several threads at a time"
     yield from _failures(report.scope, MOST_FAILED if verbose else 1)
     unseen = [unseen.what for unseen in report.unseen]
     most = len(unseen) if verbose else MOST_UNSEEN

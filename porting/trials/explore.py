@@ -391,9 +391,11 @@ def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results
         for one in past
         if one.status is Status.REFERENCE_FAILED
     ]
+    shapes = sorted({(one.shape[:-1].numel(), int(one.shape[-1])) for one in ids})
     return Scope(
-        lengths=tuple(sorted({int(one.shape[-1]) for one in ids})),
-        rows=tuple(sorted({one.shape[:-1].numel() for one in ids} or {len(next(iter(one.values()))) for one in ran})),
+        lengths=tuple(sorted({length for _, length in shapes})),
+        rows=tuple(sorted({rows for rows, _ in shapes} or {len(next(iter(one.values()))) for one in ran})),
+        shapes=tuple(shapes),
         pictures=tuple(sorted(sizes_of_pictures(ran), key=lambda size: (size[0] * size[1], size))),
         places=tuple(sorted({one[name].shape[axis] for one in ran for name, axis in PLACES.items() if name in one})),
         masks=of_kind(results, Kind.MASK),

@@ -155,6 +155,7 @@ class Scope:
         dtypes: ``"float64"`` and the working dtypes.
         lengths: of the rows, in tokens, ascending.
         rows: batch sizes, ascending.
+        shapes: the pairs of a batch size and a length that ran, ascending; not every size runs with every length.
         pictures: their heights and widths, the smallest first.
         places: how many places sounds and series have, ascending.
         masks, segments, positions, arguments, values: the kinds of them that ran with equal results.
@@ -168,6 +169,7 @@ class Scope:
     dtypes: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
     pictures: tuple[tuple[int, int], ...] = ()
     places: tuple[int, ...] = ()
     masks: tuple[str, ...] = ()

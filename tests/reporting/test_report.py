@@ -172,8 +172,9 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
     unseen = tuple(Unseen(f"property {number}", "why") for number in range(4))
     scope = Scope(
         dtypes=("float64",),
-        lengths=(1, 64),
+        lengths=(1, 2, 3, 63, 64),
         rows=(1, 17),
+        shapes=((1, 1), (1, 2), (1, 3), (1, 63), (1, 64), (17, 64)),
         masks=("no padding", "right padding"),
         tokens=(11, 11),
         results=(Result(kind=Kind.LENGTH, what="1 token", batch="", status=Status.SAME),),
@@ -186,7 +187,10 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
             "float64: off by 2.0e-15 of the activations' scale (tolerance 1e-12); "
             "float32: 1.5x the reference's own rounding error (tolerance 4x)"
         ),
-        "ran: eval mode, float64; 1 to 64 tokens, batches of 1 to 17, 2 kinds of masks; all 11 token ids",
+        (
+            "ran: eval mode, float64; 1 to 3, 63 and 64 tokens, batches of 1 and 17 (6 of these 10 shapes), "
+            "2 kinds of masks; all 11 token ids"
+        ),
         (
             "not run: gradients, training mode and autocast (not asked for); trials beyond the batches above; "
             "property 0; property 1; 2 more that the inputs do not show; 2 branches of the code"

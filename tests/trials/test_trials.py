@@ -53,7 +53,8 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert {"no padding", "right padding", "left padding", "gaps", "random masks"} <= set(scope.masks)
     assert scope.tokens == (50, 50)
     text = " ".join(faithful.details().split())
-    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 153 rows in a batch; masks: none, right, left" in text
+    assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 1" in text
+    assert f"and 153 rows in a batch ({len(scope.shapes)} of these {20 * len(scope.rows)} shapes); masks: none" in text
     assert "output compared, except at padding and in rows without a token: logits, pooled" in text
     assert "not run: gradients, training mode and autocast" in text
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
