@@ -120,9 +120,9 @@ def _counted_batches(report: Outcome) -> Iterator[str]:
     if not scope.results:
         yield from report.cases
         return
-    sizes = [f"{_ranges(scope.lengths, MOST_RANGES)} tokens"] if scope.lengths else []
+    sizes = [f"{_ranges(scope.lengths, 'lengths')} tokens"] if scope.lengths else []
     sizes += list(_signals(scope))
-    sizes += [f"batches of {_ranges(scope.rows, MOST_RANGES)}{_part_of_pairs(scope)}"] if scope.rows else []
+    sizes += [f"batches of {_ranges(scope.rows, 'sizes')}{_part_of_pairs(scope)}"] if scope.rows else []
     masks = [mask for mask in scope.masks if " in rows of " not in mask]
     sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
     if sizes:
@@ -149,7 +149,7 @@ def _signals(scope: Scope) -> Iterator[str]:
         most = len(sizes) > MOST_RANGES
         yield f"pictures of {f'{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}' if most else _listed(sizes)}"
     if scope.places:
-        yield f"sounds or series of {_ranges(scope.places, MOST_RANGES)} places"
+        yield f"sounds or series of {_ranges(scope.places, 'lengths')} places"
 
 
 _MASKS = {
@@ -167,16 +167,20 @@ _MASKS = {
 }
 
 
-def _ranges(numbers: Sequence[int], most: int | None = None) -> str:
-    """Ascending numbers as ranges without gaps; where there are more than `most`, how many numbers there are."""
+def _ranges(numbers: Sequence[int], called: str = "") -> str:
+    """Ascending numbers as ranges without gaps.
+
+    Args:
+        called: what they are; given that, only their count is named where there are more than MOST_RANGES ranges.
+    """
     stretches: list[list[int]] = []
     for number in numbers:
         if stretches and number == stretches[-1][-1] + 1:
             stretches[-1].append(number)
         else:
             stretches.append([number])
-    if most is not None and len(stretches) > most:
-        return f"{len(numbers)} values from {numbers[0]} to {numbers[-1]}"
+    if called and len(stretches) > MOST_RANGES:
+        return f"{len(numbers)} {called} from {numbers[0]} to {numbers[-1]}"
     return _listed([name for one in stretches for name in _range(one)])
 
 
@@ -187,7 +191,7 @@ def _range(numbers: Sequence[int]) -> list[str]:
 def _part_of_pairs(scope: Scope) -> str:
     """How many pairs of a length and a batch size ran, where these are not all that the two lists make."""
     every = len(scope.lengths) * len(scope.rows)
-    return f" ({len(scope.shapes)} of these {every} shapes)" if 0 < len(scope.shapes) < every else ""
+    return f" ({len(scope.shapes)} of these {every:,} shapes)" if 0 < len(scope.shapes) < every else ""
 
 
 def _listed(names: Sequence[str]) -> str:

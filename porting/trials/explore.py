@@ -23,7 +23,7 @@ from porting.trials.modalities import DECODER, DECODER_IDS, IDS, PIXELS, SIGNALS
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
-from porting.trials.run import MakeSide, Working, is_empty, returned_only, run_trial, to_place
+from porting.trials.run import Differs, MakeSide, Working, is_empty, returned_only, run_trial, to_place
 from porting.trials.scope import (
     OTHERWISE,
     Impurity,
@@ -79,7 +79,7 @@ class Explorer:
         reference, port: make the sides in float64.
         plain: makes the port in a fresh copy in its working dtype.
         working: both sides in that dtype, for each trial; None where the port runs in float64 anyway.
-        differs: whether outputs that are so far apart in float64, relative to scale, are other ones.
+        differs: whether outputs that are so far apart in float64 on a batch, relative to scale, are other ones.
         plainly: neither side cast to less than float64 so far.
         overhead: what each batch costs beside its tokens, in tokens.
         otherwise: within it the reference runs in another implementation of its own attention; None where it has none.
@@ -93,7 +93,7 @@ class Explorer:
     port: MakeSide
     plain: Callable[[Sequence[Case]], Side]
     dtype: torch.dtype
-    differs: Callable[[float], bool]
+    differs: Differs
     plainly: bool
     seed: int
     working: Working | None = None

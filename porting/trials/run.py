@@ -24,6 +24,9 @@ from porting.trials.trial import Trial
 MakeSide = Callable[[Case], Side]
 """Makes one side in float64, ready to run one case."""
 
+Differs = Callable[[float, Case], bool]
+"""Whether outputs that are so far apart on a batch, relative to scale, are other ones."""
+
 
 def returned_only(table: Table) -> Table:
     """The table with the probes of what the port returns alone."""
@@ -37,7 +40,7 @@ def run_trial(
     sizes: Mapping[str, int],
     reference: MakeSide,
     port: MakeSide,
-    differs: Callable[[float], bool],
+    differs: Differs,
     *,
     plainly: bool = False,
     working: Working | None = None,
@@ -48,7 +51,7 @@ def run_trial(
         table: with the probes of what is returned: see :func:`returned_only`.
         sizes: of indices, from the table's [sizes].
         reference, port: make the sides in float64.
-        differs: whether outputs that are so far apart, relative to scale, are other ones.
+        differs: whether outputs that are so far apart on a batch, relative to scale, are other ones.
         plainly: neither side is known to cast to less than float64, so nothing has to watch for it.  What differs or
             fails so is run again with casts taken out and float64 as the default dtype.
         working: both sides in the dtype that users run; what agrees in float64 is run in it too.
@@ -66,7 +69,7 @@ def _once(
     sizes: Mapping[str, int],
     reference: MakeSide,
     port: MakeSide,
-    differs: Callable[[float], bool],
+    differs: Differs,
     *,
     plainly: bool,
     working: Working | None,
@@ -120,7 +123,7 @@ def _once(
     if pairing is not None and not said:
         off, what = _apart(trial, pairing, theirs, ours, given, differs, working)
         status, why = Status.SAME, ""
-        if differs(off) or what != trial.what:
+        if differs(off, trial.case) or what != trial.what:
             status = Status.DIFFERS
         elif not all(finite(kept(one, given, point)) for point, one in theirs.items()):
             status, why = Status.REFERENCE_FAILED, NO_NUMBERS  # the other values are compared, and it is not counted
@@ -136,14 +139,14 @@ def _apart(
     theirs: Mapping[Point, Tensor],
     ours: Mapping[Point, Tensor],
     given: Mapping[str, Tensor],
-    differs: Callable[[float], bool],
+    differs: Differs,
     working: Working | None,
 ) -> tuple[float, str]:
     """How far what is returned is off, and in which trial: of what agrees in float64, in the working dtype too."""
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
-    off = None if working is None or differs(worst) else working.apart(trial, pairing.pairs, theirs, given)
+    off = None if working is None or differs(worst, trial.case) else working.apart(trial, pairing.pairs, theirs, given)
     if working is None or off is None:
         return worst, trial.what
     return off, f"{trial.what}, in {dtype_name(working.dtype)}"

@@ -120,6 +120,7 @@ class Comparison:
             float64 run, and once it was called.
         own_leaks: point -> how far the reference's own roundings move it there, in isolation; empty where that was not
             measured.
+        rounded_alike: both sides go on with the same rounded numbers in the batches compared here, so ``leaks`` are 0.
         of_angles: the points at which a module by itself is the reference's with its cosines and sines.
         found_from: the number of the first case that a search found; None where there is none.
         lifted: a side asked for less than float64 somewhere, and got it all the same.
@@ -158,6 +159,7 @@ class Comparison:
         self.leaked: Mapping[Placed, Tensor] = {}
         self.measure: Callable[[], None] | None = None
         self.own_leaks: Mapping[Point, float] = {}
+        self.rounded_alike = False
         self.of_angles: Collection[Point] = ()
         self._positions: dict[Placed, Tensor] = {}
         self.noise64: Mapping[str, Mapping[Point, float]] = {END: {}, ALONE: {}}

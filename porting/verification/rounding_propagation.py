@@ -39,6 +39,7 @@ def measure_leaks(comparison: Comparison, reference: Callable[[], Side] | None, 
     if both and reference is not None and _rounded_alike(comparison, reference(), port):
         points = {point for pairing in comparison.pairings for point in pairing.pairs}
         comparison.leaks = {END: dict.fromkeys(points, 0.0), ALONE: dict.fromkeys(points, 0.0)}
+        comparison.rounded_alike = True
         return
     found: dict[str, dict[Point, float]] = {END: {}, ALONE: {}}
     leaked: dict[Placed, Tensor] = {}
@@ -66,16 +67,52 @@ def _rounded_alike(comparison: Comparison, reference: Side, port: Side) -> bool:
     Two tables of angles that were made alike are the same number by number, and hide nothing.
     """
     for case, pairing in enumerate(comparison.pairings):
-        numbers = []
-        for side, wanted in ((reference, list(pairing.compared)), (port, list(pairing.pairs))):
-            with RoundedNumbers() as rounded:
-                side.run(case, lambda point, value: None, wanted=wanted)
-            if not rounded.complete:
-                return False
-            numbers.append(rounded.numbers)
-        if not torch.equal(*numbers):
+        theirs = _rounded_numbers(reference, case, list(pairing.compared))
+        ours = _rounded_numbers(port, case, list(pairing.pairs))
+        if theirs is None or ours is None or not torch.equal(theirs, ours):
             return False
     return True
+
+
+def _rounded_numbers(side: Side, case: int, wanted: Sequence[Point]) -> Tensor | None:
+    """The numbers in less than float64 that a side goes on with, see :class:`RoundedNumbers`; None if too many."""
+    with RoundedNumbers() as rounded:
+        side.run(case, lambda point, value: None, wanted=wanted)
+    return rounded.numbers if rounded.complete else None
+
+
+def rounded_alike(reference: Side, port: Side) -> bool:
+    """Whether two sides go on with the same rounded numbers in a batch; they have that batch alone."""
+    theirs, ours = (_rounded_numbers(side, 0, side.wanted) for side in (reference, port))
+    return theirs is not None and ours is not None and torch.equal(theirs, ours)
+
+
+def rounding_apart(reference: Side, port: Side) -> float:
+    """How far the outputs of a batch are moved by what both sides round in a run in float64.
+
+    Args:
+        reference, port: with that batch alone, and what they return as the points to observe.
+
+    Returns:
+        The sum for both sides, relative to the largest value of an output.
+    """
+    moved = 0.0
+    for side in (reference, port):
+        clean = side.record(0)
+        runs = []
+        for seed in SEEDS:
+            with RoundingNoise(seed):
+                noisy = side.record(0)
+            runs.append(max((_moved(noisy[point], value) for point, value in clean.items()), default=0.0))
+        moved += max(runs)
+    return moved
+
+
+def _moved(value: Tensor, clean: Tensor) -> float:
+    """The largest change of a number, relative to the largest of them; those that are not finite are left out."""
+    known = torch.isfinite(clean) & torch.isfinite(value)
+    scale = float(clean[known].abs().max()) if bool(known.any()) else 0.0
+    return float((value[known] - clean[known]).abs().max()) / scale if scale else 0.0
 
 
 def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side]) -> None:

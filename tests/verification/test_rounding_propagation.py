@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from porting.tracing.measure import LEAKED, Error
 from porting.verification import Case, Report, verify
 from porting.verification.compare import SHARE
 from porting.verification.rounding_propagation import _largest
+from tests.causes.wrong_ports import table
+from tests.families.ported import draw
 
 LENGTH = 400
 
@@ -372,3 +376,60 @@ def test_a_case_in_which_the_reference_has_no_numbers_hides_no_other() -> None:
 
     errors = {"scores": [far(math.nan), far(1e-7), far(3e-8)], "hidden": [far(math.nan)]}
     assert _largest(errors) == {"scores": 1e-7}
+
+
+class FromFirstToken(transformers.LlamaModel):  # type: ignore[no-untyped-call]  # transformers does not type that
+    """Positions from each row's first token: rotations are relative, so only the roundings of the angles differ."""
+
+    factor = behind_padding = 1.0
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        first = mask.int().argmax(-1, keepdim=True)
+        places = (torch.arange(input_ids.shape[1])[None] - first).clamp(min=0)
+        found = super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=places)
+        hidden: Tensor = found.last_hidden_state
+        return hidden * self.factor * torch.where(first[..., None] > 0, self.behind_padding, 1.0)
+
+
+class SlightlyWrong(FromFirstToken):  # type: ignore[no-untyped-call]  # as above
+    """Everywhere, by less than the angles' roundings come to where there is padding in front."""
+
+    factor = 1 + 1e-9
+
+
+class WrongBehindPadding(FromFirstToken):  # type: ignore[no-untyped-call]  # as above
+    behind_padding = 1 + 1e-5
+
+
+class SlightlyWrongInShortRows(FromFirstToken):  # type: ignore[no-untyped-call]  # as above
+    """By less than the angles' roundings come to elsewhere, in rows in which they are rounded alike."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        whole = attention_mask is None or bool(attention_mask.all())
+        return super().forward(input_ids, attention_mask) * (1 + 1e-9 * (whole and input_ids.shape[1] == 5))
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [
+        (FromFirstToken, "faithful"),
+        (SlightlyWrong, "different"),
+        (WrongBehindPadding, "different"),
+        (SlightlyWrongInShortRows, "different"),
+    ],
+)
+def test_angles_of_other_positions_are_rounded_otherwise_in_some_rows_only(
+    made: type[FromFirstToken], verdict: str
+) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=24, num_attention_heads=3, num_key_value_heads=3, intermediate_size=32,
+        num_hidden_layers=1, max_position_embeddings=14, pad_token_id=0,
+    )  # fmt: skip
+    reference = transformers.LlamaModel._from_config(copy.deepcopy(config), attn_implementation="eager")  # type: ignore[no-untyped-call]  # as above
+    draw(reference)
+    port = made._from_config(copy.deepcopy(config), attn_implementation="eager")  # type: ignore[no-untyped-call]  # as above
+    port.load_state_dict(reference.state_dict())
+    probes = table(reference.eval(), port.eval(), r"\.|embed_tokens|norm")
+    report = verify(into=port, reference=reference, loaded=True, table=probes, causes=False)
+    assert report.verdict == verdict, str(report)
