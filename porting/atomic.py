@@ -34,7 +34,7 @@ SHARED = f"{MARK}convert"
 
 
 SIBLING = re.compile(rf"\{MARK}([0-9a-f]{{8}}|convert)")
-"""What follows the name of the destination."""
+"""The ending that is added to the destination's name."""
 
 ADDED = len(f".{MARK}01234567")
 """Bytes that the name of a temporary sibling has more than its destination's."""

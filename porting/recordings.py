@@ -182,7 +182,7 @@ def named(values: Values, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def numbered(kinds: Mapping[str, Sequence[Mapping[str, Array]]]) -> dict[str, Array]:
-    """What a recording holds of each case, under its name there: ``KIND/CASE/NAME``."""
+    """The arrays of each case in a recording, by name: ``KIND/CASE/NAME``."""
     return {
         f"{kind}/{number}/{name}": array
         for kind, runs in kinds.items()

@@ -1,4 +1,4 @@
-"""What the system says when a file cannot be written, in words that say what to do about it."""
+"""The system's errors when a file cannot be written, with what to do about them."""
 
 from __future__ import annotations
 

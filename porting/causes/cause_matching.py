@@ -540,7 +540,7 @@ AXES: Mapping[int, tuple[str, ...]] = {
     3: ("rows", "positions", "features"),
     4: ("rows", "heads", "queries", "keys"),
 }
-"""What the axes of activations and of attention's scores are, by their number."""
+"""The axes of activations and of attention's scores, by their number."""
 
 MAX_LISTED = 8
 """How many indices are listed."""

@@ -1,4 +1,4 @@
-"""What the search for a cause works with: marks, candidates, and findings."""
+"""The data of the search for a cause: marks, candidates, and findings."""
 
 from __future__ import annotations
 

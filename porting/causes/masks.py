@@ -409,7 +409,7 @@ CHOICES_OF_ROWS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "the rows' masks are in the opposite order": lambda kept, heads: kept.flip(0),
     "the rows' masks are repeated as a whole for each head": _tiled,
 }
-"""What a port does -> the keys that are no padding [b 1 1 k], and the number of heads -> those it takes for such."""
+"""A mistake -> a function of the keys that are not padding [b 1 1 k] and the number of heads: those the port keeps."""
 
 
 def _rows_differ(attention: Attention) -> bool:

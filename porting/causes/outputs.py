@@ -1,4 +1,4 @@
-"""What is computed from the last hidden states: pooling, the head's transform, the logits."""
+"""The computations on the last hidden states: pooling, the head's transform, the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case in which port and reference agree tells about one in which they differ.
+"""Compare a case in which port and reference agree with one in which they differ.
 
 In the passing case each step of the port has its counterpart: the step of the reference with the same numbers. The
 first step that has them no longer in the failing case is where the port goes wrong, if the port is right with the
@@ -317,7 +317,7 @@ def _by_key(tape: Tape) -> dict[Key, Call]:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the numbers of a tensor are, in any layout.
+    """A fingerprint of a tensor's numbers, independent of the layout.
 
     Attributes:
         moments: None for a tensor in which no two elements differ.

@@ -116,7 +116,7 @@ Kind = TypeVar("Kind", bound=StateMachine)
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Generic[Kind]):
-    """What a pickle describes.
+    """The contents that a pickle describes.
 
     Attributes:
         records: where the storages lie, by their keys.
@@ -131,7 +131,7 @@ class Reader(Protocol):
     """A function that reads the pickle of a file with a given machine."""
 
     def __call__(self, source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
-        """What it describes; ``locate`` as of :func:`read_bin`."""
+        """Read the contents; ``locate`` as in :func:`read_bin`."""
         ...  # pragma: no cover
 
 

@@ -84,7 +84,7 @@ class Place(Protocol):
 
     @property
     def location(self) -> str:
-        """What the user passed, for messages."""
+        """The path that the user passed, for messages."""
         ...  # pragma: no cover
 
     def open(self, name: str) -> ByteSource:
@@ -364,7 +364,7 @@ class Container(ABC):
     def beside(
         self, settings: Mapping[str, object], tokenizer: TokenizerFiles, tensors: Mapping[str, Described]
     ) -> tuple[dict[str, object], tuple[str, ...]]:
-        """What a file says of its tokenizer, for a container that holds the config.
+        """The config and tokenizer files that a file's own metadata gives, for a container that holds the config.
 
         Args:
             settings: the model's config.
@@ -554,7 +554,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def _crc_shift(crc: int, nbytes: int) -> int:
-    """What a CRC-32 adds to that of the ``nbytes`` bytes behind: the product with x to the power of their bits.
+    """The part of a CRC-32 from the bytes before the last ``nbytes``: the product with x to the power of their bits.
 
     Polynomials over GF(2) modulo that of CRC-32, as of zlib's ``crc32_combine``.
 

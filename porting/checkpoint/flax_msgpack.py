@@ -92,7 +92,7 @@ class _Walk:
         self._others: list[str] = []
 
     def contents(self) -> Contents:
-        """What the file holds."""
+        """The contents of the file."""
         kind, count = self._begin()
         if kind != "map":
             fault = self._header.error("this does not begin with a dictionary, as a file of Flax does").faults[0]

@@ -102,7 +102,7 @@ MOST_AXES = 8
 """Dimensions that are read; ggml has four."""
 
 EMBEDDING = "token_embd.weight"
-"""What llama.cpp calls the embedding of the tokens."""
+"""The name of the token embedding in llama.cpp."""
 
 GGML_AXES, GGML_NAME = 4, 63
 """Dimensions of a tensor, and bytes of its name, that ggml has room for."""

@@ -40,7 +40,7 @@ ANOTHER = "give it another value in the table"
 
 
 class Expected(NamedTuple):
-    """What llama.cpp reads of settings whose names match."""
+    """The values that llama.cpp reads for settings whose names match."""
 
     kind: int
     title: str

@@ -131,7 +131,7 @@ class _Walk:
         self._process.communicate()
 
     def messages(self) -> Iterator[list[Any]]:  # of what JSON has
-        """What it says, line by line, but requests for bytes, which are answered.
+        """The reader's output, line by line; requests for bytes are answered and not returned.
 
         Raises:
             CheckpointError: it cannot read the file.

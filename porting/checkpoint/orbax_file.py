@@ -49,7 +49,7 @@ NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple"}
 """Types of values that have no array: texts, and containers without entries."""
 
 SETTINGS_OF = {"zarr": ".zarray", "zarr3": "zarr.json"}
-"""What says of an array how it is stored, by tensorstore's name of the format."""
+"""The file that describes how an array is stored, by tensorstore's name of the format."""
 
 SETTINGS = {*SETTINGS_OF.values(), ".zgroup", ".zattrs", ".zmetadata"}
 

@@ -204,7 +204,7 @@ RESOLVED = {
     "negated": "resolve_neg()",
     "conjugated and negated": "resolve_conj().resolve_neg()",
 }
-"""What gives a tensor that torch reads so its own values."""
+"""The method that gives the plain values of a tensor that torch reads as a view."""
 
 
 def _shape_fault(spec: TensorSpec) -> str:

@@ -44,7 +44,7 @@ FULL = -1
 """The length of a slice along an axis of which it has all."""
 
 MASK = 0xA282EAD8
-"""What is added to a checksum that was rotated by 15 bits."""
+"""The number that is added to a checksum that was rotated by 15 bits."""
 
 MOST_SHARDS = 99_999
 """The largest number that the names of five digits hold."""

@@ -78,7 +78,7 @@ class Command(TyperCommand):
             raise
 
     def _meant(self, wrong: str) -> str:
-        """What was probably meant by an option that does not exist: an argument of that name, or the nearest option."""
+        """The likely meaning of an option that does not exist: an argument of that name, or the nearest option."""
         arguments = [one.name for one in self.params if one.param_type_name == "argument"]
         name = wrong.lstrip("-").replace("-", "_")
         name = OTHER_WORDS.get(name, name)
@@ -254,7 +254,7 @@ def _check_environment() -> None:
 
 
 def _let_go(stream: TextIO) -> None:
-    """What nobody can take is given up: some Pythons try once more when they end, and say so with a traceback."""
+    """Discard output that cannot be written: some Pythons try once more at exit and print a traceback."""
     try:
         stream.flush()
     except OSError:

@@ -22,7 +22,7 @@ EVERY = 2.0
 
 @contextmanager
 def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
-    """What a conversion tells how far it has come."""
+    """A progress bar for a conversion."""
     if not (screen.as_json or screen.silent) and screen.animated:
         with screen.working("writing") as tell:
             yield lambda state: tell(f"{state.stage}, {_said(state)}", state.bytes, max(1, state.all_bytes))

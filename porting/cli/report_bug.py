@@ -184,7 +184,7 @@ def _user() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Crash:
-    """What is sent of a record.
+    """The parts of a recorded error that are put into a bug report.
 
     Attributes:
         when: the time of it, UTC.
@@ -227,7 +227,7 @@ def last_record(folder: Path) -> Path | None:
 
 
 def read_record(path: Path, shortened: Shortened) -> Crash:
-    """What can be sent of a record.
+    """Read the parts of a recorded error that may be put into a bug report.
 
     Raises:
         CheckpointError: it cannot be read, or is no record.

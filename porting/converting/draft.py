@@ -66,7 +66,7 @@ from porting.target import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a conversion will do.
+    """The plan of a conversion.
 
     Attributes:
         like: the checkpoint that is followed on the way back; None when there is none.
@@ -89,7 +89,7 @@ class Draft:
 
     @property
     def key(self) -> dict[str, object]:
-        """What makes this conversion the one that it is: the output's plan, and the state of the input's files."""
+        """The identity of this conversion: the output's plan, and the state of the input's files."""
         shape = {
             "table": self.table.digest,
             "options": dict(self.options),
@@ -235,7 +235,7 @@ def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = N
 
 
 def _record(port: Checkpoint) -> Record | None:
-    """What a conversion into the port's layout left beside it."""
+    """The record that a conversion into the port's layout wrote; None if there is none."""
     if port.path is None or is_single_file(port):
         return None
     record = read_record(Folder(port.path))

@@ -52,7 +52,7 @@ class Generated(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Generated text"
 
     @property
@@ -74,7 +74,7 @@ class NextTokens(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Next token"
 
     @property
@@ -278,7 +278,7 @@ class _Run:
         return longest
 
     def _answer(self, found: Continuation) -> Generated:
-        """What was found, in words."""
+        """The result, in words."""
         if not found.steps:
             raise _refused("the checkpoint's generation config rules out every token", "see its generation_config.json")
         given, spell = words_of(self.encoding), self.model.tokenizer.spell

@@ -1,4 +1,4 @@
-"""What a checkpoint says about generation: where a row starts and ends, and which tokens are ruled out.
+"""The settings of a checkpoint for generation: where a row starts and ends, and which tokens are ruled out.
 
 It stands in ``generation_config.json``, in older checkpoints in ``config.json``.  The rules are those of transformers'
 ``generate``, in its order; how it searches (``do_sample``, ``num_beams``) is not taken from there, but asked for.

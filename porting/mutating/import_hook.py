@@ -77,7 +77,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def folder_of(place: str) -> Path:
-    """What has to be on the path for a module to be found: the folder that holds the file's outermost package."""
+    """The directory to put on ``sys.path`` to import a module: the one that holds the file's outermost package."""
     if not place.endswith(".py"):
         return Path.cwd()
     folder = Path(place).resolve().parent

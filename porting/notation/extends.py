@@ -180,7 +180,7 @@ def _respell(entry: Entry, section: str, source: Swap, target: Swap) -> Entry:
 
 
 def _equal(value: object, swap: Swap) -> object:
-    """What a dropped tensor equals, under the other prefix; a reason is left as it is."""
+    """The tensor that a dropped one equals, under the other prefix; a reason is left as it is."""
     if isinstance(value, dict):
         return {key: _each(one, swap) if key == "equals" else one for key, one in value.items()}
     if isinstance(value, str) and value.startswith("equals "):

@@ -19,7 +19,7 @@ from porting.notation.name import Decimal, Literal, Name
 from porting.ops import CONSTANTS, Arithmetic, Constant, Formula, FormulaError, Operation, Sum
 
 RESULT = "y"
-"""What the target is called in ``back``, the formulas that undo a formula."""
+"""The name of the target in ``back``, the formulas that undo a formula."""
 
 REST = "..."
 """Stands for all the axes of a term that names none."""
@@ -162,7 +162,7 @@ class Rule:
 
     @property
     def operations(self) -> tuple[type[Operation], ...]:
-        """What is computed, in the order in which that is done; nothing where elements are only moved."""
+        """The operations, in the order in which they are applied; empty where elements are only moved."""
         computed: tuple[type[Operation], ...] = () if self.formula is None else (Formula,)
         return (*computed, *([Sum] if self.fold else []), *(kind for kind, _ in self.constants))
 
@@ -172,7 +172,7 @@ class Rule:
         return all(kind.exact for kind in self.operations)
 
     def arithmetic(self, values: Mapping[str, object]) -> Arithmetic:
-        """What is computed, its constants evaluated over the config.
+        """The operations with their constants, evaluated over the config.
 
         Raises:
             NotationError: a constant cannot be evaluated.

@@ -18,7 +18,7 @@ from porting.notation.position import Places, locate
 from porting.ops import CONSTANTS, Formula, Sum
 
 _DOTTED = re.compile(r"^[^\n=\"'#]*", re.MULTILINE)
-"""What a line has before its value, a quoted name or a comment."""
+"""The part of a line before its value, a quoted name or a comment."""
 
 DEEPEST = 64
 """Parts of a name: each prefix of a key is looked up, so that time and memory grow with their square."""
@@ -81,7 +81,7 @@ Body = dict[str, Entry]
 
 @dataclass
 class Sections:
-    """What a table says, by section; ``rules`` holds one body for each ``[[rule]]``.
+    """The contents of a table, by section; ``rules`` holds one body for each ``[[rule]]``.
 
     Attributes:
         where: the file, for messages.
@@ -187,7 +187,7 @@ def _refuse_large(content: object, file: str) -> None:
 
 
 def _explained(message: str, text: str) -> tuple[str, int, int]:
-    """What tomllib says, and the line and column at which it says so."""
+    """The error of tomllib, with its line and column."""
     found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if found:
         return message[: found.start()], int(found.group(1)), int(found.group(2))

@@ -322,7 +322,7 @@ class Formula(Operation):
 
 @dataclass(frozen=True)
 class _Held:
-    """What evaluating a part holds: at most, in the end, and the indices of its value."""
+    """The memory that the evaluation of a part needs, at most and in the end, and the indices of its value."""
 
     most: int
     kept: int
@@ -478,7 +478,7 @@ def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _computed(op: ast.operator, left: float, right: float) -> float:
-    """What an operation makes of two numbers.
+    """Apply an operator to two numbers.
 
     Raises:
         ArithmeticError: it is no finite number.
@@ -504,7 +504,7 @@ def _require_divisor(op: ast.operator, right: float) -> None:
 
 
 def _number_of(function: str, number: float) -> float:
-    """What a function makes of a number.
+    """Apply a function to a number.
 
     Raises:
         ArithmeticError: it is no finite number.
@@ -532,7 +532,7 @@ def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> T
 def _with_more(
     function: str, node: ast.Call, tensor: Tensor, indices: tuple[str, ...], sizes: Mapping[str, int]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What the functions that repeat a value or unpack numbers make of it: they give indices, and take none."""
+    """Apply a function that repeats a value or unpacks numbers: it adds indices and removes none."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if function == "repeat":
@@ -585,7 +585,7 @@ def _whole_numbers(node: ast.Call, values: Tensor, least: int, most: int) -> Ten
 def _selected(
     tensor: Tensor, indices: tuple[str, ...], old: str, numbers: Tensor, news: tuple[str, ...]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What stands along an index at some numbers, which have indices of their own in its place."""
+    """Select numbers along an index, which is replaced by new indices."""
     at = indices.index(old)
     found = tensor.index_select(at, numbers.reshape(-1))
     shape = (*tensor.shape[:at], *numbers.shape, *tensor.shape[at + 1 :])
@@ -617,7 +617,7 @@ def _looked_at(
     tensor: Tensor,
     indices: tuple[str, ...],
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What the functions make of a tensor that pick some of its numbers."""
+    """Apply a function that selects some numbers of a tensor."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     function = ast.unparse(node.func)

@@ -26,7 +26,7 @@ from porting.target import Slot, slots, unsaved_tensors
 
 
 class Source(Protocol):
-    """What a checkpoint shows before its weights are read."""
+    """The description of a checkpoint before its weights are read."""
 
     @property
     def tensors(self) -> Mapping[str, Described]:

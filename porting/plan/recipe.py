@@ -18,7 +18,7 @@ from porting.plan.formulas import Applied, Layout
 
 
 class Described(Protocol):
-    """What is known of a tensor before it is read."""
+    """The description of a tensor before it is read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Recipe:
 
     @property
     def made_as(self) -> str:
-        """What [make] says that it holds: a word, a number, or the name of the tensor that it equals."""
+        """The content that [make] gives: a word, a number, or the name of the tensor that it equals."""
         return self.equals or str(self.content)
 
     @property

@@ -277,7 +277,7 @@ def _holds(entries: Sequence[Entry], samples: Sequence[Sample]) -> tuple[Rule, s
 
 
 def _loaded(made: Sequence[Any], tensors: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """What the list makes of tensors, in the order in which transformers reads them."""
+    """Apply the conversions to tensors, in the order in which transformers reads them."""
     core = module("core_model_loading")
     made = [copy.deepcopy(one) for one in made]
     renamings = [one for one in made if isinstance(one, core.WeightRenaming)]

@@ -1,4 +1,4 @@
-"""What transformers does with a checkpoint, written as a table."""
+"""Write transformers' handling of a checkpoint as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found of gradients and of training, as data."""
+"""The results on gradients and training, as data."""
 
 from __future__ import annotations
 

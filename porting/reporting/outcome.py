@@ -1,4 +1,4 @@
-"""What a verification found, as data."""
+"""The results of a verification, as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNPROVEN = "unproven"
 
 @dataclass(frozen=True)
 class Unseen:
-    """What a verification could not show.
+    """Something that a verification could not show.
 
     Attributes:
         what: it, ``"the attention mask"``.
@@ -112,7 +112,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What the inputs could see of the weights.
+    """How much of the weights the inputs reached.
 
     Attributes:
         activation: parameters that a float64 gradient of a compared probe reaches, and the share of their elements.
@@ -324,7 +324,7 @@ def _finite(value: object) -> object:
 
 
 OUTPUT = "output"
-"""What a layer gives, or a module outside of the layers: the column of the probes that are named by a row alone."""
+"""The column of probes whose name is that of the row alone: the output of a layer, or of a module outside of them."""
 
 _NUMBERED = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)(?=\.|$| )")
 
@@ -371,7 +371,7 @@ def rows_of(probes: Iterable[Probe]) -> list[ReportRow]:
 
 
 def _stack_names(stacks: Sequence[str]) -> dict[str, str]:
-    """What each stack of layers is called: by what its path has and the others' have not."""
+    """A name for each stack of layers: the parts of its path that the others do not have."""
     if len(stacks) == 1:
         return {stacks[0]: "layer"}
     paths = {stack: stack.split(".") for stack in stacks}

@@ -78,7 +78,7 @@ MOST_PLACES = 2
 
 
 def _batches(report: Outcome) -> Iterator[str]:
-    """What the batches were."""
+    """The batches, one line for each, by name."""
     scope = report.scope
     if not scope.results:
         yield from report.cases
@@ -112,7 +112,7 @@ def _batches(report: Outcome) -> Iterator[str]:
 
 
 def _counted_batches(report: Outcome) -> Iterator[str]:
-    """What the batches were, on less than a line: sizes and counts; ``verbose`` has the names."""
+    """The batches in one line: sizes and counts; ``verbose`` has the names."""
     scope = report.scope
     if not scope.results:
         yield from report.cases

@@ -65,7 +65,7 @@ def _worst(cells: Sequence[Cell | None]) -> Iterator[tuple[str, bool]]:
 
 
 def _words(report: Outcome, *, verbose: bool = True) -> dict[str, object]:
-    """What the terminal prints, in the same words; without ``verbose`` the scope is counted and not listed."""
+    """The texts of the terminal, for the page; without ``verbose`` the scope is counted and not listed."""
     first, *scope = verdict_lines(report, verbose=verbose)
     word = report.verdict.upper()
     return {

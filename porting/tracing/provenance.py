@@ -111,7 +111,7 @@ def _geometry(tensor: Tensor) -> Geometry | None:
 
 @dataclass(frozen=True)
 class Segment:
-    """What happened between two points of a pass.
+    """The computation between two points of a pass.
 
     Attributes:
         modules: the modules that computed the value at the second point from those at earlier points, in order.

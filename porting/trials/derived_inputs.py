@@ -59,7 +59,7 @@ def with_derived(names: Iterable[str], inputs: Mapping[str, Tensor]) -> dict[str
 
 
 def _kept(mask: Tensor | None, ids: Tensor | None) -> Tensor | None:
-    """What is no padding, [b s] of bool; None where there are neither a mask nor token ids."""
+    """The mask of the places that are not padding, [b s] of bool; None without a mask and token ids."""
     if mask is not None:
         return mask != 0
     return None if ids is None else torch.ones(ids.shape, dtype=torch.bool)

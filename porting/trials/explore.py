@@ -60,7 +60,7 @@ SMALL, LEAST = 30_000_000, 15_000
 
 @dataclass(frozen=True, kw_only=True)
 class Explored:
-    """What the trials came to.
+    """The result of the trials.
 
     Attributes:
         cases: batches that differ, to be run again with all probes.
@@ -373,7 +373,7 @@ def _tokens(inputs: Mapping[str, Tensor]) -> int:
 
 
 def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results: Sequence[Result]) -> Scope:
-    """What ran with equal results, and what did not run."""
+    """The scope: the trials with equal results, and those that were not run."""
     same = [(trial, one) for trial, one in zip(trials, results, strict=True) if one.status is Status.SAME]
     ran = [*(case.inputs for case in cases), *(trial.case.inputs for trial, _ in same if not trial.past)]
     name = IDS if any(IDS in inputs for inputs in ran) else DECODER_IDS

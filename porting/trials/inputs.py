@@ -230,7 +230,7 @@ def lengthened(inputs: Mapping[str, Tensor], width: int, padding: int) -> dict[s
 def _target(
     lengths: Sequence[int], longest: int, words: TokenSampler, padding: int, config: Mapping[str, object]
 ) -> dict[str, Tensor]:
-    """What the decoder of an encoder-decoder is given: rows that begin with its start token, padded as well.
+    """The inputs of the decoder of an encoder-decoder: rows that begin with its start token, padded as well.
 
     They are shorter than the source's, unless these are of the longest length, so that neither can be taken for the
     other; and the longest of them goes with the shortest source.
@@ -263,7 +263,7 @@ OTHER_POSITIONS = (
     "max_seq_length", "max_seq_len", "sequence_length", "seq_length", "seq_len", "context_length", "context_size",
     "ctx_len", "n_ctx", "num_positions", "n_position", "max_positions", "max_position",
 )  # fmt: skip
-"""What a config may call the number of positions, the likeliest first."""
+"""Names of the number of positions in configs, the likeliest first."""
 
 
 def positions_of(config: Mapping[str, object]) -> int | None:

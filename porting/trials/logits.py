@@ -126,7 +126,7 @@ class LogitsReader:
     def _probed(
         self, side: Side, output: object, rules: Sequence[Rule], wanted: Wanted, *, loose: bool
     ) -> Iterator[_Found]:
-        """What these probes name in the port and can be the logits."""
+        """The tensors of the port named by these probes that can be the logits."""
         order = sorted(rules, key=lambda rule: _rank(rule.sources[0].output, wanted.names))
         for rule in order:
             for point in points(rule.targets, self._module, self._table.target_prefix):

@@ -36,11 +36,11 @@ DECODER = "decoder_"
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
 EMBEDDED = "inputs_embeds"
-"""What a model may take in the place of token ids: [b s e]."""
+"""The name of the argument for embeddings in place of token ids: [b s e]."""
 BOXES = "bbox"
 """Where tokens stand on a page: [b s 4]."""
 SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
-"""What a model may take that is no token."""
+"""The inputs of models that are not tokens."""
 
 VISION = re.compile(r"vision|visual|image|pixel|vit|picture|backbone")
 SOUND = re.compile(r"audio|sound|speech|acoustic|encoder")

@@ -31,7 +31,7 @@ SAME_COUNT = "rows that keep as many tokens at other places"
 
 NO_PADDING, RIGHT_PADDING = "no padding", "right padding"
 USUAL_MASKS = (NO_PADDING, RIGHT_PADDING)
-"""What the masks are called that every tokenizer makes by default."""
+"""The names of the masks that every tokenizer makes by default."""
 
 IN_DECODER = " in the decoder"
 """Ends the name of a trial with a mask that is the decoder's."""

@@ -65,7 +65,7 @@ class Pair:
         return gather(copies, self.shape, lambda point: trace[numbered(point, self.call)], None, base)
 
     def anchor(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor], own: Tensor | None = None) -> Anchor:
-        """What the port's value is measured from, at the places that are no padding.
+        """The value that the port's is measured against, at the places that are not padding.
 
         Args:
             inputs: what the reference was given: its masks say what is padding.

@@ -228,7 +228,7 @@ def _written(side: Side, before: Mapping[str, int]) -> Iterator[Impurity]:
 
 
 def _kept(module: nn.Module, before: Mapping[str, object]) -> str:
-    """What calls have changed of a module besides its weights, ``"layers.0.cache"``: what numbers may be kept in."""
+    """Names of state besides weights that calls have changed, such as ``"layers.0.cache"``; empty if there is none."""
     now = _state(module)
     return ", ".join([name for name, one in now.items() if before.get(name) != one][:NAMED])
 
@@ -238,7 +238,7 @@ NAMED = 3
 
 
 def _state(module: nn.Module) -> dict[str, object]:
-    """What the attributes of a module's parts hold, and the variables of the files that their classes are in."""
+    """The attributes of a module's parts, and the variables of the files that define their classes."""
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         for name, value in {**vars(part), **part._buffers}.items():
@@ -255,7 +255,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def _content(value: object) -> object:
-    """What tells whether something has changed: a tensor's numbers, how much a collection or a cache holds."""
+    """A value to compare for changes: a tensor's numbers, the length of a collection or of a cache."""
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and not value.is_meta
         return tuple(value.shape), _digest(value.detach()) if plain else 0

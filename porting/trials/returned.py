@@ -1,4 +1,4 @@
-"""What both forwards return, paired: by name, then by value and shape.  It is compared whatever the table's probes are.
+"""The outputs of both forwards, paired by name, then by value and shape; compared whatever the table's probes are.
 
 A pair is written as a probe of the model itself, ``". -> logits" = ". -> 0"``, so that it is compared, isolated,
 rounded and explained as any other probe is.

@@ -246,7 +246,7 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 
 
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
-    """What a side returns, and what else of it is compared with the other's outputs."""
+    """The outputs of a side, and other values that are compared with the other side's outputs."""
     side = replace(side, lifting=not plainly)
     if side.renames or any(not is_returned(point) for point in side.wanted):
         return side.record(0)

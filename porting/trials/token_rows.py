@@ -393,7 +393,7 @@ class TokenRows:
                 yield self._trial(Kind.VALUES, f"{name} of {what} at some tokens", {**inputs, name: changed})
 
     def _of_each_token(self) -> list[str]:
-        """What else the first batch has for each token, [b s ...]."""
+        """The arguments of the first batch that have one value for each token, [b s ...], besides the tokens."""
         base = self.model.base
         shape = base[IDS].shape
         known = {SEGMENTS, POSITIONS}

@@ -49,7 +49,7 @@ More = Callable[[str, Sequence[int]], Case]
 
 @dataclass
 class Found:
-    """What the search came to.
+    """The result of the search.
 
     Attributes:
         cases: the batches that show more, in the order in which they were found.

@@ -42,7 +42,7 @@ POSITIONS = "max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """What both sides are given.
+    """The batches that both sides are run on.
 
     Attributes:
         cases: as the reference takes them.
@@ -64,7 +64,7 @@ class Batches:
 TOO_LONG = re.compile(
     r"out of (range|bounds)|too long|exceed|longer than|max_position|at most \d+|must match the size", re.IGNORECASE
 )
-"""What models say of a row that is too long for them."""
+"""Errors of models about a row that is too long."""
 
 
 def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Batches]) -> Batches:
@@ -331,7 +331,7 @@ def _reading(
 WORDS = "vocab_size"
 
 _ASKED: weakref.WeakKeyDictionary[nn.Module, Asked] = weakref.WeakKeyDictionary()
-"""What references take that have been asked: they are asked once, however often batches are made."""
+"""The inputs that each reference accepts: it is asked once, however often batches are made."""
 
 
 def _asked(reference: LiveReference, fields: Mapping[str, object], maker: Callable[[], Maker] | None) -> Asked:

@@ -52,7 +52,7 @@ CHANGED_CODE_FAILS = (
     RuntimeError,
     AttributeError,
 )
-"""What code with a trial change may raise."""
+"""Errors that code with a trial change may raise."""
 
 LARGE = 256 << 20
 """Bytes of a tensor that experts make which take all tokens; they take their own where it would be larger."""
@@ -186,7 +186,7 @@ class CauseCase:
 
     @cached_property
     def executed(self) -> Executed:
-        """What of the port's code runs in this case."""
+        """The part of the port's code that runs in this case."""
         seen = Executed(self.port.module)
         with seen.watched(), suppress(VerifyError):
             self.port.outputs(self.case)
@@ -431,7 +431,7 @@ class CauseCase:
 
     @property
     def cost(self) -> PassCost:
-        """What a pass of the port takes."""
+        """The cost of one pass of the port."""
         return self._values_and_cost[1]
 
     @property
@@ -525,7 +525,7 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
 
 
 def _read_for(tape: Tape, ref: Ref) -> Ref:
-    """What the model goes on with: a marked value itself, or the scores that a softmax reads for those shown."""
+    """The value that the model goes on with: a marked value itself, or for returned scores those that softmax reads."""
     if tape.users(ref):
         return ref
     behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)

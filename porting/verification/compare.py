@@ -92,14 +92,14 @@ MOST_SPREADS = 8
 
 
 class Sees(Protocol):
-    """What an :class:`~porting.verification.coverage.Observer` does while a pass goes on."""
+    """The interface of an :class:`~porting.verification.coverage.Observer` during a pass."""
 
     def see(self, value: Tensor, scale: float) -> None:
         """Add an activation that was computed."""
 
 
 class Comparison:
-    """What is known of a port, side after side and dtype after dtype.
+    """The measurements of a port, for each side and each dtype.
 
     Args:
         table: its [probes].
@@ -372,7 +372,7 @@ class Comparison:
         port.run(case, visit, wanted=list(pairing.pairs))
 
     def stand_in(self, case: int, point: Point, value: Tensor) -> Tensor | None:
-        """What an isolated run of the port goes on with in the place of its own value."""
+        """The value that replaces the port's own in an isolated run."""
         pairing = self.pairings[case]
         if point not in pairing.pairs or not pairing.pairs[point].fits(value):
             return None
@@ -573,7 +573,7 @@ class Comparison:
 
 
 class _HandedOn:
-    """What a module computed by itself, where it hands on the exact value that was put in place of its last part's.
+    """A module's own result, where it returns the exact value that replaced the output of its last part.
 
     A layer that ends with its norm returns the norm's output.  In an isolated run that output is the exact value, and
     by it the layer would seem to make no rounding error: the port, where only the layer is seen, would look worse.
@@ -589,7 +589,7 @@ class _HandedOn:
         return value
 
     def own(self, value: Tensor) -> Tensor:
-        """What was computed: of the last value that was put in place, if this is that value, else the value itself."""
+        """The module's own result if ``value`` is the last replacement, else ``value`` itself."""
         put = self._put
         same = value.data_ptr() == put.data_ptr() and value.shape == put.shape and value.stride() == put.stride()
         return self._own if same and value.numel() and put._version == self._version else value

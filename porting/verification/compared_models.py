@@ -38,7 +38,7 @@ Inputs = Mapping[str, object] | Sequence[Case | Mapping[str, object]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedModels:
-    """What a verification is about.
+    """The models of a verification, and the table between them.
 
     Attributes:
         checkpoint: the weights that the port is loaded with.

@@ -1,4 +1,4 @@
-"""What a verification could see: which weights reach a probe, and which branches of the model no input took."""
+"""How much a verification could see: the weights that reach a probe, and the branches that no input took."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Observer:
 
     @property
     def unseen(self) -> tuple[Unseen, ...]:
-        """What could not be seen of the weights."""
+        """The weights that could not be seen."""
         why = f"the port cannot be differentiated: {self.failed}"
         return (Unseen("which weights reach a probe", why),) if self.failed else ()
 
@@ -208,7 +208,7 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
 
 
 def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:
-    """What these inputs could not show.
+    """List what these inputs could not show.
 
     Args:
         cases: the inputs.
@@ -249,7 +249,7 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What of a port's forward did not come to anything.
+    """The parts of a port's forward without an effect on the result.
 
     Attributes:
         branches: code of the port that never ran, and conditions on tensors that had one outcome only.

@@ -204,7 +204,7 @@ def _hopeless(
     wrong: Collection[Point],
     together: Sequence[Collection[Point]],
 ) -> Callable[[Point, float], bool]:
-    """What is called with probe after probe of a pass, and says whether these make the change none to make.
+    """Return a function, called with each probe of a pass, that says whether the change should not be made.
 
     Args:
         before: how far each probe is off without the change.

@@ -273,7 +273,7 @@ def _rows(found: Compared, limit: float) -> str:
 
 
 def _apart(one: Counterpart) -> str:
-    """What sets the two parameters apart whatever their gradients are."""
+    """Why the gradients of the two parameters cannot be compared; empty if they can."""
     if len(one.steps) > 1:
         return (
             f"it is one parameter in the reference ({', '.join(one.names)}) and several in the port: a tie is missing"

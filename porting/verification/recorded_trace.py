@@ -66,7 +66,7 @@ class Recording:
 
     @property
     def reference(self) -> str:
-        """What was recorded."""
+        """The name of the recorded reference."""
         return self.metadata.get("reference", "a recorded reference")
 
     @property
@@ -243,6 +243,6 @@ def refuse_with_recording(recording: Recording, inputs: Sequence[Case] | None, *
 
 
 def without_rounding(dtype: torch.dtype, why: str = "was not recorded") -> str:
-    """What cannot be said of a dtype that the reference was not run in, in words."""
+    """The sentence on a dtype that the reference was not run in."""
     name = dtype_name(dtype)
     return f"the reference {why} in {name}: how well the port rounds there is not known"

@@ -63,7 +63,7 @@ class ReferenceClass:
     said: str = ""
 
     def warnings(self, read: Collection[str]) -> list[str]:
-        """What should be known of the choice, in words.
+        """Warnings about the choice of the class.
 
         Args:
             read: the checkpoint's tensors that the table reads: what it drops is not missed.
@@ -196,7 +196,7 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
 
 
 def _loaded(name: str, model: Any, empty: Mapping[str, torch.Tensor]) -> Coverage:
-    """What transformers would say of the keys, as its ``from_pretrained`` does with ``output_loading_info=True``."""
+    """The missing and unexpected keys, as ``from_pretrained`` of transformers reports with ``output_loading_info``."""
     from transformers import conversion_mapping, core_model_loading, modeling_utils  # noqa: PLC0415  # as above
 
     loading: Any = core_model_loading

@@ -1,4 +1,4 @@
-"""What a port is compared with: a model that can be run here, or the recorded trace of one that need not be."""
+"""The references a port is compared with: a model that runs here, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Recorded:
 
     @property
     def title(self) -> str:
-        """What it is called in the report."""
+        """The reference's name in the report."""
         return f"{self.recording.reference}, recorded in {self.recording.where},"
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:

@@ -189,7 +189,7 @@ class Relay(Mapping[Point, Tensor]):
 
 
 class Anchors(Mapping[Point, Anchor]):
-    """What the port's activations are measured from, made of what the relay has and forgotten with it."""
+    """The values that the port's activations are measured against, made from the relay's and deleted with them."""
 
     def __init__(self, relay: Relay, pairing: Pairing) -> None:
         self._relay = relay

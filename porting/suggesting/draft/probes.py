@@ -29,7 +29,7 @@ Outputs = Mapping[str, Tensor]
 """Path of a module -> its output."""
 
 NEAR, LOOSE = 1e-9, 0.05
-"""What is one activation, and what may be one that is computed a little differently, of the activation's scale."""
+"""The tolerances for the same activation and for one that is computed a little differently, relative to its scale."""
 
 
 def probes(
@@ -446,5 +446,5 @@ def _first(path: str) -> str:
 
 
 def _zeroth(expression: str) -> str:
-    """What ``i``, ``i+1`` or ``2*i+1`` is in the first layer."""
+    """The value of ``i``, ``i+1`` or ``2*i+1`` in the first layer."""
     return expression.rpartition("+")[2] if "+" in expression else "0"

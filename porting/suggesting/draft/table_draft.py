@@ -406,7 +406,7 @@ def _behind_layers(stacks: Mapping[str, tuple[int, int]], twins: int, depth: int
 
 
 def _content(value: str, behind: Callable[[str], str]) -> str:
-    """What [make] fills a tensor with; another tensor's name is of the same depth."""
+    """The content that [make] gives a tensor; another tensor's name is of the same depth."""
     return f"{EQUALS}{behind(value.removeprefix(EQUALS))}" if value.startswith(EQUALS) else value
 
 

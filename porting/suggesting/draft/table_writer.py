@@ -177,7 +177,7 @@ def _rule(line: Line) -> list[str]:
 
 
 def _mark(line: Line) -> str:
-    """What decided a line, where that is no matter of course."""
+    """The evidence for a line, as a comment where it is not obvious."""
     if line.why in {GUESS, UNSEEN, COMPUTED, UNRUN}:
         return f"  # {line.why}"
     return f"  # by {line.why}" if line.proven else ""
@@ -237,7 +237,7 @@ REST = "{*rest}"
 
 
 def _patterns(name: str) -> Iterator[str]:
-    """What a name may be a case of: all below a beginning of it, the shortest first; then all that differ in a number.
+    """Patterns that a name may match: all below a prefix of it, the shortest first; then all that differ in a number.
 
     Numbers are an index of their own each; if that is too much, they stay as they are.
     """

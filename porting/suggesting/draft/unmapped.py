@@ -56,7 +56,7 @@ class Unmapped:
 
 
 def listed(unmapped: Sequence[Unmapped]) -> list[str]:
-    """What has no counterpart, in words: all of the module's, and what of the checkpoint's may be one of these.
+    """The tensors without a counterpart, in words: all of the module's, and the checkpoint's that may be one of these.
 
     >>> some = [Unmapped(name=f"h.{i}.up.{w}", shape=(3,), where="never") for i in (0, 1) for w in ("weight", "bias")]
     >>> listed(some)

@@ -72,7 +72,7 @@ class CandidateRule:
 
     @property
     def constants(self) -> dict[str, str]:
-        """What its elements are multiplied by and what is added to them, as a table writes it."""
+        """The factor and the addend of its elements, as a table writes them."""
         return {key: text for key, text in (("scale", self.scale), ("offset", self.offset)) if text}
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ def transformed(
     sizes: Mapping[str, int],
     config: Mapping[str, object],
 ) -> dict[str, Tensor] | None:
-    """What the module's tensors become; None when the move does not fit them."""
+    """The module's tensors after the move; None when it does not fit them."""
     try:
         rule = move.rule
     except NotationError:  # a candidate that cannot be written down

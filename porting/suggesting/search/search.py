@@ -632,7 +632,7 @@ class WeightSearch(NormSearch):
         return math.inf if self._repeats[custom] >= REPEATED else 0.0
 
     def _by_habit(self, ways: Ways) -> Ways:
-        """What was chosen in an earlier layer first."""
+        """The same ways, those chosen in an earlier layer first."""
         listed = []
         for moves in ways:
             listed.append(moves)
@@ -716,7 +716,7 @@ class WeightSearch(NormSearch):
         return (fits or list(like))[0]
 
     def _nearest(self, unit: Unit, like: Sequence[Unit]) -> tuple[tuple[str, float], ...]:
-        """What of the reference's comes nearest to what the unit is given."""
+        """The reference's activations that are nearest to the unit's input."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
 

@@ -1,4 +1,4 @@
-"""What a search works on and has filled so far, and how something more is filled or noted.
+"""The state of a search: what it has filled so far, and how more is filled or noted.
 
 Tables that are added to the scores of attention stand between the projections and the place where these show, so they
 are filled first.  No activation goes into one, and its output can be compared with the reference's by itself.

@@ -1,4 +1,4 @@
-"""What the arguments of a forward mean, by their names and their order, and what a table's [inputs] say of them."""
+"""The meanings of the arguments of a forward, by their names and order, and their lines in a table's [inputs]."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def unexplained(module: nn.Module, available: Sequence[str]) -> list[str]:
 
 
 def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
-    """What an argument of that name means, given what those before it do."""
+    """The meaning of an argument of that name, given the meanings of those before it."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
     if role in VISUAL:
         return next((one for one in VISUAL if one in available), PIXELS)

@@ -1,4 +1,4 @@
-"""What the fields of a config mean, whoever named them: a role, and the words that the field uses for it.
+"""The meaning of a config's fields, in whatever project: a role, and the words that the field uses for it.
 
 The reference's config is shrunk by role, and a builder of the user's is given the field of the role that it asks for.
 """
@@ -16,7 +16,7 @@ from porting.notation.field import value_of
 
 
 class Role(StrEnum):
-    """What a number of a config says."""
+    """The meaning of a number of a config."""
 
     HIDDEN = "hidden"
     DEPTH = "depth"
@@ -59,7 +59,7 @@ class Role(StrEnum):
 SYNONYMS: Mapping[str, Any] = tomllib.loads(
     resources.files("porting.suggesting").joinpath("synonyms.toml").read_text(encoding="utf-8")
 )
-"""What fields and tensors are called: the one file of names, with the projects that they come from."""
+"""The names of fields and tensors: one file for all, with the projects that they come from."""
 
 WORDS: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, names in SYNONYMS["fields"].items()}
 """The names of each role, the most usual one first."""
@@ -95,7 +95,7 @@ class Part(StrEnum):
 _PART_WORDS: Mapping[str, tuple[Part, ...]] = {
     word: tuple(map(Part, parts.split())) for parts, words in SYNONYMS["parts"].items() for word in words.split()
 }
-"""What a word in a name says of the part that is meant: a text is what a decoder makes, if it is not a tower's."""
+"""The parts of a model that a word in a name may mean: ``text`` is a decoder's output, unless it is a tower's."""
 
 _INSTEAD = {Role.EXPERT_INNER: Role.INNER}
 """Where a config has no field of a role: an expert is as wide as the feed-forward part that it stands for."""
@@ -118,7 +118,7 @@ def normal(word: str) -> str:
 
 
 def role_of(word: str) -> Role | None:
-    """What a config's field or a builder's parameter of this name says, as far as the name tells.
+    """The role of a config's field or a builder's parameter, as far as its name tells.
 
     >>> role_of("n_embd"), role_of("nLayers"), role_of("colour")
     (<Role.HIDDEN: 'hidden'>, <Role.DEPTH: 'depth'>, None)
@@ -127,7 +127,7 @@ def role_of(word: str) -> Role | None:
 
 
 def composed_role(word: str) -> Role | None:
-    """What a name says that is made of usual words, in whatever order; the first role that knows all of them.
+    """The role of a name that is made of usual words, in any order; the first role that knows all of them.
 
     A single word says too little, and a size of a head is none of heads.  A word for a part of the model says nothing
     of the role.
@@ -439,7 +439,7 @@ def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> s
 
 
 _OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS, "k": Role.CHOSEN}
-"""What words mean that are the width by themselves and something else beside another name for it."""
+"""Words that alone mean the width, and beside another name for it something else."""
 
 
 def ratio(config: Mapping[str, object], *, whole: bool = True) -> str | None:

@@ -114,7 +114,7 @@ class Sampler:
 
     @classmethod
     def of(cls, reference: nn.Module, config: Mapping[str, object]) -> Sampler:
-        """What batches for a reference are made of, by its signature and its config.
+        """The sampler of batches for a reference, by its signature and its config.
 
         Raises:
             VerifyError: it takes nothing of which batches are made.

@@ -49,7 +49,7 @@ LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What a proof came to.
+    """The result of a proof.
 
     Attributes:
         report: verify's; None when it could not be run.
