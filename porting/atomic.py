@@ -121,7 +121,7 @@ def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
 
 @dataclass
 class Writing:
-    """How far something is written.
+    """The progress of writing.
 
     Attributes:
         complete: it stands at its path.

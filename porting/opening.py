@@ -398,11 +398,11 @@ class Member:
     name: str
 
     def open(self, *, limit: int | None = None) -> Opened:
-        """As :meth:`Folder.open`."""
+        """Open the file as :meth:`Folder.open` does."""
         return self.folder.open(self.name, limit=limit)
 
     def read(self, *, limit: int) -> bytes:
-        """As :meth:`Folder.read`."""
+        """Read the file as :meth:`Folder.read` does."""
         return self.folder.read(self.name, limit=limit)
 
 

@@ -105,7 +105,7 @@ class Attention:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """Where a query attends, [b h q k] of bool: its probability is not 0, and some key of the row is not hidden."""
+        """The keys that each query attends to, [b h q k] of bool: with a probability above 0, and not hidden."""
         return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
 
     @cached_property

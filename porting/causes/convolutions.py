@@ -34,7 +34,7 @@ Sides = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Where a kernel or a window is laid, one number for each axis that it is moved along.
+    """The places to which a kernel or a window is applied, one number for each axis that it is moved along.
 
     Attributes:
         padding: places in front of and behind each axis.

@@ -9,7 +9,7 @@ from porting.causes.cause import Cause
 from porting.causes.replay import Alteration, Rewrite
 
 TOGETHER = " + "
-"""Between the names of entries that only explain a difference together."""
+"""The separator between the names of entries that only explain a difference together."""
 
 
 @dataclass(frozen=True, kw_only=True)

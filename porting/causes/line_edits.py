@@ -102,7 +102,7 @@ class LineEdit:
 
     @property
     def place(self) -> str:
-        """Where the line stands, ``file:line``."""
+        """The place of the line, ``file:line``."""
         return f"{from_here(self.file)}:{self.line}"
 
     @property

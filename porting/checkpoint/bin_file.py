@@ -414,7 +414,7 @@ class Bin(Container):
         return FileKind(self.title, "rename it to end in .bin")
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """As :func:`read_bin`."""
+        """Read as :func:`read_bin` does."""
         return read_bin(source, name=name, locate=locate)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:

@@ -43,7 +43,7 @@ class InPlace(Protocol):
     """Directories that are held open."""
 
     def require_in_place(self, names: Iterable[str] = ()) -> None:
-        """As :meth:`porting.opening.Folder.require_in_place`."""
+        """Check as :meth:`porting.opening.Folder.require_in_place` does."""
         ...  # pragma: no cover
 
 

@@ -55,7 +55,7 @@ class FlaxMsgpack(Container):
     promises = Promises(writes=False)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
-        """Not by its first byte alone, which many files have."""
+        """Return None: many files begin with the same byte."""
         return None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:

@@ -72,10 +72,10 @@ EXPECTED = (
 """The table of the settings that are known by name; of others, the value says the type."""
 
 PER_TOKEN = re.compile(r"^tokenizer\.(chat_templates|ggml\.(tokens|merges|scores|token_type))$")
-"""Those of them that are lists."""
+"""The settings of those that are lists."""
 
 PER_LAYER = re.compile(r"\.(head_count(_kv)?|feed_forward_length)$|sparsity_scale$")
-"""Those of them that may be lists."""
+"""The settings of those that may be lists."""
 
 
 class SettingError(ValueError):

@@ -421,7 +421,7 @@ class _Elements(Stream):
         return at
 
     def _rows(self, part: _Stored, above: int, below: int) -> np.ndarray:
-        """Some rows of a stored part."""
+        """Read rows of a stored part."""
         import numpy as np  # noqa: PLC0415  # h5py has it
 
         layout = self._layout

@@ -111,7 +111,7 @@ class Stub:
 
 
 TRUSTED = ("torch.nn.modules.", "torch.nn.parallel.", "torch.optim.", "torch.ao.", "torch.fx.")
-"""Where torch has modules and optimizers, which it makes for those alone who trust the file."""
+"""The packages of torch with modules and optimizers: torch unpickles these only for who trusts the file."""
 
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """The attributes in which a ``torch.nn.Module`` keeps what it holds."""

@@ -148,11 +148,11 @@ class Described(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,7 +75,7 @@ class Onnx(Container):
     promises = Promises(writes=False)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
-        """Not by its first bytes, which other messages of protocol buffers have as well."""
+        """Return None: other messages of protocol buffers begin with the same bytes."""
         return None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:

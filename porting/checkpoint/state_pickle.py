@@ -146,7 +146,7 @@ DEVICE = re.compile(r"[a-z][a-z0-9_]{0,63}(:[0-9]{1,4})?")
 """The device of a storage, which torch ignores under ``map_location="cpu"``; a backend may register any name."""
 
 MARK = object()
-"""Where on the stack a group begins."""
+"""The mark on the stack at which a group begins."""
 
 
 Action = Callable[["StateMachine"], None]

@@ -385,7 +385,7 @@ def _handle(reader: HeaderReader) -> tuple[int, int]:
 
 
 def _slice(message: HeaderReader) -> list[tuple[int, int]]:
-    """Where a TensorSliceProto begins along each axis, and how long it is there."""
+    """The start of a TensorSliceProto along each axis, and its length there."""
     found = []
     for number, _, inside in message_fields(message):
         if number == 1 and inside is not None:  # extent

@@ -145,7 +145,7 @@ WorkingTypes = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists at the destination.")]
 LARGEST_SEED = (1 << 63) - 1
-"""Of torch; numpy takes none below 0."""
+"""The largest seed of torch; numpy takes none below 0."""
 
 LARGEST = 1_000_000
 """The largest number that counts something: tokens, layers, cases.  A larger one is a mistake of the user's."""

@@ -166,7 +166,7 @@ def _failure(error: OSError) -> str:
 
 
 class Screen(AbstractContextManager["Screen"]):
-    """Where one command writes to.
+    """The output streams of one command.
 
     Used as a context: an error that the user can do something about becomes lines on standard error and the exit code
     :data:`WRONG`; warnings become lines there as well, and so does what imported modules print.  Where standard output

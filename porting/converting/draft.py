@@ -127,7 +127,7 @@ def _state(content: bytes | Member) -> list[object]:
 
 
 def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Which file each of a checkpoint's is, and in which state."""
+    """The identity of each file of a checkpoint, and its state."""
     return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
 
 

@@ -239,7 +239,7 @@ class _Run:
         return cls(model, text, encoding, settings, row, vocabulary)
 
     def next_logits(self, rows: Tensor) -> Tensor:
-        """From rows of tokens [n t] the logits of the token that follows each, [n v]."""
+        """The logits of the token that follows each row of tokens [n t], [n v]."""
         inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
         if self.model.encodes_first:
             decoder = {f"decoder_{name}": value for name, value in inputs.items()}

@@ -64,11 +64,11 @@ class _Loader(importlib.abc.Loader):
         self._done = done
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
+        """Create the module as the loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the loader does, and then it is changed."""
+        """Execute the module as the loader does, then change it."""
         self._loader.exec_module(module)
         self._done(module.__name__, module)
 

@@ -19,7 +19,7 @@ from porting.notation.faults import TableError
 from porting.notation.sections import PLAIN, RULES, Body, Entry, Sections, read_file, split
 
 SHIPPED = Path(__file__).resolve().parent.parent / "mappings"
-"""Where the tables that ship with the library are."""
+"""The folder of the tables that come with the library."""
 
 DEEPEST = 16
 """Tables that extend one another."""

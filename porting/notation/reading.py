@@ -1,4 +1,4 @@
-"""From the raw sections of a table to typed values; each fault is noted with its place and reading goes on."""
+"""Convert the raw sections of a table to typed values; each fault is noted with its place and reading goes on."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ def _pair(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[Pair, ...]:
 
 
 def _lonely(key: frozenset[str], here: Sequence[Term], there: Sequence[Term], side: str, other: str) -> str:
-    """Why a part over the indices ``key`` on one side has no counterpart on the other."""
+    """The reason why a part over the indices ``key`` on one side has no counterpart on the other."""
     mine = {index for term in here for index in term.indices}
     others = {index for term in there for index in term.indices}
     for alone, has, lacks in ((mine - others, side, other), (others - mine, other, side)):

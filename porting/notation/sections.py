@@ -123,7 +123,7 @@ def read_file(path: Path) -> str:
 
 
 def _no_table(fault: Fault) -> Fault:
-    """Why a file is no table, to somebody who wanted to read one."""
+    """The fault of a file that is not a table, for somebody who wanted to read one."""
     message = f"{fault.message}, expected a TOML table"
     if fault.code is Code.FILE_TOO_LARGE:
         message = f"{fault.message.partition(',')[0]}, a table has at most {LARGEST}"

@@ -146,7 +146,7 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
 
 def align_table(

@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """Its ``config.json``."""
+        """The contents of ``config.json``."""
 
     @property
     def shared(self) -> Sequence[frozenset[str]]:
@@ -140,7 +140,7 @@ def _checked(
 
 
 MANY = 6
-"""If so many rules read none of so many tensors, the table is of another checkpoint, and no rule is misspelled."""
+"""The number of rules and of tensors that do not meet, from which on the table is for another checkpoint."""
 
 
 def _is_of_another(table: Table, tensors: Collection[str]) -> bool:

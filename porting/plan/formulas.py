@@ -278,7 +278,7 @@ def _stride_in_source(copy: Copy, stride: int) -> int:
 
 
 SEED = 1
-"""Of the values with which a formula's way back is tried."""
+"""The seed of the values with which a formula's way back is tried."""
 
 
 def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:

@@ -328,7 +328,7 @@ def _copied(
 
 
 def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
-    """Those of the names that a table gives the content of, each with its line of [make]."""
+    """The names whose content a table gives, each with its line of [make]."""
     matcher = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     return {name: found.line for name in names if (found := matcher.first(name)) is not None}
 

@@ -1,4 +1,4 @@
-"""Which rule reads which name, in time linear in the number of names.
+"""Find the rule that reads each name, in time linear in the number of names.
 
 Names that differ only in their numbers share a skeleton (``layer.#.weight``), so each name is tried against the few
 patterns of its skeleton and not against every rule of the table.  Of these, one that spells numbers out

@@ -54,7 +54,7 @@ class Window:
         return math.prod(self.sizes)
 
     def holding(self, content: Content, shape: Sequence[int]) -> Tensor:
-        """Its elements, in one row, of a tensor of this shape that holds ``content``."""
+        """The elements of this window, in one row, in a tensor of this shape that holds ``content``."""
         if self.is_row:
             return content.row(shape, self.starts[0], self.starts[0] + self.sizes[0])
         return content.box(self.starts, self.sizes, self.shape).reshape(-1)

@@ -16,7 +16,7 @@ from porting.plan.align import Step
 from porting.plan.recipe import Described, Recipe
 
 MADE = "the table makes it"
-"""Why a tensor of the module is not in a checkpoint, when [make] says what it holds."""
+"""The reason why a tensor of the module is not in a checkpoint, when [make] gives its content."""
 
 
 class PlanError(PortingError):

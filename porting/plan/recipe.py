@@ -22,11 +22,11 @@ class Described(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The dtype."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Tensors(Protocol):
     """Descriptions of tensors by their names."""
 
     def __getitem__(self, name: str, /) -> Described:
-        """That of one tensor."""
+        """The description of one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Recipe:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, in its last dtype."""
+        """The number of bytes, in the last dtype."""
         return self.numel * self.dtype.itemsize
 
     @property

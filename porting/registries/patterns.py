@@ -137,7 +137,7 @@ class Pattern:
 
 
 Taken = Mapping[tuple[int, tuple[str, ...]], set[tuple[int, ...]]]
-"""For each side and each spelling without its numbers, the numbers that there are."""
+"""The numbers that occur, for each side and each spelling without its numbers."""
 
 
 def rules(every: Sequence[Wording]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -47,7 +47,7 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Some steps of one optimiser on both sides, and the weights compared.
+    """A number of steps of one optimiser on both sides, and the comparison of the weights afterwards.
 
     Attributes:
         optimiser: as it was made, ``"AdamW(lr=0.001)"``.

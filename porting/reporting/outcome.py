@@ -139,7 +139,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Where the time went, in seconds.
+    """The time that each part took, in seconds.
 
     Attributes:
         loading: in opening and reading both models' weights, importing transformers included.
@@ -235,7 +235,7 @@ class Outcome:
 
     @property
     def first_difference(self) -> Probe | None:
-        """Where the first difference of meaning shows end to end."""
+        """The first probe, end to end, that differs by more than rounding."""
         return next((probe for probe in self.probes if probe.differs), None)
 
     @property
@@ -397,7 +397,7 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names; those that differ in one number only, or in the output of one module, as one."""
+    """List names; those that differ in one number only, or in the output of one module, as one."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)

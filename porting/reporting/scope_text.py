@@ -47,7 +47,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
 
 
 def trial_lines(report: Outcome) -> Iterator[str]:
-    """On which batches the output differs and on which it does not, and in which ways the port is impure."""
+    """The batches on which the output differs, those on which it does not, and the ways in which the port is impure."""
     scope = report.scope
     if scope.differing:
         names = [

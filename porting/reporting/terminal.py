@@ -224,7 +224,7 @@ def _style(bad: bool) -> str:
 
 
 def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """Which modules are at fault, and what is known of them.
+    """The lines on the modules at fault, with what is known of them.
 
     Without ``verbose`` no more than what :func:`summary_lines` does not say: with a named cause, nothing of the first
     module.
@@ -265,7 +265,7 @@ def _guilty_lines(report: Outcome) -> Iterator[Text]:
 
 
 def _unexplained_lines(report: Outcome) -> Iterator[Text]:
-    """Where the first module at fault leaves the reference, if no cause of the catalogue explains it."""
+    """The place at which the first module at fault leaves the reference, if no cause of the catalogue explains it."""
     if math.isinf(report.guilty[0].meaning.isolated or 0.0):
         yield from _not_a_number_lines()
     if report.divergence and not any(cause.name for cause in report.causes):

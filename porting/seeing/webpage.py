@@ -44,7 +44,7 @@ class ShadedToken:
 
     @property
     def shade(self) -> str:
-        """Of its colour, 0 to 1."""
+        """The opacity of its colour, 0 to 1."""
         return f"{self.share**0.5:.3f}"
 
     @property

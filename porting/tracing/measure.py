@@ -17,7 +17,7 @@ ROUNDING = 4.0
 """Tolerance in the working dtype, as a multiple of the reference's own rounding error."""
 
 TURNED = 1e-3
-"""If float64 rounding moves an activation by more, it has changed a decision, such as the choice of an expert."""
+"""The largest effect of float64 rounding: beyond it a decision has changed, such as the choice of an expert."""
 
 LEAKED = 4.0
 """Tolerance for propagated rounding errors, as a multiple of what was measured with added noise.
@@ -87,7 +87,7 @@ LARGEST = 1e150
 
 
 def numbers(value: Tensor) -> Tensor:
-    """Where a value has numbers that can be compared: True at elements that are finite and not enormous."""
+    """The mask of a value's elements that can be compared: those that are finite and not enormous."""
     return value.abs() < LARGEST
 
 

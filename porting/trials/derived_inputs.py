@@ -102,7 +102,7 @@ _MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     SQUARE_ATTENTION: _square,
     LENGTHS: _lengths,
 }
-"""From what is no padding, [b s] of bool, each derived input."""
+"""The functions that make each derived input from the mask of the places that are not padding, [b s] of bool."""
 
 NAMES = tuple(prefix + name for prefix in ("", DECODER) for name in _MAKERS)
-"""Of all derived inputs."""
+"""The names of all derived inputs."""

@@ -489,7 +489,7 @@ class TokenSampler:
         return len(self._ids)
 
     def draw(self, count: int) -> Tensor:
-        """So many token ids, [count], in a random order."""
+        """Draw ``count`` token ids, [count], in a random order."""
         drawn, self._ids = self._ids[:count], self._ids[count:]
         more = torch.randint(0, self._size, (count - len(drawn),), generator=self._generator)
         return torch.cat([drawn, more])[torch.randperm(count, generator=self._generator)]

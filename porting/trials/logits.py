@@ -1,4 +1,4 @@
-"""Which tensor of a port is the reference's logits: by the table's [probes], then by name, then by shape.
+"""Find the port's tensor that is the reference's logits: by the table's [probes], then by name, then by shape.
 
 The reference is not run.  A probe that pairs its ``logits`` with an output or a module of the port decides; without one
 the port's output of that name does, or the only one whose shape can be that of the logits.  The axes are brought into

@@ -28,7 +28,7 @@ PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "spectrogram",
 )
 OBSERVED = "past_observed_mask"
-"""Which values of a series were observed."""
+"""The argument that says which values of a series were observed."""
 
 DECODER = "decoder_"
 """How the names of a decoder's inputs begin."""
@@ -38,7 +38,7 @@ SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
 EMBEDDED = "inputs_embeds"
 """The name of the argument for embeddings in place of token ids: [b s e]."""
 BOXES = "bbox"
-"""Where tokens stand on a page: [b s 4]."""
+"""The argument for the boxes of tokens on a page: [b s 4]."""
 SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
 """The inputs of models that are not tokens."""
 

@@ -1,4 +1,4 @@
-"""Which places of an activation belong to tokens, which to padding, and whether a model finds padding by itself.
+"""Tell the places of an activation that belong to tokens from padding, and whether a model finds padding by itself.
 
 What a model computes at a padded place is nobody's business as long as nothing that counts depends on it: one port
 zeroes it, another leaves it out, a third computes on.  So padded places are measured by themselves, and are no fault.

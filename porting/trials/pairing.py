@@ -101,7 +101,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Which point of the port is compared with what of the reference, for inputs of one shape.
+    """The pairs of points of the port and of the reference, for inputs of one shape.
 
     Attributes:
         pairs: by the port's point, in the reference's order of execution.

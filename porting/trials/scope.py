@@ -61,7 +61,7 @@ KEPT = "the padding token where the mask keeps it"
 
 
 class ImpurityKind(StrEnum):
-    """In which way a port is not a pure function of its inputs."""
+    """The ways in which a port is not a pure function of its inputs."""
 
     WRITES_INPUTS = "writes to its inputs"
     WRITES_WEIGHTS = "changes its weights or buffers"
@@ -97,7 +97,7 @@ class Impurity:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Where a port ends that returns none of the reference's outputs: at what a module inside of the reference gives.
+    """The place where a port ends that returns none of the reference's outputs: a module's output in the reference.
 
     Attributes:
         point: the last of the reference's points that the port returns.

@@ -79,7 +79,7 @@ MOST_NAMED = 8
 """How many token ids that the port's code names are tried as the first of a row."""
 
 MOST_LIKELY = 24
-"""How many of the token ids that may be treated otherwise are tried together with other properties."""
+"""The number of token ids, of those that may be special, that are tried together with other properties."""
 
 MOST_WORDS = 256
 """How many sequences of such token ids are tried: those of three, or of two, or each by itself."""
@@ -194,7 +194,7 @@ class TokenRows:
         return ids
 
     def _bare(self, ids: Tensor) -> dict[str, Tensor]:
-        """Only what cannot be left out."""
+        """The required inputs alone."""
         return {name: one for name, one in self._given(ids).items() if name == IDS or name not in self.model.optional}
 
     def _given(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:

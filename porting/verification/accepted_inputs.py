@@ -189,7 +189,7 @@ def _returned(reference: LiveReference, inputs: Mapping[str, Tensor]) -> Tensor 
 
 
 ENDED, CHANGED = 3, 1
-"""Where a row is ended, and where another token is put, to see whether a reference looks for the end."""
+"""The position at which a row ends, and at which another token is put, to see whether a reference looks for the end."""
 
 
 def reads_the_end(reference: LiveReference, inputs: Mapping[str, Tensor], end: int) -> bool:

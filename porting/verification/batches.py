@@ -345,7 +345,7 @@ def _main(module: nn.Module) -> str:
 
 
 def _lone(module: nn.Module) -> str:
-    """Where a forward takes its tokens, if that is its only argument and has another name; else nothing."""
+    """The name of a forward's argument for tokens, if that is its only one and has an unusual name; else empty."""
     every = list(signature_parameters(module.forward).values())
     required = [one for one in every if one.default is one.empty]
     if len(required) != 1 or required[0].kind is not required[0].POSITIONAL_OR_KEYWORD or IDS in parameters_of(module):

@@ -52,7 +52,7 @@ END_TO_END = 1e-6
 """The least difference of the model's output at which a change to the whole model is told from rounding."""
 
 SECONDS = 20.0
-"""So long one alteration of the whole is looked for."""
+"""The seconds for which one alteration of the whole is searched."""
 
 REPAIRING = 20.0
 """Seconds for the search for the steps that have to be repaired; a small model takes one."""

@@ -88,7 +88,7 @@ MOST_MISFITS = 3
 """How many lines of [probes] that do not fit are named."""
 
 MOST_SPREADS = 8
-"""Of so many guilty probes, the first ones, the report tells where their differences lie."""
+"""The number of guilty probes, from the first, for which the report tells where their differences lie."""
 
 
 class Sees(Protocol):
@@ -325,7 +325,7 @@ class Comparison:
         return False
 
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
-        """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
+        """Pair as :meth:`paired` does; a mismatch is reported with the shapes of the batch."""
         try:
             pairing = self.paired(exact, found)
         except VerifyError as error:
@@ -338,7 +338,7 @@ class Comparison:
         return pairing
 
     def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
-        """Which point of the port is compared with what, in a case that is none of those compared here."""
+        """Pair the port's points with the reference's, in a case that is none of those compared here."""
         return pair(self._table, _shapes(exact), _shapes(found), self.sizes)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
@@ -478,7 +478,7 @@ class Comparison:
         return min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
 
     def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:
-        """By how much the exact values are off, where the reference rounds in float64: what the port is off by then."""
+        """The error of the exact values where the reference rounds in float64: the port's difference there."""
         far = {view: self._meaning[view].get(point, 0.0) for view in (END, ALONE)}
         return {view: one if self.reference_lowers and one <= bounds[view] else 0.0 for view, one in far.items()}
 

@@ -1,4 +1,4 @@
-"""Who is compared with whom: the checkpoint, the table and the reference that a call of ``verify`` means."""
+"""The sides of a comparison: the checkpoint, the table and the reference that a call of ``verify`` means."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ EDITS_EXPLAINED = 600
 """How many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
 SEVERAL = " + "
-"""Between the names of several mistakes that are one finding."""
+"""The separator between the names of several mistakes that are one finding."""
 
 
 POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'

@@ -209,7 +209,7 @@ class LivingFunction(LiveReference):
         return named_values(self._made(dtype, [self.first], (), Clock())._result(0))
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
-        """Its points that the terms name."""
+        """The points of this side that the terms name."""
         matcher = Matcher(((term.key, term) for term in terms), prefix)
         return [name for name in self.names if matcher.read(name)]
 
@@ -252,7 +252,7 @@ class FunctionSide(Side):
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """As :meth:`Side.run`; nobody can go on with other values in the middle of a function: no isolated run."""
+        """Run the function as in :meth:`Side.run`, but never isolated: values inside it cannot be replaced."""
         if isolated:
             return
         returned = self._result(case)

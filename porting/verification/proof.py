@@ -79,7 +79,7 @@ SEARCHING, LONGEST_SEARCH = 60.0, 180.0
 how many."""
 
 SEARCHED_PASSES = 1000
-"""As long as so many forward passes take, between the two."""
+"""The time of the search, in forward passes, between the two limits."""
 
 
 @repeated_on_cpu
@@ -190,7 +190,7 @@ def verify(
 
 
 def _search_seconds(clock: Clock) -> float:
-    """For how many seconds causes are looked for in a model whose passes take as long as those until now."""
+    """The seconds for which causes are searched, for a model whose passes take as long as those until now."""
     return min(max(SEARCHING, SEARCHED_PASSES * clock.seconds / max(clock.passes, 1)), LONGEST_SEARCH)
 
 

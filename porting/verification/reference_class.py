@@ -1,4 +1,4 @@
-"""Which class of transformers a checkpoint holds: the one whose parameters are the checkpoint's tensors.
+"""Find the class of transformers that a checkpoint holds: the one whose parameters are the checkpoint's tensors.
 
 ``config.json`` may name another one.  The files of bert-base-uncased, for one, hold a pooler and a next-sentence head,
 and their config says ``BertForMaskedLM``, which has neither.
@@ -118,7 +118,7 @@ def _rank(one: Coverage) -> tuple[bool, int, int]:
 
 
 def _why(theirs: Coverage | None) -> str:
-    """Why a class that config.json names is not the one, in words."""
+    """The reason why a class that config.json names is not the right one, for a message."""
     if theirs is None:
         return "which transformers does not have"
     kind, names = ("has no", theirs.lacks) if theirs.lacks else ("needs", theirs.random)

@@ -99,7 +99,7 @@ def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side])
 
 
 def _own(comparison: Comparison, reference: Side) -> dict[Point, float]:
-    """How far the reference is, by itself, from what it computes without roundings; nothing if it cannot do without."""
+    """The reference's own rounding error, against a run without roundings; empty if it cannot run without."""
     errors: Errors = {}
     try:
         for case in range(len(comparison.exact)):

@@ -39,7 +39,7 @@ class Unwatched:
     """Stands for an observer: gradients would keep every layer's weights, so what reaches a probe is not measured."""
 
     def see(self, value: Tensor, scale: float) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 class Streamed(Comparison):
@@ -165,7 +165,7 @@ class Relay(Mapping[Point, Tensor]):
         return self._here[point]
 
     def __iter__(self) -> Iterator[Point]:
-        """Those that are here now."""
+        """The points that are present now."""
         return iter(self._here)
 
     def __len__(self) -> int:
@@ -209,7 +209,7 @@ class Anchors(Mapping[Point, Anchor]):
         return any(self._relay.needs(source) for source in self._pairing.pairs[point].sources)
 
     def __iter__(self) -> Iterator[Point]:
-        """Those that are made."""
+        """The points that have been made."""
         return iter(self._made)
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class Follower(Side):
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """As any side; gradients are off."""
+        """Run as any side; gradients are off."""
 
         def visited(point: Point, value: Tensor) -> Tensor | None:
             instead = visit(point, value)

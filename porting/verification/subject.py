@@ -324,7 +324,7 @@ def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
 
 
 def writers(plan: Plan, modules: Collection[str]) -> tuple[str, ...]:
-    """Where the rules stand that write the weights of these modules, by the modules' names."""
+    """The places of the rules that write the weights of these modules, by the modules' names."""
     wanted = set(modules)
     written = [step for step in plan.steps if any(name.rpartition(".")[0] in wanted for name in step.targets)]
     return tuple(dict.fromkeys(step.rule.where for step in written))

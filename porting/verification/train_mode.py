@@ -17,7 +17,7 @@ from porting.verification.compare import END, Comparison
 from porting.verification.gradients import DOUBLE, Make
 
 CASES = 2
-"""How many of the batches are run in training mode."""
+"""The number of batches that are run in training mode."""
 
 ROUNDED = 1e-6
 """Relative to scale: a difference in eval mode that is larger than this is none of rounding."""

@@ -1,4 +1,4 @@
-"""From the rules of every single layer to the few that a person would have written.
+"""Combine the rules of the single layers into the few that a person would have written.
 
 Numbers that vary together become an index: ``layer.0 = blocks.0`` and ``layer.1 = blocks.1`` are ``layer.{i} =
 blocks.{i}``; ``layer.1 = layers.2`` after ``layer.0 = layers.0`` makes ``layer.{i} = layers.{2*i}``.  A weight and its
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def terms(self) -> Terms:
-        """Those of both sides."""
+        """The terms of both sides."""
         return (*self.sources, *self.targets)
 
     @property
@@ -142,7 +142,7 @@ class _Shape:
 
     @classmethod
     def of(cls, name: str, index: str) -> _Shape | None:
-        """That of a pattern's one index that is counted; None where it has none."""
+        """Make the form of a pattern with one counted index; None where it has none."""
         computed = re.search(rf"\{{(?:(\d+)\*)?{index}([+-]\d+)?\}}", name)
         if computed is None:
             return None
@@ -326,7 +326,7 @@ def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:
 
 
 def _glued(line: Line) -> list[bool]:
-    """Which of the numbers stand behind a letter or an underscore: ``ln_1``."""
+    """Whether each number stands after a letter or an underscore: ``ln_1``."""
     return [
         found.start() > 0 and name[found.start() - 1] != "."
         for name, _ in line.terms

@@ -23,7 +23,7 @@ Axes = tuple[str, str]
 """The reference's and the port's, as a table writes them."""
 
 Lines = Sequence[tuple[str, str]]
-"""Of [probes]: the reference's point and the port's."""
+"""Lines of [probes]: the reference's point and the port's."""
 
 Outputs = Mapping[str, Tensor]
 """Path of a module -> its output."""
@@ -388,7 +388,7 @@ def attention_probes(port: Attention, reference: Attention, bound: float) -> lis
 
 
 def _matches(value: Tensor, port: Outputs, bound: float) -> Iterator[tuple[Sequence[str], str, str]]:
-    """Which of the port's are this one: their names, and the axes of both sides where these differ."""
+    """The port's activations equal to this one: their names, and the axes of both sides where these differ."""
     if value.ndim != len(AXES.split()):
         return
     letters = AXES.split()

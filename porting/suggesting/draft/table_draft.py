@@ -1,4 +1,4 @@
-"""From what the search found to a table that accounts for every tensor of the checkpoint and of the module."""
+"""Draft a table that accounts for every tensor of the checkpoint and of the module, from the result of a search."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
 
 
 def dropped(names: Sequence[str], others: Iterable[str]) -> list[str]:
-    """As :func:`patterns`, of names in which any character may stand: a checkpoint's own, which no model has.
+    """Patterns as of :func:`patterns`, for names with any characters: a checkpoint's own, which no model has.
 
     A name that a table cannot spell is matched by what it begins with; without such a pattern it is left out.
 

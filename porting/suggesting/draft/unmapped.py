@@ -132,13 +132,13 @@ def leftover(ours: Shapes, tensors: Mapping[str, Tensor], found: SearchResult, u
 
 
 def _nearest(name: str, shape: tuple[int, ...], others: Shapes) -> Iterator[str]:
-    """Those of the same sizes first, then by name."""
+    """The names of tensors with the same sizes first, then by name."""
     alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -similarity(one, name)))
     return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or similarity(one, name) > ALIKE)
 
 
 def behind(trace: OperationTrace) -> dict[str, str]:
-    """Where each tensor runs: behind which other one, or for nothing that is returned."""
+    """The place where each tensor runs: after which other one, or for nothing that is returned."""
     found: dict[str, str] = {}
     before = ""
     for unit in trace.units:

@@ -38,7 +38,7 @@ class RuleTerm:
 
     @property
     def term(self) -> str:
-        """As a table writes it."""
+        """The term as a table writes it."""
         return f"{self.pattern} [{self.axes}]" if self.axes else self.pattern
 
 
@@ -85,7 +85,7 @@ class CandidateRule:
 
     @property
     def rule(self) -> Rule:
-        """As the notation has it."""
+        """The rule in the table's notation."""
         return make_rule(
             [Term.parse(one.term, rows=self.fold) for one in self.sources],
             [Term.parse(one.term) for one in self.targets],
@@ -136,7 +136,7 @@ class Matrix:
     parts: tuple[str, ...] = ()
 
     def term(self, out: str, *, into_first: bool) -> RuleTerm:
-        """Its term in a rule, with these axes for what comes out; as it is where there are none."""
+        """The term in a rule, with these axes for the output; unchanged where there are none."""
         return RuleTerm(self.weights[0], self.weights, out and (f"e {out}" if into_first else f"{out} e"))
 
 
@@ -225,7 +225,7 @@ def first_columns(value: Tensor, like: Tensor) -> Tensor:
 
 
 def distance(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
-    """How far two activations are from each other whatever their layouts, relative to the larger's scale.
+    """The distance of two activations whatever their layouts, relative to the larger's scale.
 
     Both are sorted: equal numbers in another order are no distance.
 

@@ -14,7 +14,7 @@ from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
 
 OFFSET = 0.1
-"""With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
+"""The share of a norm's difference that may be left when 1 is added to its gain, or taken from it."""
 
 
 class NormSearch(FactorSearch):

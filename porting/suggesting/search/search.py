@@ -42,7 +42,7 @@ from porting.suggesting.subjects.operation_trace import TABLES, OperationTrace, 
 from porting.tracing.angle_tables import angle_columns, replacements, with_columns
 
 BY_NAME, ROUNDED = "its name", 1e-5
-"""Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
+"""The reason for a tensor that goes by its name; and the tolerance for the outputs then, where a part is in float32."""
 
 
 REPEATED = 2
@@ -521,7 +521,7 @@ class WeightSearch(NormSearch):
     def _custom_guess(
         self, tried: Sequence[tuple[tuple[CandidateRule, ...], float]], far: float
     ) -> tuple[CandidateRule, ...] | None:
-        """Where none fits, the way of an earlier layer if it comes about as near as the nearest; None for none."""
+        """The way of an earlier layer where none fits, if it comes about as near as the nearest; None for none."""
         near = {tuple(habit(move) for move in moves): moves for moves, left in tried if left <= HABITUAL * far}
         return next((near[custom] for custom in self._habits if custom in near), None)
 
@@ -577,7 +577,7 @@ class WeightSearch(NormSearch):
         following: Unit | None,
         later: Sequence[Unit],
     ) -> float:
-        """How far the run with these values is from the reference's, at the place where that shows first."""
+        """The distance of the run with these values from the reference's, at the first place where it shows."""
         last = max(one.number for one in group)
         beside = self._beside(group, following)
         until = None if following is None else max([following.number, *beside])
@@ -620,7 +620,7 @@ class WeightSearch(NormSearch):
         return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
 
     def _usual(self, moves: Sequence[CandidateRule]) -> float:
-        """How far is near enough for what was the nearest of all ways in an earlier layer: no other is tried then.
+        """The distance that is near enough for the best way of an earlier layer: no other is tried then.
 
         A module with another eps is off a little in every layer, whatever is tried.  Where nothing fits, what was the
         nearest of all in some layers is as good a guess in the others.

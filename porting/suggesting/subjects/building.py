@@ -639,7 +639,7 @@ _SIDED = frozenset({Role.IMAGE, Role.PATCH})
 
 
 def _device() -> torch.device:
-    """Where a builder makes its parameters: on the CPU, but for a module of which the shapes alone are wanted."""
+    """The device on which a builder makes its parameters: the CPU, or meta where only the shapes are wanted."""
     return torch.device("meta" if torch.get_default_device().type == "meta" else "cpu")
 
 

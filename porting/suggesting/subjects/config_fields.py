@@ -70,7 +70,7 @@ STAGES: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, nam
 
 
 def _composed() -> Iterator[tuple[Role, tuple[tuple[frozenset[str], ...], frozenset[str]]]]:
-    """For each role the sets of words of each of which one is required in a name, and all words that may be in it."""
+    """The sets of words for each role, of each of which one is required in a name, and all words that may be in it."""
     given = SYNONYMS["words"]
     for role, texts in given["roles"].items():
         sets = [frozenset(text.format(count=given["count"], size=given["size"]).split()) for text in texts]
@@ -98,7 +98,7 @@ _PART_WORDS: Mapping[str, tuple[Part, ...]] = {
 """The parts of a model that a word in a name may mean: ``text`` is a decoder's output, unless it is a tower's."""
 
 _INSTEAD = {Role.EXPERT_INNER: Role.INNER}
-"""Where a config has no field of a role: an expert is as wide as the feed-forward part that it stands for."""
+"""The field to use where a config has none of a role: an expert is as wide as the feed-forward part in its place."""
 
 SECTIONS = frozenset(" ".join(SYNONYMS["sections"]["names"]).split())
 """Names under which a config of the user's holds further fields: ``config.attention.heads``."""
@@ -107,7 +107,7 @@ NESTED: Mapping[str, str] = SYNONYMS["nested"]
 """Fields that stand inside another, as a table spells them."""
 
 SHARE: str = NESTED["partial_rotary_factor"]
-"""Where a config says which part of a head is rotated."""
+"""The field that says which part of a head is rotated."""
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
 

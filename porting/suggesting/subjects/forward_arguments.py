@@ -318,7 +318,7 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
 def _unmasked(
     working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], sampler: Sampler
 ) -> tuple[ArgumentMapping, Unmasked]:
-    """Why masked tokens change the others, whichever way the mask is given, and the way in which it is."""
+    """The way in which the mask is given, and why masked tokens change the others in each way."""
     first = working[0]
     if MASK not in first.named:
         return first, Unmasked.ABSENT

@@ -53,13 +53,13 @@ def tensors_of(returned: object) -> list[Tensor]:
 
 
 def numbers_of(returned: object) -> list[Tensor]:
-    """Those of floating-point numbers."""
+    """The floating-point tensors of a result."""
     return [one for one in tensors_of(returned) if one.is_floating_point()]
 
 
 @dataclass(frozen=True)
 class TensorOrigin:
-    """Where a tensor comes from.
+    """The origin of a tensor.
 
     Attributes:
         weights: the weights that it is made of; with activations among its makers, nothing.
@@ -79,7 +79,7 @@ CONSTANT = TensorOrigin()
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSource:
-    """Where an activation was made.
+    """The place at which an activation was made.
 
     Attributes:
         number: of the operation that made it.
@@ -655,7 +655,7 @@ class _OperationRecorder(DispatchMode):
         return bool(units) and before.moved and all(one.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for one in units)
 
     def _orient(self, unit: Unit, effective: Tensor, args: tuple[Any, ...]) -> None:
-        """Which axis of the weight is summed over, by the strides in which the product takes it."""
+        """Find the axis of the weight that is summed over, by the strides in which the product takes it."""
         matrices = [one for one in args if isinstance(one, Tensor)][-2:]
         left = matrices[0] is effective
         axis = effective.ndim - 1 if left or effective.ndim == 1 else effective.ndim - 2

@@ -225,7 +225,7 @@ def ordinary_tokens(vocabulary: int) -> tuple[int, int]:
 
 
 FEWEST = 5
-"""Of no more tokens all are drawn."""
+"""The size of a vocabulary up to which all of its tokens are drawn."""
 
 FRAMES = 2
 """Frames for each position of the encoder: one of its convolutions takes every second."""

@@ -73,10 +73,10 @@ LARGER, SPARE = 64, 1 << 22
 reference, and so many numbers more."""
 
 MOST_UNUSUAL = 8
-"""Of so many names pairs are tried that may stand for another number than a size."""
+"""The number of names for which pairs are tried that may stand for a number other than a size."""
 
 MOST_SHOWN = 3
-"""With so many other values a name that shapes depend on changes them, or nothing can be built."""
+"""The number of other values that are tried to see whether a name changes shapes or makes the builder fail."""
 
 ROUNDS = 12
 """How often each size is searched again, with what was found for the others."""
@@ -224,7 +224,7 @@ def _in_one_axis(shapes: Shapes) -> int:
 
 
 def untold(into: Builder, names: Iterable[str], config: Mapping[str, object], within: Bounds) -> list[str]:
-    """Those of a builder's names whose fields are guesses: no shape changes with them, and no name says what they mean.
+    """The names of a builder whose fields are guesses: no shape changes with them, and no name says what they mean.
 
     Args:
         into: with the fields that were found for the names.
@@ -562,7 +562,7 @@ class _Sizes:
         return self._surplus(self._shapes(fields, self._config))
 
     def unusual(self, ways: Sequence[tuple[str, str]], found: Mapping[str, str]) -> dict[str, str]:
-        """Those of these fields with which the module is more like the reference: each by itself, and in pairs."""
+        """The fields with which the module is more like the reference: each tried alone, and in pairs."""
         best, chosen = self._fit_of(found), dict[str, str]()
         if best[1]:  # as many numbers in matrices as the reference: nothing is missing
             return chosen
@@ -578,7 +578,7 @@ class _Sizes:
         return self._surplus(built), built is not None and _total(_matrices(built)) in self._in_matrices
 
     def missing_numbers(self, fields: Mapping[str, str]) -> float:
-        """By how much the numbers in tensors of one axis, biases and gains, differ from those of the reference."""
+        """The difference between module and reference in the number of elements of biases and gains."""
         found = self._shapes(fields, self._config)
         return math.inf if found is None else abs(_in_one_axis(found) - _in_one_axis(self._wanted))
 
@@ -612,7 +612,7 @@ class _Sizes:
         return one is not None and more is not None and more.total() > one.total()
 
     def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
-        """Of what is built; None where it cannot be."""
+        """The shapes of the built module; None if it cannot be built."""
         try:
             told = {**named_fields(self._into), **fields}
             with bounded(self._within):

@@ -27,7 +27,7 @@ UNIT, MOST = 0.02, 0.9
 
 @dataclass(frozen=True)
 class Place:
-    """Where a matrix stands.
+    """The place of a matrix in the model.
 
     Attributes:
         matrices: so many are in front of it on the longest path from the input.

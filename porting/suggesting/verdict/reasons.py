@@ -275,7 +275,7 @@ def _tried(choice: Choice | None) -> Iterator[str]:
 
 
 def _apart(moves: Sequence[CandidateRule], chosen: Sequence[CandidateRule]) -> str:
-    """In what a rival differs."""
+    """The difference between a rival and the chosen way."""
     known = set(map(str, chosen))
     apart = [text for text in map(str, moves) if text not in known]
     return quoted("; ".join(apart[:2])) + (f" and {len(apart) - 2} more" if len(apart) > 2 else "")
@@ -288,7 +288,7 @@ def _count(line: Line) -> str:
 
 
 def _proven(line: Line, report: Report) -> Iterator[str]:
-    """Where what these weights make was compared, and how far it was off; and how much of them that showed."""
+    """The comparisons that the effect of these weights was part of, their differences, and the share that was seen."""
     if line.why == GUESS:
         return
     paths = {name.rpartition(".")[0] for name in line.writes}

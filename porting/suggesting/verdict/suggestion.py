@@ -86,7 +86,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """How far a search came that found no table.
+    """The point to which a search came that found no table.
 
     Attributes:
         proven, places: so many activations in a row are the reference's own, of how many that were compared.
