@@ -148,7 +148,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
     try:
         arrays, metadata = _parsed(content, path)
     except CheckpointError as error:
-        raise _unreadable(path, f"it is no safetensors file: {error.faults[0].message}") from error
+        raise _unreadable(path, f"it is not a safetensors file: {error.faults[0].message}") from error
     kind, version = metadata.get("format", ""), metadata.get("version", "")
     if (kind, version) != (FORMAT, VERSION):
         raise _unreadable(path, f"its metadata has format {kind!r} and version {version!r}, expected {FORMAT!r}")

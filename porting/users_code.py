@@ -119,7 +119,7 @@ def import_file(path: Path) -> ModuleType:
 
     Raises:
         NameClashError: a module that it imports is in its folder and installed.
-        ImportError: it is no file that Python can run.
+        ImportError: it is not a file that Python can run.
         Exception: whatever running it raises.
     """
     path = Path(os.path.realpath(path))

@@ -139,7 +139,7 @@ class Attention:
         return None
 
     def _masks(self, step: Call) -> bool:
-        """Return whether a step applies a mask, a tensor without parameters that is no bias."""
+        """Return whether a step applies a mask, a tensor without parameters that is not a bias."""
         others = [read for read in step.reads if not self.tape.learned(read) and self.tape[read].ndim > 0]
         return bool(others) and step.name in MASKING and not self._biases(step, others[0])
 

@@ -88,7 +88,7 @@ class Scores:
             rest: its arguments without the scores.
 
         Returns:
-            The parts, or None if it is no call that attention makes.
+            The parts, or None if it is not a call that attention makes.
         """
         kind, other = kind_of(func), rest[0] if rest else None
         if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):

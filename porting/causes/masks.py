@@ -129,7 +129,7 @@ def ignored(scores: Tensor, attention: Attention) -> Tensor:
     """Show padding."""
     if attention.causal:
         return hide_others(scores, ~later(scores))
-    # What is hidden in every row of the batch is no padding, unless it is a key that no query sees.
+    # What is hidden in every row of the batch is not padding, unless it is a key that no query sees.
     shape = attention.allowed.any(0, keepdim=True)
     unseen = ~attention.kept.any(0, keepdim=True)
     if (width := width_of(attention)) is not None:

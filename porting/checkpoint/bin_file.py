@@ -78,7 +78,7 @@ SCRIPT_MARK = "constants.pkl"
 
 CLASS = re.compile(r"class (\w+)\(")
 ATTRIBUTE = re.compile(r"""  (?:(\w+) : (?!Final\[)|__annotations__\["([^"\\]+)"\] = )""")
-"""How the program of TorchScript declares a class, and an attribute of it that is no constant."""
+"""How the program of TorchScript declares a class, and an attribute of it that is not a constant."""
 
 SCRIPT = re.compile(r"(code|constants|traced_inputs|extra)/.+|(constants|traced_inputs)\.pkl")
 """More entries of torch.jit.save: code, which may be compressed, and its data.  None is run."""
@@ -158,7 +158,7 @@ def _read_inside(
 
     Args:
         source, name, locate, part: as of :func:`read_bin`.
-        refused: without an inner path, why the file is no state dict.
+        refused: without an inner path, why the file is not a state dict.
     """
     try:
         loaded = read(source, InertMachine, locate=locate)
@@ -297,7 +297,7 @@ def _open_archive(source: ByteSource) -> Archive:
         if known and entry.method != STORED:
             faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is compressed", hint=SAVE_AGAIN)
         if not entry.name.startswith(f"{root}/") or not (known or (script and SCRIPT.fullmatch(name))):
-            faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is none of torch.save's", hint=SAVE_AGAIN)
+            faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is not one of torch.save's", hint=SAVE_AGAIN)
     faults.raise_if_any()
     return replace(archive, entries=found)
 

@@ -229,7 +229,7 @@ class Container(ABC):
         also: other names of that file, which other libraries than transformers use.
         spare: names of a main file that is looked for where there is none of the others: of adapters, and of libraries
             that put theirs beside that of transformers.
-        single: the name of the one file that an index may lead to; empty for what is no index.
+        single: the name of the one file that an index may lead to; empty for what is not an index.
         surroundings: what messages call the bytes that are no tensor's.
         parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
         together: its files can only be read all together.
@@ -471,7 +471,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
     (b"\xfd7zXZ", "an xz archive", "run `unxz` on it first"),
     (b"\x93NUMPY", "a NumPy array", "save the tensors with safetensors"),
-    (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
+    (b"\x7fELF", "a program", "this is not a file of weights: fetch it again"),
     *(
         (
             b"\x80" + bytes([protocol]),

@@ -34,7 +34,7 @@ LONGEST_NAME = (1 << 16) - 1
 LEAST_ALIGNED, ALIGNED, MOST_ALIGNED = 8, 32, 1 << 16
 """The multiples at which tensors begin: the least and the largest that are read, and between them the usual one."""
 
-ALIGNMENT_FAULT = f"{ALIGNMENT} is no power of two from {LEAST_ALIGNED} to {MOST_ALIGNED}"
+ALIGNMENT_FAULT = f"{ALIGNMENT} is not a power of two from {LEAST_ALIGNED} to {MOST_ALIGNED}"
 
 ANOTHER = "give it another value in the table"
 
@@ -169,7 +169,7 @@ def text_bytes(*texts: str) -> bytes:
     try:
         raws = [text.encode() for text in texts]
     except UnicodeEncodeError as error:
-        raise SettingError(f"it holds {quote(error.object)}, which is no text in Unicode") from error
+        raise SettingError(f"it holds {quote(error.object)}, which is not Unicode text") from error
     return b"".join([piece for raw in raws for piece in (len(raw).to_bytes(8, "little"), raw)])
 
 

@@ -49,7 +49,7 @@ REFUSED = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, 
 
 
 class VocabularyError(ValueError):
-    """The tokenizer's files are no vocabulary that can be written; the message says why."""
+    """The tokenizer's files are not a vocabulary that can be written; the message says why."""
 
 
 def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, object], str, tuple[str, ...]]:

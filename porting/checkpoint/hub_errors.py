@@ -253,7 +253,7 @@ EXPLANATIONS: tuple[tuple[type[BaseException], Explanation | Callable[[BaseExcep
     ),
     (
         errors.HFValidationError,
-        (Code.HUB_NOT_FOUND, "this is no possible name of a model", "names are org/name, or org/name@revision"),
+        (Code.HUB_NOT_FOUND, "this is not a possible model name", "names are org/name, or org/name@revision"),
     ),
     (errors.HfHubHTTPError, _status),
     (HTTP_ERROR, _network),

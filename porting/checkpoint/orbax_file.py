@@ -198,7 +198,7 @@ class _Files:
         size: bytes of all files.
 
     Raises:
-        CheckpointError: one is no file, a link that leads out of it, or the settings of an array and too large.
+        CheckpointError: one is not a file, a link that leads out of it, or the settings of an array and too large.
     """
 
     def __init__(self, home: Folder) -> None:

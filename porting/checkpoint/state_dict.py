@@ -103,7 +103,7 @@ def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | No
 
 
 def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
-    """The note about entries that are no tensors."""
+    """The note about entries that are not tensors."""
     if not names:
         return ()
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""

@@ -416,7 +416,7 @@ class StateMachine:
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise self.error("a global whose name is no string", self.unsafe)
+            raise self.error("a global whose name is not a string", self.unsafe)
         if max(len(name), len(module)) > MAX_NAME:  # both may come from the memo, many times
             raise self.error("a name without end")
         self._global(module, name)

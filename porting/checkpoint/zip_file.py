@@ -128,7 +128,7 @@ def read_archive(source: ByteSource, writer: Writer) -> Archive:
         writer: the program whose archives are accepted.
 
     Raises:
-        CheckpointError: with every fault found; it is no archive that the program writes.
+        CheckpointError: with every fault found; it is not an archive that the program writes.
         LimitError: it lists more than a command may hold.
     """
     start, raw, count = _directory(source, writer)

@@ -180,7 +180,9 @@ MaxLength = Annotated[
         show_default="40 new ones, or as many as the model has positions for",
     ),
 ]
-NumBeams = Annotated[int, typer.Option("--num-beams", min=1, max=LARGEST, help="Number of beams; 1 is no beam search.")]
+NumBeams = Annotated[
+    int, typer.Option("--num-beams", min=1, max=LARGEST, help="Number of beams; 1 means no beam search.")
+]
 TopOfEach = Annotated[
     int | None,
     typer.Option(
@@ -366,7 +368,7 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
 
 
 def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
-    """The fault, with the names that a file offers for ``--into``, if the given one is no module and builds none."""
+    """The fault, with the names that a file offers for ``--into``, if the given one is not a module and builds none."""
     if not isinstance(into, str) or all(fault.code is not Code.BAD_TARGET for fault in faults):
         return None
     place, _, name = into.rpartition(":")

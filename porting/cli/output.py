@@ -83,7 +83,7 @@ def endable() -> Iterator[None]:
 
 
 PIPE_WIDTH = 100_000
-"""Columns where the output is no terminal: no row is folded there."""
+"""Columns where the output is not a terminal: no row is folded there."""
 
 TYPED: ContextVar[Mapping[str, object]] = ContextVar("TYPED", default=MappingProxyType({}))
 """The arguments and options of the command that runs, for the advice at its end."""
@@ -93,7 +93,7 @@ Tell = Callable[[str, int, int], None]
 
 
 def console(stream: TextIO) -> Console:
-    """A console on ``stream``; plain, and as wide as it takes, when that is no terminal."""
+    """A console on ``stream``; plain, and as wide as it takes, when that is not a terminal."""
     terminal = stream.isatty()
     return Console(
         file=stream,

@@ -337,7 +337,7 @@ def _draft(
 
 
 def _writer(table: Table, options: ConvertOptions) -> tuple[Container, str, str]:
-    """The container to write, the state dict to nest tensors in, and the name of the main file if it is no usual one.
+    """The container to write, the state dict to nest tensors in, and the main file's name if it is not the usual one.
 
     Raises:
         PlanError: the table names no file of a container that is written under any name.

@@ -156,7 +156,7 @@ def translate(
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
-        GenerationError: the model is no encoder-decoder, or the options do not fit it.
+        GenerationError: the model is not an encoder-decoder, or the options do not fit it.
         TextError, LogitsError, TokenizerError, VerifyError: as :func:`generate`.
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
 
@@ -170,7 +170,7 @@ def translate(
     _require_options(None, None, None, num_beams, top)
     model = open_text_model(source, TARGET_TOKEN, **options)
     if not model.encodes_first:
-        message = "the model is no encoder-decoder: its config does not say is_encoder_decoder"
+        message = "the model is not an encoder-decoder: its config does not say is_encoder_decoder"
         hint = "a causal model continues a text: use generate"
         raise GenerationError(Fault(code=Code.NO_HEAD, where=model.where, message=message, hint=hint))
     return _Run.of(model, text).written(max_length, draw=likeliest, num_beams=num_beams, top=top)
@@ -324,7 +324,7 @@ def _require_options(
     """Refuse options that no search can follow."""
     require_top(top)
     if num_beams < 1:
-        raise _refused(f"num_beams is {num_beams}", "1 is no beam search; a beam search keeps 2 or more")
+        raise _refused(f"num_beams is {num_beams}", "1 means no beam search; a beam search keeps 2 or more")
     if num_beams > 1 and not temperature is top_k is top_p is None:
         raise _refused(
             "a beam search and sampling exclude each other",

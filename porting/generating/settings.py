@@ -31,7 +31,7 @@ LEAST_PENALTY = 1e-6
 """The smallest number that scores are divided by, as a penalty; smaller ones leave no numbers."""
 
 STEEPEST = 32
-"""The largest power of a length: beyond it, the power of a long row is no number."""
+"""The largest power of a length: beyond it, the power of a long row is not a number."""
 
 UNKNOWN = (
     "begin_suppress_tokens",

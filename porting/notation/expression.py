@@ -97,7 +97,7 @@ class Expression:
         """The value as the size of an axis: a positive integer.
 
         Raises:
-            NotationError: as :meth:`evaluate`, or the value is no positive integer.
+            NotationError: as :meth:`evaluate`, or the value is not a positive integer.
         """
         value = self.evaluate(values, bindings)
         if not isinstance(value, int) or value < 1:

@@ -340,7 +340,7 @@ def _keep_formula(rule: Rule, others: Sequence[str]) -> None:
 
 def _keep_back(rule: Rule, name: str, undone: Formula) -> None:
     if name not in rule.operands:
-        raise NotationError(Code.BAD_EXPRESSION, f"'back' gives {name!r}, which is no source")
+        raise NotationError(Code.BAD_EXPRESSION, f"'back' gives {name!r}, which is not a source")
     foreign = sorted(undone.names & set(rule.operands))
     if foreign:
         message = f"back = {undone.text!r} reads {foreign[0]!r}; it has the target, {RESULT!r}, alone"

@@ -110,7 +110,7 @@ def read_file(path: Path) -> str:
     """The text of a table's file.
 
     Raises:
-        TableError: it is no regular file, too large or not UTF-8.
+        TableError: it is not a regular file, too large or not UTF-8.
     """
     try:
         raw = opening.read_file(path, limit=LARGEST)
@@ -128,9 +128,9 @@ def _no_table(fault: Fault) -> Fault:
     if fault.code is Code.FILE_TOO_LARGE:
         message = f"{fault.message.partition(',')[0]}, a table has at most {LARGEST}"
     elif fault.code is Code.FILE_MISSING or "null byte" in fault.message:
-        message = "no file, expected a TOML table"
+        message = "not a file, expected a TOML table"
     elif fault.code is Code.FILE_NOT_REGULAR:
-        what = "a directory" if "a directory" in fault.message else "no regular file"
+        what = "a directory" if "a directory" in fault.message else "not a regular file"
         message = f"{what}, expected a TOML table"
     return Fault(code=Code.NO_TABLE, where=fault.where, message=message)
 

@@ -70,7 +70,7 @@ LONGEST_JSON = 4096
 
 
 class FormulaError(ArithmeticSyntaxError):
-    """A text that is no formula, or one whose indices do not fit; ``offset`` is a place in the text."""
+    """A text that is not a formula, or one whose indices do not fit; ``offset`` is a place in the text."""
 
     def __init__(self, message: str, node: ast.AST | None = None) -> None:
         super().__init__(message, getattr(node, "col_offset", None))
@@ -97,7 +97,7 @@ class Formula(Operation):
         """Parse ``text``.
 
         Raises:
-            FormulaError: it is no formula.
+            FormulaError: it is not a formula.
         """
         try:
             body = parse(text, "formula", LONGEST)
@@ -341,7 +341,7 @@ def _require_known(body: ast.expr, text: str) -> None:
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)
             case ast.Call(func=ast.Name(id=name)):
-                raise FormulaError(f"{name} is no function of formulas; known: {', '.join(KNOWN)}", node)
+                raise FormulaError(f"{name} is not a function of formulas; known: {', '.join(KNOWN)}", node)
             case _ if not is_plain(node):
                 raise FormulaError(f"{text!r}: {described(node)} is not allowed in a formula", node)
 
@@ -444,7 +444,7 @@ def _call_indices(operands: Mapping[str, Sequence[str]], node: ast.Call, inner: 
     if function == "take":
         foreign = next((name for name in _looked_up(node) if name not in operands), None)
         if foreign is not None:
-            raise FormulaError(f"{ast.unparse(node)}: {foreign!r} is no source of the rule", node)
+            raise FormulaError(f"{ast.unparse(node)}: {foreign!r} is not a source of the rule", node)
         given = [index for name in _looked_up(node) for index in operands[name]]
     for place, index in enumerate(taken):
         if index not in inner or index in taken[:place]:
@@ -481,15 +481,15 @@ def _computed(op: ast.operator, left: float, right: float) -> float:
     """Apply an operator to two numbers.
 
     Raises:
-        ArithmeticError: it is no finite number.
+        ArithmeticError: it is not a finite number.
     """
     _require_divisor(op, right)
     try:
         found = OPERATORS[type(op)](left, right)
     except ArithmeticError as error:  # a power of zero, or one that is too large
-        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number") from error
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is not a finite number") from error
     if isinstance(found, complex) or not math.isfinite(found):
-        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number")
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is not a finite number")
     return found  # type: ignore[no-any-return]  # OPERATORS takes any
 
 
@@ -507,7 +507,7 @@ def _number_of(function: str, number: float) -> float:
     """Apply a function to a number.
 
     Raises:
-        ArithmeticError: it is no finite number.
+        ArithmeticError: it is not a finite number.
     """
     import torch  # noqa: PLC0415  # tables are read without it
 
@@ -515,7 +515,7 @@ def _number_of(function: str, number: float) -> float:
         return abs(number)  # no other function makes whole numbers
     found = float(getattr(torch, function)(torch.tensor(number, dtype=torch.float64)))
     if not math.isfinite(found):
-        raise ArithmeticError(f"{function}({number:g}) is no finite number")
+        raise ArithmeticError(f"{function}({number:g}) is not a finite number")
     return found
 
 

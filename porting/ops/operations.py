@@ -50,7 +50,7 @@ class Operation:
         """Compute the source's elements in place of the target's, in the dtype in which they are computed.
 
         Raises:
-            InexactError: whole numbers leave int64, or are no multiples of what divides them.
+            InexactError: whole numbers leave int64, or are not multiples of what divides them.
         """
 
     def transpose(self, gradient: Tensor) -> None:

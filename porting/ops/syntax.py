@@ -27,7 +27,7 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class ArithmeticSyntaxError(ValueError):
-    """A text that is no arithmetic; ``offset`` is a place in it, None when it concerns the whole."""
+    """A text that is not arithmetic; ``offset`` is a place in it, None when it concerns the whole."""
 
     def __init__(self, message: str, offset: int | None = None) -> None:
         super().__init__(message)

@@ -243,7 +243,7 @@ def _dtypes(
                 hint: str = Message("say which: ", Option("dtype"))
             elif len(floating) > 1:
                 message = f"{pair}: {theirs} would become {ours}; integers and floats are never cast into each other"
-                hint = "a quantised tensor needs its scales; a mask or a table of positions is no weight: drop it"
+                hint = "a quantised tensor needs its scales; a mask or a table of positions is not a weight: drop it"
             elif floating == {False} and found != {slot.dtype}:
                 message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
                 hint = f"give the module's buffer the dtype {theirs}, or drop the tensor"

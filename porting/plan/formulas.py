@@ -228,7 +228,7 @@ class Layout:
         )
 
     def backward(self, rule: Rule, source: str, numbers: Mapping[str, float], dtype: torch.dtype) -> Applied | None:
-        """How a source comes about from the target; None where the rule does not say or it is no single term.
+        """How a source comes about from the target; None where the rule does not say or it is not a single term.
 
         Args:
             dtype: that of both.

@@ -148,7 +148,7 @@ def _renaming(rule: Rule, source: Parts, target: Parts) -> list[Entry]:
         return []
     for part in (*source, *target):
         if isinstance(part, Decimal) and (part.factor != 1 or part.width or part.high is not None):
-            raise untranslated(rule, rule.where, INTO, f"{part} is no plain number")
+            raise untranslated(rule, rule.where, INTO, f"{part} is not a plain number")
     ours, theirs = _stretch(source), _stretch(target)
     if str(Name(ours[1])) != str(Name(theirs[1])):
         message = "a renaming keeps one stretch of a name, and the text between its numbers or their order changes"

@@ -173,7 +173,7 @@ def _checked(name: str) -> str:
     try:
         Name.parse(name)
     except NotationError as error:
-        message = f"{name!r} is no name that a table can hold: {error}"
+        message = f"{name!r} is not a name that a table can hold: {error}"
         raise TableError(Fault(code=Code.BAD_NAME, message=message, hint="rename it in the checkpoint")) from error
     return name
 

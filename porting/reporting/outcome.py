@@ -244,8 +244,8 @@ class Outcome:
 
         ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
         that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"unproven"``: every
-        probe agrees, and nothing that the port returns could be compared, or the reference returns values that are no
-        numbers, or it ends before the reference does, or parts of it hold random values that are compared with
+        probe agrees, and nothing that the port returns could be compared, or the reference returns NaN or
+        infinity, or it ends before the reference does, or parts of it hold random values that are compared with
         nothing; ``"faithful"``.
         """
         if self.shown.differing or self.scope.impure:

@@ -391,7 +391,7 @@ def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     if report.skipped:
         yield Text(f"not compared, for lack of a counterpart: {listed(report.skipped)}", "yellow")
     if report.padded:
-        yield Text(f"differs at padded places only, which is no fault: {listed(list(report.padded))}")
+        yield Text(f"differs at padded places only, which is not an error: {listed(list(report.padded))}")
     for warning in report.warnings:
         yield Text(f"warning: {warning}", "yellow")
     for note in report.notes if verbose else ():

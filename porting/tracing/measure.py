@@ -37,7 +37,7 @@ class Anchor:
         scale: its largest absolute value; 1 if all elements are 0.
         rms: its root mean square.
         seen: True at the elements that are compared, of the value's shape; None if all are.
-        holes: the reference's value has elements that are no numbers; they are not compared, and are zeros here.
+        holes: the reference's value has elements that are not numbers; they are not compared, and are zeros here.
     """
 
     value: Tensor
@@ -131,7 +131,7 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
 
 
 def _same_batch(value: Tensor, anchor: Anchor) -> bool:
-    """Whether the rows of a batch are the anchor's in another order, at the places of each that are no padding.
+    """Whether the rows of a batch are the anchor's in another order, at the places of each that are not padding.
 
     Rows that are close to the anchor's in its own order are in no other one: something else is different.
     """

@@ -19,13 +19,13 @@ CAUSAL = "causal_mask"
 """[q k], 1 where key k does not stand behind query q."""
 
 CAUSAL_ATTENTION = "causal_attention_mask"
-"""[b q k], 1 where key k does not stand behind query q and is no padding; padding sees itself."""
+"""[b q k], 1 where key k does not stand behind query q and is not padding; padding sees itself."""
 
 SQUARE_ATTENTION = "square_attention_mask"
-"""[b q k], 1 where key k is no padding, the same for each query q."""
+"""[b q k], 1 where key k is not padding, the same for each query q."""
 
 LENGTHS = "lengths"
-"""[b], the tokens of each row that are no padding, which has to be at its end."""
+"""[b], the tokens of each row that are not padding, which has to be at its end."""
 
 
 def source_of(name: str) -> str:

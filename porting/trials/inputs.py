@@ -75,7 +75,7 @@ class Maker:
         special: ids that have to occur; see :func:`special_tokens`.
         choices: the model takes [b c s] with this many choices; None for [b s].
         padding_words: ``pad_token_id`` stands where the mask says padding, and may stand elsewhere.  False for a
-            reference that counts the words that are no padding to find their positions: what the mask says is padding
+            reference that counts the words that are not padding to find their positions: what the mask says is padding
             is a word like any other then, and has the position where it stands.
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.

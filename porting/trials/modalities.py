@@ -115,7 +115,7 @@ def parameters_of(module: nn.Module) -> dict[str, bool]:
 
 
 def takes_signals(module: nn.Module, config: Mapping[str, object]) -> bool:
-    """Whether a forward takes anything that is no token."""
+    """Whether a forward takes anything that is not a token."""
     taken = parameters_of(module)
     if features_of(module, config):
         return True

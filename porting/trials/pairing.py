@@ -77,7 +77,7 @@ class Pair:
         return anchor.having(self.carry(trace, own.double()))
 
     def _attended(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """The places of the port's value that are no padding; None where none is."""
+        """The places of the port's value that are not padding; None where none is."""
         shapes = {point: tuple(trace[point].shape) for point in self.sources}
         masks = {point: attended(inputs, point, shape) for point, shape in shapes.items()}
         if all(mask is None for mask in masks.values()):
@@ -235,7 +235,7 @@ def _nothing(table: Table, alignment: Alignment | None, port: list[Point]) -> Fa
 def refuse_unknown(table: Table, reference: Callable[[Sequence[Term]], list[Point]], port: nn.Module) -> None:
     """Refuse probes of modules that the port does not have: misspelled, they would compare nothing.
 
-    A module that the reference lacks is no fault, since a family's checkpoints differ in their parts: the report says
+    A module that the reference lacks is no fault, since checkpoints of a family differ in their parts: the report says
     that it was not compared.
 
     Args:

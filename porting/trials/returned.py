@@ -40,7 +40,7 @@ GENERIC = frozenset({"logits", "output", "outputs", "out", "state", "states", "h
 WHERE = "the returned value"
 
 _NAMED = re.compile("[^0-9]")
-"""How a name begins that is no place in a tuple."""
+"""How a name begins that is not a place in a tuple."""
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ WORKING = 1e-3
 """A port that is off by less in its working dtype is not looked at any further: it may be rounding."""
 
 BEYOND = 16.0
-"""A difference above this many times the reference's own rounding error in that dtype is no rounding error."""
+"""A difference above this many times the reference's own rounding error in that dtype is not a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)

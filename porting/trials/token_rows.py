@@ -529,7 +529,7 @@ class TokenRows:
         return {DECODER_IDS: same, DECODER_MASK: given if given.shape == same.shape else torch.ones_like(same)}
 
     def _other_ids(self, kind: str, inputs: Mapping[str, Tensor]) -> list[str]:
-        """Exchange the token ids that are no padding for those of another kind; what it is called."""
+        """Exchange the token ids that are not padding for those of another kind; what it is called."""
         ids = inputs[IDS]
         free = (inputs.get(MASK, torch.ones_like(ids)) != 0) & (ids != self._padding)
         if self._end is not None:

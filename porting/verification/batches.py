@@ -354,7 +354,7 @@ def _lone(module: nn.Module) -> str:
 
 
 def _refuse_others(own: object) -> None:
-    """Refuse what is no list of cases: a path, a tensor, or a batch as it is."""
+    """Refuse what is not a list of cases: a path, a tensor, or a batch as it is."""
     if not isinstance(own, list | tuple) or not all(isinstance(one, Case) for one in own):
         message = f"inputs are of type {type(own).__name__}, expected a batch by the names of its arguments, or a list"
         hint = "inputs={'input_ids': ids}, or [Case('what it shows', {'input_ids': ids})] of porting.verification.Case"

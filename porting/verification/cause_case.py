@@ -398,7 +398,7 @@ class CauseCase:
     ) -> Gap:
         """The distance of the port's value from the reference's, with some of the reference's activations altered.
 
-        Where the port has values that are no numbers, the altered reference has to have them in the same places. Places
+        Where the port has NaN or infinite values, the altered reference has to have them in the same places. Places
         that the mask hides say nothing: a query that may see no key gives NaN on one side and a mean on the other.
         """
         own = (values or self._values)[point]

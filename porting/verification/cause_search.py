@@ -465,7 +465,7 @@ class _Trials:
     def _untied(self, one: Explained) -> Explained:
         """Without those of its ties that do not reproduce the port where rows are padded in front, if some do.
 
-        What the port computes at places that the mask hides is no fault, and tells ties apart that nothing else does.
+        Differences at places that the mask hides are not an error, but decide between ties.
         """
         for cause_case in self._untying:
             if one.instead:

@@ -129,7 +129,7 @@ class Comparison:
         noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
         written: the arguments that either side wrote to, by its title.
-        no_numbers: what the reference returns that has values that are no numbers in some case, where it is not
+        no_numbers: what the reference returns that has NaN or infinite values in some case, where it is not
             compared.
         executed: which of the port's own instructions ran in float64; None before it did.
         conditions: how the conditions on tensors in its code turned out in float64; None before it did.
@@ -193,12 +193,12 @@ class Comparison:
                     self.no_numbers[point] = None
                 # nothing is computed from what is returned, so that its other elements can be compared
                 if point in self._ends and is_returned(point) and bool(numbers(found[point]).any()):
-                    self._warn(f"the reference's {point} has values that are no numbers, they are not compared")
+                    self._warn(f"the reference's {point} has NaN or infinite values, they are not compared")
                     continue
                 del found[point]
-                self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
+                self._warn(f"the reference's {point} has NaN or infinite values, it is not compared")
             if broken and not found:
-                message = f"all that the reference computes has values that are no numbers, on {_spelled_shapes(given)}"
+                message = f"all values of the reference are NaN or infinite, on {_spelled_shapes(given)}"
                 hint = "porting check names the weights that hold NaN or infinities; the inputs may hold some, too"
                 raise VerifyError(Fault(code=Code.NO_PROBES, where=self._table.where, message=message, hint=hint))
             self.exact.append(found)

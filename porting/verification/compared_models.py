@@ -184,7 +184,7 @@ def _recorded(
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
     reference = Recorded(recording=recording)
-    if recording.weights and not loaded:  # the port gets them: it is no module that holds its own
+    if recording.weights and not loaded:  # the port gets them: it is not a module that holds its own
         checkpoint = HeldWeights(recording.read_weights(), recording.where)
         port = (
             unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}, OWN_CODE), OWN_CODE)

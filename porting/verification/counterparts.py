@@ -141,7 +141,7 @@ def counterparts(
             targets = [copy.target for step in steps[key] for copy in step.copies if copy.source in same]
             trained = all(_trains(ours[name]) for name in targets)
             reached |= {id(ours[name]) for name in targets}
-            if trained or _trains(tensor):  # a table that is computed and frozen on both sides is no parameter
+            if trained or _trains(tensor):  # a table that is computed and frozen on both sides is not a parameter
                 shape = tuple(tensor.shape)
                 trains = _trains(tensor), trained
                 buffer = not any(isinstance(ours[name], nn.Parameter) for name in targets)

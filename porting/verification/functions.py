@@ -152,7 +152,7 @@ class LivingFunction(LiveReference):
     """A function that is run here.
 
     Attributes:
-        own: those of them that are no other names of others.
+        own: those of them that are not other names of others.
         exact: what it gave then, in float64.
     """
 

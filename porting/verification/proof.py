@@ -622,7 +622,7 @@ def _scope(
 ) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
-    A trial whose difference rounding explains, by the bound of the returned value, is no difference: it shrinks with
+    A trial whose difference rounding explains, by the bound of the returned value, is not a difference: it shrinks with
     the unit roundoff, as the working dtypes show.
     """
     rounded = max((probe.bound.end_to_end or 0.0 for probe in probes if probe.port.startswith(ROOT)), default=0.0)

@@ -54,7 +54,7 @@ class Streamed(Comparison):
             tell: called with how many of the reference's probes are done, and how many there are.
 
         Raises:
-            VerifyError: a pass fails, the probes do not fit, or the reference has values that are no numbers.
+            VerifyError: a pass fails, the probes do not fit, or the reference has NaN or infinite values.
         """
         hollow = port(torch.float64, True)
         self._pair(reference(torch.float64, True), hollow)
@@ -124,7 +124,7 @@ class Streamed(Comparison):
             if point not in wanted:
                 return
             if not finite(value):
-                message = f"the reference's {point} has values that are no numbers"
+                message = f"the reference's {point} has NaN or infinite values"
                 hint = Message(
                     "without ", Option("stream", True), " such a probe is left out, and the others are compared"
                 )

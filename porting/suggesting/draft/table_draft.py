@@ -147,7 +147,7 @@ def draft(
     drops |= dict.fromkeys(patterns(sorted(counts), [one for one in twin.tensors if one not in counts]), _COUNTED)
     known = {*used, *copies, *found.ignored_biases, *counts}
     unused = [name for name in twin.tensors if name not in known]
-    several = found.trace.returned  # the model itself is no module with one output then
+    several = found.trace.returned  # the model itself is not a module with one output then
     # A layer with weights that stands in a list several times has one path here; an activation has all of its names.
     own = {path for path, _ in module.named_modules()}
     everywhere = module.named_modules(remove_duplicate=False)

@@ -69,7 +69,7 @@ _NEUTRAL = "# parameters that the checkpoint does not have: copies of others, or
 
 
 def quoted(text: str) -> str:
-    """A text as TOML writes it; half of a surrogate pair, as in the name of a file that is no text, is written out."""
+    """A text as TOML writes it; half of a surrogate pair, as in the name of a file that is not text, is written out."""
     text = text.encode(errors="backslashreplace").decode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

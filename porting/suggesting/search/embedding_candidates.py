@@ -93,7 +93,7 @@ def _assigned(
 
 
 STATISTICS = frozenset({"running_mean", "running_var"})
-"""The names of the counts of torch's batch norms: they are no names of either side's own, and are never paired."""
+"""The names of the counts of torch's batch norms: they are not names of either side's own, and are never paired."""
 
 
 def _statistic(one: Unit) -> str:

@@ -124,7 +124,7 @@ class WeightSearch(NormSearch):
         return changed
 
     def _guess_as_in_other_layers(self) -> None:
-        """Make each guess as another layer, which is no guess, pairs the tensors of these names.
+        """Make each guess as another layer, which is not a guess, pairs the tensors of these names.
 
         Behind a place that fits nothing, which of two ways comes nearer is chance.
         """
@@ -466,7 +466,7 @@ class WeightSearch(NormSearch):
     def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
         last = max(trace.units.index(one) for one in group)
-        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
+        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is not a place of its own
         return next(
             (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
              and one.kind in {WeightUse.LINEAR, WeightUse.NORM} and set(one.names) & self.port.loadable - self._asleep),

@@ -161,7 +161,7 @@ class SearchState:
         self._stored = dict(stored or {})
         self._used: set[str] = set()
         self._forced = ForcedActivations()
-        self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
+        self._angled = ForcedActivations()  # of these, what is not a difference of the module's but its rounding
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
         self._repeats = Counter[tuple[str, ...]]()  # in how many layers each was chosen
         self._without_offset = math.inf  # how far a norm was from its mate that no offset of its gain mended

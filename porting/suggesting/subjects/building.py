@@ -337,7 +337,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
         return _built(_module(type(into), copied), given=True)
     maker: object = into
     if not callable(maker):
-        message = f"{into!r} is no module, and nothing that builds one"
+        message = f"{into!r} is neither a module nor something that builds one"
         hint = "pass a torch.nn.Module, a class, or a function that builds one"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     made, asked, kept = _called(into, config, given)

@@ -319,7 +319,7 @@ _ORIGINAL = re.compile(r"^(original|initial|pretrained)_")
 
 
 def _inside(word: str, config: Mapping[str, object]) -> str | None:
-    """The field of that name within a field that holds options and is no part's config, if it is one.
+    """The field of that name within a field that holds options and is not a part's config, if it is one.
 
     >>> config = {"rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192}}
     >>> [_inside(one, config) for one in ("factor", "original_context_length", "colour")]

@@ -106,7 +106,7 @@ def _may_take_embeddings(module: nn.Module, sampler: Sampler) -> bool:
     """Whether a module may take embeddings where its argument's name says token ids: a decoder without its embeddings.
 
     Nothing may stand between the embeddings of tokens and the reference's layers, such as those of positions: a stack
-    of layers may lack that, and is no wrong model for it.
+    of layers may lack that, and is not a wrong model for it.
     """
     if EMBEDDED not in sampler.offered or any(isinstance(one, nn.Embedding) for one in module.modules()):
         return False
@@ -467,7 +467,7 @@ def _excused(sampler: Sampler) -> frozenset[str]:
     reference = sampler.reference
     try:
         return frozenset(_seen(lambda: reference, way, sampler)) & {PADDED}
-    except Exception:  # noqa: BLE001  # what the reference refuses is no excuse
+    except Exception:  # noqa: BLE001  # what the reference refuses is not an excuse
         return frozenset()
 
 

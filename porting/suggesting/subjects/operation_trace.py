@@ -233,7 +233,7 @@ def _several(output: object) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in found.items()} if len(found) > 1 else {}
 
 
-class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
+class _Enough(Exception):  # noqa: N818  # it ends a run and is not an error
     """The run has come as far as it was asked to."""
 
 

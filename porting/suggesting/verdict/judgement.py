@@ -339,7 +339,7 @@ def _order(verdict: Verdict, found: SearchResult) -> str:
     if verdict in NEGATIVE:
         return ""
     if more := _wider(found):
-        return f" What it returns has {more} more columns at its end, which are no tokens of the checkpoint."
+        return f" What it returns has {more} more columns at its end, which are not tokens of the checkpoint."
     if not _reordered(found):
         return ""
     basis = found.basis
@@ -482,9 +482,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
                 yield Reason(kind="missing norm", said=said, shown=True, places=places)
             case "unloadable":
-                said = (
-                    f"{one.port} is no parameter of the module that state_dict lists, so nothing can be loaded into it"
-                )
+                said = f"{one.port} is not a parameter in the module's state_dict, so nothing can be loaded into it"
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
                 yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True, places=places)
             case "shared":
@@ -558,9 +556,7 @@ def _strange(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
             said = f"what the module returns{which} {confined}, whatever the weights are"
             yield Reason(kind="output", said=f"{said}, and what the reference returns does not", shown=True)
             continue
-        said = (
-            f"what the module returns{which} is none of the reference's activations: something is done to it at the end"
-        )
+        said = f"what the module returns{which} is not one of the reference's activations: it is changed at the end"
         yield Reason(kind="output", said=said)
 
 
@@ -630,7 +626,11 @@ def _is(value: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
 def _tables(found: SearchResult) -> str:
     plain = [name for unit in found.trace.units if unit.kind is WeightUse.TABLE for name in unit.names]
     plain = [name for name in plain if name not in {one for move in found.moves for one in move.writes}]
-    return f": {plain[0]} is no parameter and no persistent buffer, so nothing can be loaded into it" if plain else ""
+    return (
+        f": {plain[0]} is neither a parameter nor a persistent buffer, so nothing can be loaded into it"
+        if plain
+        else ""
+    )
 
 
 def _corrected(found: SearchResult) -> Iterator[Reason]:
