@@ -153,7 +153,7 @@ def test_a_table_of_the_page_on_containers_is_read(text: str) -> None:
 
 CONSOLES_OF_CONTAINERS = [text for language, text in CONTAINERS if language == "" and text.startswith("$ ")]
 QUERY = "model.layers.0.self_attn.q_proj"
-SAVED = {
+SAVED: dict[str, dict[str, tuple[int, ...]]] = {
     "llama": {f"{QUERY}.weight": (6, 4)},
     "adapter": {f"base_model.model.{QUERY}.lora_A.weight": (2, 4), f"base_model.model.{QUERY}.lora_B.weight": (6, 2)},
     "llava": {"projector.weight": (2, 2)},
@@ -175,6 +175,7 @@ def containers(folder: Path) -> Path:
     shutil.copy(folder / "my_bert.toml", folder / "my_table.toml")
     state = load_file(folder / "my-checkpoint" / "model.safetensors")
     torch.save({"state_dict": state, "epoch": 3}, folder / "step-1000.ckpt")
+    shutil.copy(folder / "my-checkpoint" / "config.json", folder)  # beside the training checkpoint
     for name, shapes in SAVED.items():
         (folder / name).mkdir()
         of_adapter = name == "adapter"
