@@ -331,7 +331,7 @@ class Bert(nn.Module):
         *,
         output_hidden_states: bool,
     ) -> BertOutput:
-        """As ``forward``, with the n tokens that are no padding in one long row.
+        """As ``forward``, with the n tokens that are not padding in one long row.
 
         The pooler reads the first place of a row.  Where that is padding it is zeros here, and with padding it is the
         state of a padding token.

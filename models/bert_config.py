@@ -46,7 +46,7 @@ class BertConfig:
         initializer_range: standard deviation of freshly drawn weights.
         pad_token_id: the token whose embedding gets no gradient from the input; None: no such token.
         num_labels: classes of the sequence and of the token classifier.
-        padding_position: padding has a position of its own, 0, and the tokens that are no padding are counted from 1,
+        padding_position: padding has a position of its own, 0, and the tokens that are not padding are counted from 1,
             as in fairseq's models (RoBERTa, MPNet); so padding in front of a row changes no token's position.
 
     Raises:

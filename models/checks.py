@@ -84,7 +84,7 @@ def padding_token(config: object) -> Iterator[str]:
 
 
 def tokens(config: object, *names: str) -> Iterator[str]:
-    """A fault for each of these fields that is no token of the vocabulary."""
+    """A fault for each of these fields that is not a token of the vocabulary."""
     size = getattr(config, "vocab_size")  # noqa: B009  # any config that has it
     for name in names:
         value = getattr(config, name)

@@ -69,7 +69,7 @@ class EncoderConfig:
         pad_token_id: the token whose embedding gets no gradient from the input; None: no such token.
         pooler: whether the classifier first puts token 0 through a linear layer and tanh, as BERT and RoBERTa do.
         num_labels: classes of the classifier.
-        padding_position: padding has a position of its own, 0, and the tokens that are no padding are counted from 1,
+        padding_position: padding has a position of its own, 0, and the tokens that are not padding are counted from 1,
             as in fairseq's models (RoBERTa, MPNet); so padding in front of a row changes no token's position.
 
     Raises:

@@ -139,7 +139,7 @@ class ModernBertForSequenceClassification(ModernBertWithHead[BertLogits]):
 
 
 def mean(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean of the hidden states [b s e] over the tokens that are no padding -> [b e]."""
+    """The mean of the hidden states [b s e] over the tokens that are not padding -> [b e]."""
     if attention_mask is None:
         return hidden.mean(dim=1)
     weights = attention_mask.to(torch.bool)[:, :, None].to(hidden.dtype)  # [b s 1]
@@ -160,7 +160,7 @@ class ModernBertForTokenClassification(ModernBertWithHead[BertLogits]):
 
 
 def first(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The state of each row's first token that is no padding, on whichever side that stands.
+    """The state of each row's first token that is not padding, on whichever side that stands.
 
     Args:
         hidden: [b s e].

@@ -50,7 +50,7 @@ def greedy_search(
         Ids [b t], the start token first, ``pad_token_id`` behind the end.
 
     Raises:
-        ValueError: if the positions do not reach so far, or the end or what is no token is suppressed.
+        ValueError: if the positions do not reach so far, or the end or what is not a token is suppressed.
     """
     _check(model, max_length, suppress)
     config = model.config

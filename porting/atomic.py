@@ -34,7 +34,7 @@ SHARED = f"{MARK}convert"
 
 
 SIBLING = re.compile(rf"\{MARK}([0-9a-f]{{8}}|convert)")
-"""What follows the name of the destination."""
+"""The ending that is added to the destination's name."""
 
 ADDED = len(f".{MARK}01234567")
 """Bytes that the name of a temporary sibling has more than its destination's."""
@@ -121,7 +121,7 @@ def refused(path: Path, message: str, hint: str | Message) -> CheckpointError:
 
 @dataclass
 class Writing:
-    """How far something is written.
+    """The progress of writing.
 
     Attributes:
         complete: it stands at its path.

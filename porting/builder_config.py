@@ -193,7 +193,7 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
     ``CONFIG = {"drop_rate": 0.1}``, a property of a config class.
 
     Args:
-        known: the fields that the config has, in the builder's words; what has none of them is no config of it.
+        known: the fields that the config has, in the builder's words; what has none of them is not a config of it.
         config: what the builder reads from, of which a property is computed.
 
     Returns:

@@ -74,7 +74,7 @@ def check_directory_name(path: Path) -> None:
     """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors.
 
     Raises:
-        CheckpointError: it has such a name, and is no directory so far.
+        CheckpointError: it has such a name, and is not a directory so far.
     """
     container = container_of(path.name)
     if path.suffix not in WEIGHTS or path.is_dir():
@@ -176,7 +176,7 @@ _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
 def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, ...]]:
     """The files beside the weights to copy, without the config, and the names of those that are not copied.
 
-    From a directory, every small file that is no weights; beside a weight file that was named itself, who knows what
+    From a directory, every small file that is not weights; beside a weight file that was named itself, who knows what
     else is there: only what belongs to a checkpoint by its name.
 
     Raises:

@@ -116,7 +116,7 @@ def limits() -> Limits:
     for part in filter(None, given.split(",")):
         match = re.fullmatch(r" *([a-z]+) *= *([0-9]{1,18}) *", part)
         if match is None or match[1] not in known:
-            message = f"{part[:80]!r} is no limit, expected one of {', '.join(sorted(known))} and a whole number"
+            message = f"{part[:80]!r} is not a limit, expected one of {', '.join(sorted(known))} and a whole number"
             raise LimitError(Fault(code=Code.LIMIT, where=VARIABLE, message=message, hint=raised("objects", 9_000_000)))
         found[match[1]] = int(match[2])
     return replace(Limits(), **found)
@@ -238,7 +238,7 @@ class Budget:
     def _allowed(self) -> float:
         most = (
             self._part * self.within.seconds if self._part < math.inf else math.inf
-        )  # the product with 0 is no number
+        )  # the product with 0 is not a number
         return most + sum(self._granted.values()) + EACH * sum(self._tensors.values())
 
     @property

@@ -119,7 +119,7 @@ class Folder:
         descriptor: what its files are opened relative to.
 
     Raises:
-        CheckpointError: it is no directory, or may not be read.
+        CheckpointError: it is not a directory, or may not be read.
     """
 
     def __init__(self, path: Path, *, follow_links: bool = False, inside: Folder | None = None) -> None:
@@ -146,7 +146,7 @@ class Folder:
         """Open a directory in it, which may be a link only with ``follow_links``.
 
         Raises:
-            CheckpointError: it is no directory, or may not be read.
+            CheckpointError: it is not a directory, or may not be read.
         """
         if self._follow_links:
             return Folder(self.path / name, follow_links=True)
@@ -267,7 +267,7 @@ class Folder:
         path = self.path / name
         where = str(path)
         if not is_plain(name):
-            message = f"{quote(name)} is no plain file name"
+            message = f"{quote(name)} is not a plain file name"
             raise CheckpointError(Fault(code=Code.FILE_MISSING, where=str(self.path), message=message))
         if self.kind(name) != "a link":
             return _open_checked(path, where, limit, name, self.descriptor)
@@ -398,11 +398,11 @@ class Member:
     name: str
 
     def open(self, *, limit: int | None = None) -> Opened:
-        """As :meth:`Folder.open`."""
+        """Open the file as :meth:`Folder.open` does."""
         return self.folder.open(self.name, limit=limit)
 
     def read(self, *, limit: int) -> bytes:
-        """As :meth:`Folder.read`."""
+        """Read the file as :meth:`Folder.read` does."""
         return self.folder.read(self.name, limit=limit)
 
 
@@ -438,8 +438,8 @@ def is_plain(name: str) -> bool:
 
 
 def kind_of(status: os.stat_result) -> str:
-    """The kind of something that is no regular file."""
-    return next((name for test, name in KINDS if test(status.st_mode)), "no regular file")
+    """The kind of something that is not a regular file."""
+    return next((name for test, name in KINDS if test(status.st_mode)), "not a regular file")
 
 
 def _open_checked(path: Path, where: str, limit: int | None, name: str, folder: int | None) -> Opened:

@@ -1,4 +1,4 @@
-"""What is used of matplotlib, imported here alone: without ``./matplotlibrc``, which it prefers to other settings.
+"""The parts of matplotlib that are used, imported only here, and without ``./matplotlibrc``, which it would read.
 
 A stranger's file there could make it run LaTeX, or wait for ever.  Nor does a value of ``MPLBACKEND`` that matplotlib
 does not know end the import: pictures are drawn without a backend.

@@ -148,7 +148,7 @@ def load_recording(path: str | os.PathLike[str]) -> RecordedArrays:
     try:
         arrays, metadata = _parsed(content, path)
     except CheckpointError as error:
-        raise _unreadable(path, f"it is no safetensors file: {error.faults[0].message}") from error
+        raise _unreadable(path, f"it is not a safetensors file: {error.faults[0].message}") from error
     kind, version = metadata.get("format", ""), metadata.get("version", "")
     if (kind, version) != (FORMAT, VERSION):
         raise _unreadable(path, f"its metadata has format {kind!r} and version {version!r}, expected {FORMAT!r}")
@@ -182,7 +182,7 @@ def named(values: Values, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def numbered(kinds: Mapping[str, Sequence[Mapping[str, Array]]]) -> dict[str, Array]:
-    """What a recording holds of each case, under its name there: ``KIND/CASE/NAME``."""
+    """The arrays of each case in a recording, by name: ``KIND/CASE/NAME``."""
     return {
         f"{kind}/{number}/{name}": array
         for kind, runs in kinds.items()

@@ -111,7 +111,7 @@ def through(copy: Copy, shape: Sequence[int], strides: Sequence[int]) -> Copy:
 def by_axes(copy: Copy, checkpoint: Checkpoint) -> Copy:
     """Rewrite a move so that each direction stays within one axis of its source, so that cuts of it fit pieces.
 
-    A run over several axes that is cut somewhere is no box of them any more; runs along single axes are.
+    A run over several axes that is cut somewhere is not a box of them any more; runs along single axes are.
     """
     pieces = checkpoint.pieces(copy.source, verify=False)
     if len(pieces) == 1 and pieces[0].extent.stride is None:
@@ -196,7 +196,7 @@ class MoveReader:
             The elements of each part, a view of the buffer, which the next part overwrites; and the part.
 
         Raises:
-            CheckpointError: they cannot be read, or are no booleans although they should be.
+            CheckpointError: they cannot be read, or are not booleans although they should be.
         """
         dtype = self.checkpoint.tensors[copy.source].dtype
         width = dtype.itemsize

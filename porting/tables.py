@@ -73,9 +73,9 @@ def table_file(table: str | Path) -> Path:
     hint = f"did you mean {near}?" if near else ""
     if path.suffix == ".toml":
         raise TableError(
-            Fault(code=Code.NO_TABLE, where=str(path), message="no file, expected a TOML table", hint=hint)
+            Fault(code=Code.NO_TABLE, where=str(path), message="not a file, expected a TOML table", hint=hint)
         )
-    message = f"{str(table)!r} is no file and no shipped table"
+    message = f"{str(table)!r} is neither a file nor a bundled table"
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint or f"shipped: {', '.join(found)}"))
 
 

@@ -304,5 +304,5 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
             path, config=config
         )  # what one of our files imports is not ours: torch, for one, can run anything
     if not callable(found):
-        raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is no class or function"))
+        raise TargetError(Fault(code=Code.BAD_TARGET, message=f"{path!r} is not a class or function"))
     return found  # type: ignore[no-any-return]  # an import knows no types

@@ -119,7 +119,7 @@ def import_file(path: Path) -> ModuleType:
 
     Raises:
         NameClashError: a module that it imports is in its folder and installed.
-        ImportError: it is no file that Python can run.
+        ImportError: it is not a file that Python can run.
         Exception: whatever running it raises.
     """
     path = Path(os.path.realpath(path))
@@ -149,7 +149,7 @@ def _in_folder(folder: Path, where: str) -> Path | None:
 
 
 def _elsewhere(top: str, folder: Path) -> str:
-    """Where another module of this name is, outside of the folder; empty if there is none."""
+    """The place of another module of this name outside of the folder; empty if there is none."""
     FINDER.forget(top, folder)
     module = sys.modules.get(top)
     try:

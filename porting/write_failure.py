@@ -1,4 +1,4 @@
-"""What the system says when a file cannot be written, in words that say what to do about it."""
+"""The system's errors when a file cannot be written, with what to do about them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from porting.printable import quote, shell_word
 
 FEW_INODES = 64
-"""So few inodes may be the ones that a failed attempt gave back when it removed its files."""
+"""The number of free inodes that may merely be those of a failed attempt, whose files were removed."""
 
 
 def described(error: OSError, folder: Path, needed: int | None = None) -> tuple[str, str]:
-    """Why a file could not be written, and what to do.
+    """The reason why a file could not be written, and the advice.
 
     Args:
         error: what the system raised.

@@ -110,7 +110,7 @@ def led(path: Path) -> str:
 
 
 def outside(path: Path) -> Iterator[Path]:
-    """The files, from the root on, that a page links to and that are no pages of the site."""
+    """The files, from the root on, that a page links to and that are not pages of the site."""
     for found in LINK.finditer(path.read_text(encoding="utf-8")):
         target = (path.parent / found["path"]).resolve()
         if target.is_file() and target.is_relative_to(ROOT) and not target.is_relative_to(DOCS):

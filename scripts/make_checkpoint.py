@@ -372,7 +372,7 @@ def main(
     if dtype not in DTYPES:
         raise typer.BadParameter(f"{dtype!r} is none of {', '.join(DTYPES)}", param_hint="--dtype")
     if hidden_size % 64:
-        raise typer.BadParameter(f"{hidden_size} is no multiple of 64", param_hint="--hidden-size")
+        raise typer.BadParameter(f"{hidden_size} is not a multiple of 64", param_hint="--hidden-size")
     size = Size(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

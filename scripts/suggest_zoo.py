@@ -169,7 +169,7 @@ def _placed(found: Suggestion, loaded: nn.Module | None) -> tuple[int, int]:
 
 
 def difference_from(style: Style, reference: Any, loaded: nn.Module) -> float:
-    """The largest difference at words that are no padding, relative to scale, in float64."""
+    """The largest difference at words that are not padding, relative to scale, in float64."""
     generator = torch.Generator().manual_seed(style.seed)
     if style.family.pixels:
         images = torch.randn(4, 3, 12, 12, dtype=torch.float64, generator=generator)

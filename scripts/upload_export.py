@@ -31,7 +31,7 @@ def upload(folder: Path, model: str, *, revision: str = "main", private: bool = 
         The commit: load ``org/name@COMMIT`` to be sure to get these files.
 
     Raises:
-        CheckpointError: the directory is no checkpoint.
+        CheckpointError: the directory is not a checkpoint.
         ValueError: a file is not as it was written.
     """
     open_checkpoint(folder)  # every header is looked at: a broken directory stays here

@@ -147,7 +147,7 @@ class _Server(ThreadingHTTPServer):
         self.hub = hub
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is no error."""
+        """A client that hangs up is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

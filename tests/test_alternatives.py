@@ -13,7 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel, conversion_mapping
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    conversion_mapping,
+)
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming
 
 import porting
@@ -120,29 +129,54 @@ def test_from_pretrained_compares_no_activations(original: Any, tmp_path: Path) 
     assert report.verdict == "different"
 
 
-def test_mergekit_writes_a_checkpoint_from_a_recipe(tmp_path: Path) -> None:
+def test_mergekit_writes_a_checkpoint_from_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other architectures and missing tensors are refused before a tensor is read, other shapes when merging."""
     pytest.importorskip("mergekit", reason="mergekit is not installed")
     config = pytest.importorskip("mergekit.config")
     merge = pytest.importorskip("mergekit.merge")
     yaml = pytest.importorskip("yaml")
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=12)).save_pretrained(tmp_path / f"{seed}")
+    loader = pytest.importorskip("mergekit.io.lazy_tensor_loader").LazyTensorLoader
+    models: dict[str, Any] = {
+        "first": LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=12)),
+        "second": LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=12)),
+        "wider": LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=16)),
+        "mistral": MistralForCausalLM(MistralConfig(**SIZES, intermediate_size=12, num_key_value_heads=2)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    read: list[str] = []
+    get = loader.get_tensor
+
+    def seen(self: Any, key: str, *args: Any, **options: Any) -> Any:
+        read.append(key)
+        return get(self, key, *args, **options)
+
+    monkeypatch.setattr(loader, "get_tensor", seen)
     one = "  - {{model: {}, parameters: {{weight: 0.5}}}}\n"
 
-    def merged(*names: str) -> dict[str, Tensor]:
-        models = "".join(one.format(tmp_path / name) for name in names)
-        read = yaml.safe_load(f"merge_method: linear\ndtype: float32\nmodels:\n{models}")
-        recipe = config.MergeConfiguration.model_validate(read)
+    def merged(other: str) -> dict[str, Tensor]:
+        read.clear()
+        listed = "".join(one.format(tmp_path / name) for name in ("first", other))
+        recipe = config.MergeConfiguration.model_validate(
+            yaml.safe_load(f"merge_method: linear\ndtype: float32\nmodels:\n{listed}")
+        )
         merge.run_merge(recipe, str(tmp_path / "merged"), merge.MergeOptions(copy_tokenizer=False))
         return load_file(tmp_path / "merged" / "model.safetensors")
 
-    first, second = (load_file(tmp_path / f"{seed}" / "model.safetensors") for seed in (0, 1))
-    made = merged("0", "1")
+    made = merged("second")
     assert made.keys() == first.keys()
     assert all(torch.allclose(value, (first[name] + second[name]) / 2) for name, value in made.items())
-    shutil.copytree(tmp_path / "1", tmp_path / "lacking")
+    shutil.copytree(tmp_path / "second", tmp_path / "lacking")
     second.pop("model.layers.1.mlp.up_proj.weight")
     save_file(second, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match=r"Tensor .*up_proj.weight required but not present in model"):
-        merged("0", "lacking")
+    for other, told in (
+        ("lacking", r"Tensor .*up_proj.weight required but not present in model"),
+        ("mistral", "attempt to mix different architectures"),
+    ):
+        with pytest.raises(RuntimeError, match=told):
+            merged(other)
+        assert not read
+    with pytest.raises(ValueError, match="Tensor size mismatch"):
+        merged("wider")
+    assert read

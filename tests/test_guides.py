@@ -1,15 +1,20 @@
-"""Guides are executed: suggest, verification, comparing, converting, containers; what they show is what is printed."""
+"""Guides are executed: suggest, verification, comparing, converting, containers and sharding."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import porting
 from porting.embedded import embedded_checkpoint
@@ -144,3 +149,114 @@ def test_the_python_of_the_page_on_containers_runs(folder: Path) -> None:
 def test_a_table_of_the_page_on_containers_is_read(text: str) -> None:
     head = "" if "[mapping]" in text else '[mapping]\nname = "shown"\n'
     assert parse_table(head + text, where="containers.md").digest  # it has no fault
+
+
+CONSOLES_OF_CONTAINERS = [text for language, text in CONTAINERS if language == "" and text.startswith("$ ")]
+QUERY = "model.layers.0.self_attn.q_proj"
+SAVED: dict[str, dict[str, tuple[int, ...]]] = {
+    "llama": {f"{QUERY}.weight": (6, 4)},
+    "adapter": {f"base_model.model.{QUERY}.lora_A.weight": (2, 4), f"base_model.model.{QUERY}.lora_B.weight": (6, 2)},
+    "llava": {"projector.weight": (2, 2)},
+    "clip": {"visual.weight": (2, 2)},
+    "vicuna": {"norm.weight": (2,)},
+}
+"""The checkpoints of the page on containers that are joined, with the shapes of their tensors."""
+RANKS = {
+    "llama/consolidated.0{}.pth": "",
+    "run/mp_rank_0{}_model_states.pt": "module",
+    "run/model_{}/model_optim_rng.pt": "model",
+}
+"""The files that each rank saved, and the key under which they hold the state dict."""
+
+
+@pytest.fixture
+def containers(folder: Path) -> Path:
+    """The checkpoints and tables that the commands of the page on containers name."""
+    shutil.copy(folder / "my_bert.toml", folder / "my_table.toml")
+    state = load_file(folder / "my-checkpoint" / "model.safetensors")
+    torch.save({"state_dict": state, "epoch": 3}, folder / "step-1000.ckpt")
+    shutil.copy(folder / "my-checkpoint" / "config.json", folder)  # beside the training checkpoint
+    for name, shapes in SAVED.items():
+        (folder / name).mkdir()
+        of_adapter = name == "adapter"
+        config = {"r": 2, "lora_alpha": 4} if of_adapter else {"model_type": name}
+        (folder / name / ("adapter_config.json" if of_adapter else "config.json")).write_text(json.dumps(config))
+        tensors = {tensor: torch.rand(shape) for tensor, shape in shapes.items()}
+        save_file(tensors, folder / name / ("adapter_model.safetensors" if of_adapter else "model.safetensors"))
+    for name, key in RANKS.items():
+        for rank in range(2):
+            path = folder / name.format(rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = {"norm.weight": torch.ones(2), "up.weight": torch.rand(3, 2)}
+            torch.save({key: part} if key else part, path)
+    (merging,) = [text for language, text in CONTAINERS if language == "toml" and "[mapping]" in text]
+    (folder / "merge.toml").write_text(merging)
+    (folder / "llava.toml").write_text('[mapping]\nname = "llava"\n[tensors]\n"{*name}" = "{*name}"\n')
+    return folder
+
+
+@pytest.mark.parametrize("text", CONSOLES_OF_CONTAINERS, ids=lambda text: text.split()[3])
+def test_the_commands_of_the_page_on_containers_run(text: str, containers: Path, run: Run) -> None:
+    commands = re.findall(r"^\$ porting (.+)$", text, re.MULTILINE)
+    assert len(commands) == len(text.splitlines())
+    for command in commands:
+        words = shlex.split(command.replace("openai/clip-vit-large-patch14", "./clip"))  # no hub can be reached here
+        into = ["--into", "my_bert.py:build"] if "my_table.toml" in words else []
+        result = run(*words, *into)
+        assert result.exit_code == 0, (command, result.stderr, result.stdout)
+    if "merge.toml" in text:
+        base, lora = load_file("llama/model.safetensors"), load_file("adapter/adapter_model.safetensors")
+        added = 2 * lora[f"base_model.model.{QUERY}.lora_B.weight"] @ lora[f"base_model.model.{QUERY}.lora_A.weight"]
+        merged = load_file("merged/model.safetensors")[f"{QUERY}.weight"]
+        assert torch.allclose(merged, base[f"{QUERY}.weight"] + added)
+        assert len(load_file("whole/model.safetensors")) == 3
+
+
+SHARDING = BLOCK.findall((ROOT / "docs" / "sharding.md").read_text(encoding="utf-8"))
+SETTING = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import porting
+from my_bert import MyBert
+
+dist.init_process_group("gloo")
+config = {config}
+
+
+class MyModel(MyBert):
+    layers = property(lambda self: self.blocks)
+
+    def __init__(self, config):
+        super().__init__(**config)
+
+
+{first}
+with torch.device("meta"):
+    other = MyModel(config)
+fully_shard(other)
+{second}
+alone = porting.load("./my-checkpoint", lambda: MyModel(config), "my_table.toml")
+for name, value in alone.named_parameters():
+    for filled in (model, other):
+        assert torch.equal(filled.get_parameter(name).full_tensor(), value), name
+print("the same")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_page_on_sharding_run_in_two_processes(folder: Path) -> None:
+    shutil.copy(folder / "my_bert.toml", folder / "my_table.toml")
+    first, second = (text for language, text in SHARDING if language == "python")
+    (table,) = (text for language, text in SHARDING if language == "toml")
+    (folder / "same.toml").write_text(table)
+    config = {"vocab": 4096, "width": 128, "depth": 3, "heads": 4, "positions": 64}
+    (folder / "shards.py").write_text(SETTING.format(config=config, first=first, second=second))
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "shards.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, *words], env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout.count("the same\n") == 2

@@ -76,7 +76,7 @@ def test_a_link_inside_is_followed(target: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "sub/file", "../secret", "/etc/hostname", "a\0b"])
 def test_only_plain_names_are_opened(name: str, folder: Path) -> None:
-    refused(lambda: Folder(folder).read(name, limit=100), "is no plain file name")
+    refused(lambda: Folder(folder).read(name, limit=100), "is not a plain file name")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_table_a_recording_or_a_batch_that_is_a_fifo_is_not_waited_for(tmp_pat
     words = [sys.executable, "-c", HANGING, str(tmp_path / "it.npz")]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     table, recording, batch = done.stdout.splitlines()
-    assert "no regular file, expected a TOML table" in table
+    assert "not a regular file, expected a TOML table" in table
     assert "found a named pipe (FIFO)" in recording
     assert "found a named pipe (FIFO)" in batch
 

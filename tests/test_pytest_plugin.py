@@ -156,7 +156,7 @@ def test_what_cannot_be_verified_is_said_in_one_message(suite: pytest.Pytester) 
     done = suite.runpytest_inprocess(*PLUGIN)
     done.assert_outcomes(failed=4)
     text = done.stdout.str()
-    assert "the port cannot be verified:\n  'own.tml' is no file and no shipped table" in text
+    assert "the port cannot be verified:\n  'own.tml' is neither a file nor a bundled table" in text
     assert "  ./nowhere" in text
     assert "the port is not verified: got an unexpected keyword argument 'tabel'" in text
     assert "it is called as porting.verify is" in text

@@ -181,7 +181,7 @@ def header(**change: Any) -> bytes:
 def test_a_damaged_file_is_said_in_a_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(content)
-    with pytest.raises(RecordingError, match="it is no safetensors file") as caught:
+    with pytest.raises(RecordingError, match="it is not a safetensors file") as caught:
         load_recording(path)
     assert "\n" not in str(caught.value)
 

@@ -52,7 +52,7 @@ def test_a_table_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     assert find_table(tmp_path / "mine.toml", {}).rules[0].where == "mine.toml:2:1"
     text = '[tensors]\n"a" = "b"\n' + "# a long line, longer than a file's name may be\n" * 100
     assert find_table(text, {}).rules == parse_table(text).rules
-    with pytest.raises(TableError, match="is no file and no shipped table"):
+    with pytest.raises(TableError, match="is neither a file nor a bundled table"):
         find_table("x" * 5000, {})
 
 
@@ -80,8 +80,8 @@ def test_a_table_with_a_near_name_is_named(
 @pytest.mark.parametrize(
     ("asked", "config", "message"),
     [
-        ("brt", {}, "'brt' is no file and no shipped table (did you mean 'bert'?) [no-table]"),
-        ("nowhere.toml", {}, "nowhere.toml: no file, expected a TOML table [no-table]"),
+        ("brt", {}, "'brt' is neither a file nor a bundled table (did you mean 'bert'?) [no-table]"),
+        ("nowhere.toml", {}, "nowhere.toml: not a file, expected a TOML table [no-table]"),
         (None, {}, "no config.json, so no shipped table can be chosen"),
         (None, {"model_type": "brt"}, "no shipped table is for model_type 'brt' (did you mean 'bert'?)"),
         (None, {"model_type": ["bert"]}, "no shipped table is for model_type ['bert'] "),

@@ -133,7 +133,7 @@ def test_what_is_trusted_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert import_path("trusted_module:Model.Inner", trust=True).__name__ == "Inner"
     for path, message in (
         ("trusted_module:Modell", "'trusted_module' has no 'Modell' (did you mean 'Model'?) [bad-target]"),
-        ("trusted_module:NUMBER", "'trusted_module:NUMBER' is no class or function [bad-target]"),
+        ("trusted_module:NUMBER", "'trusted_module:NUMBER' is not a class or function [bad-target]"),
     ):
         with pytest.raises(TargetError) as caught:
             import_path(path, trust=True)

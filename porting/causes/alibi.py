@@ -112,7 +112,7 @@ class OtherSlopes(Cause):
             }
             below = 2 ** (heads.bit_length() - 1)
             for count in {heads, below, 2 * below} if heads != below else ():
-                text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is no power of two"
+                text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is not a power of two"
                 changes[text] = partial(_of_heads, count=count)
             for detail, change in changes.items():
                 yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)

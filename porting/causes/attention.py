@@ -105,7 +105,7 @@ class Attention:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """Where a query attends, [b h q k] of bool: its probability is not 0, and some key of the row is not hidden."""
+        """The keys that each query attends to, [b h q k] of bool: with a probability above 0, and not hidden."""
         return (self.tape[self.softmax.result] > 0) & (self.tape[self.masked] > LOWEST / 2)
 
     @cached_property
@@ -139,7 +139,7 @@ class Attention:
         return None
 
     def _masks(self, step: Call) -> bool:
-        """Return whether a step applies a mask, a tensor without parameters that is no bias."""
+        """Return whether a step applies a mask, a tensor without parameters that is not a bias."""
         others = [read for read in step.reads if not self.tape.learned(read) and self.tape[read].ndim > 0]
         return bool(others) and step.name in MASKING and not self._biases(step, others[0])
 

@@ -187,7 +187,7 @@ class Search:
         )
 
     def _known_fitting(self, mark: Mark) -> list[Candidate]:
-        """As :meth:`_fitting`; a second search looks again only where numbers were solved for at other marks since."""
+        """Fit as :meth:`_fitting` does; a second search repeats only what newly solved numbers may change."""
         key = mark.name, sum(map(len, self._solved.values()))
         if key not in self._fits:
             self._fits[key] = self._fitting(mark)
@@ -540,7 +540,7 @@ AXES: Mapping[int, tuple[str, ...]] = {
     3: ("rows", "positions", "features"),
     4: ("rows", "heads", "queries", "keys"),
 }
-"""What the axes of activations and of attention's scores are, by their number."""
+"""The axes of activations and of attention's scores, by their number."""
 
 MAX_LISTED = 8
 """How many indices are listed."""

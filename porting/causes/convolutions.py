@@ -26,7 +26,7 @@ POOLS = {f"{kind}_pool{axes}d": axes for kind in ("max", "avg") for axes in (1, 
 """torch's pooling over windows, likewise."""
 
 MODES = ("constant", "reflect", "replicate", "circular")
-"""What stands at the places that are padded, as :func:`torch.nn.functional.pad` calls it."""
+"""The values at padded places, as :func:`torch.nn.functional.pad` names them."""
 
 Sides = tuple[tuple[int, int], ...]
 """How many places are added in front of and behind each axis, the first axis first."""
@@ -34,7 +34,7 @@ Sides = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Where a kernel or a window is laid, one number for each axis that it is moved along.
+    """The places to which a kernel or a window is applied, one number for each axis that it is moved along.
 
     Attributes:
         padding: places in front of and behind each axis.
@@ -80,7 +80,7 @@ class ConvolutionPlaces(Cause):
 
 
 def _own(tape: Tape, call: Call, axes: int) -> tuple[Ref, Geometry | None]:
-    """What a convolution is given before it is padded, and where its kernel is laid; None where that is not fixed."""
+    """The input of a convolution before padding, and where its kernel is applied; None where that is not fixed."""
     source: Ref = call.argument(0, "input")
     stride, padding, dilation = (
         call.argument(place, name, default)

@@ -34,7 +34,7 @@ class NoDropout(FunctionMode):
 
     @property
     def detail(self) -> str:
-        """What was switched off, for a report."""
+        """The dropout that was switched off, for a report."""
         rates_text = ", ".join(f"p is {rate:g}" for rate in sorted(self.rates))
         return f"{rates_text}; without it the difference is gone" if rates_text else "without it the difference is gone"
 

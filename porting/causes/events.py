@@ -1,4 +1,4 @@
-"""What a model does in a pass, as events in whose place a planted mistake may give another result."""
+"""The operations of a model in a pass, as events whose result a planted mistake can replace."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Scores:
             rest: its arguments without the scores.
 
         Returns:
-            The parts, or None if it is no call that attention makes.
+            The parts, or None if it is not a call that attention makes.
         """
         kind, other = kind_of(func), rest[0] if rest else None
         if kind in (Kind.TIMES, Kind.QUOTIENT) and isinstance(other, int | float):
@@ -173,7 +173,7 @@ class InjectedFault:
 
 @dataclass
 class Inventory:
-    """What was observed in a pass without a mistake.
+    """The observations in a pass without a mistake.
 
     Attributes:
         roles: the role of each linear layer, in order: ``query``, ``key``, ``value``, ``output``, or ``""``.

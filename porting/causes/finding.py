@@ -1,4 +1,4 @@
-"""What the search for a cause works with: marks, candidates, and findings."""
+"""The data of the search for a cause: marks, candidates, and findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from porting.causes.cause import Cause
 from porting.causes.replay import Alteration, Rewrite
 
 TOGETHER = " + "
-"""Between the names of entries that only explain a difference together."""
+"""The separator between the names of entries that only explain a difference together."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class LineEdit:
 
     @property
     def place(self) -> str:
-        """Where the line stands, ``file:line``."""
+        """The place of the line, ``file:line``."""
         return f"{from_here(self.file)}:{self.line}"
 
     @property
@@ -201,7 +201,7 @@ class _Source:
 
     @classmethod
     def of(cls, file: str) -> _Source | None:
-        """Return the file; None where it is no module that was imported, or has changed."""
+        """Return the file; None where it is not a module that was imported, or has changed."""
         module = next((one for one in [*sys.modules.values()] if getattr(one, "__file__", None) == file), None)
         text = "".join(linecache.getlines(file))
         try:

@@ -129,7 +129,7 @@ def ignored(scores: Tensor, attention: Attention) -> Tensor:
     """Show padding."""
     if attention.causal:
         return hide_others(scores, ~later(scores))
-    # What is hidden in every row of the batch is no padding, unless it is a key that no query sees.
+    # What is hidden in every row of the batch is not padding, unless it is a key that no query sees.
     shape = attention.allowed.any(0, keepdim=True)
     unseen = ~attention.kept.any(0, keepdim=True)
     if (width := width_of(attention)) is not None:
@@ -409,7 +409,7 @@ CHOICES_OF_ROWS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "the rows' masks are in the opposite order": lambda kept, heads: kept.flip(0),
     "the rows' masks are repeated as a whole for each head": _tiled,
 }
-"""What a port does -> the keys that are no padding [b 1 1 k], and the number of heads -> those it takes for such."""
+"""A mistake -> a function of the keys that are not padding [b 1 1 k] and the number of heads: those the port keeps."""
 
 
 def _rows_differ(attention: Attention) -> bool:

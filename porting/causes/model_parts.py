@@ -169,7 +169,7 @@ class ModelParts:
             return None
         try:
             flipped = part.module(before.flatten().flip(0))
-        except Exception:  # noqa: BLE001  # it wants a certain shape, so it is no function of each number
+        except Exception:  # noqa: BLE001  # it wants a certain shape, so it is not a function of each number
             return None
         alike = isinstance(flipped, Tensor) and torch.allclose(flipped.flip(0), after.flatten(), rtol=1e-6, atol=1e-9)
         return Activation(call, part.input, self._which(part.input, part.output)) if alike else None

@@ -1,4 +1,4 @@
-"""What is computed from the last hidden states: pooling, the head's transform, the logits."""
+"""The computations on the last hidden states: pooling, the head's transform, the logits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PooledOtherwise(Cause):
                 yield alter(call, replace_with(source, rule), detail)
             if mask is not None and mask.shape == model_parts.tape[source].shape[:2]:
                 kept = mask.to(model_parts.tape[source].dtype)[..., None]
-                yield alter(call, replace_with(source, partial(mean_of, kept=kept)), "the mean of what is no padding")
+                yield alter(call, replace_with(source, partial(mean_of, kept=kept)), "the mean of what is not padding")
 
 
 class TransformSkipped(Cause):
@@ -96,7 +96,7 @@ CAUSES: tuple[Cause, ...] = (
         what="the text's vector is taken from another token, or is a mean",
         looks="the layers agree, the pooled vector does not",
         fix="use the token that the reference uses: usually hidden[:, 0] in an encoder, and in a decoder the last that "
-        "is no padding, hidden[rows, mask.sum(1) - 1] where rows are padded at their ends",
+        "is not padding, hidden[rows, mask.sum(1) - 1] where rows are padded at their ends",
         rules=(
             ("the last token", lambda hidden: hidden[:, -1]),
             ("the second token", lambda hidden: hidden[:, 1]),

@@ -1,4 +1,4 @@
-"""What a case in which port and reference agree tells about one in which they differ.
+"""Compare a case in which port and reference agree with one in which they differ.
 
 In the passing case each step of the port has its counterpart: the step of the reference with the same numbers. The
 first step that has them no longer in the failing case is where the port goes wrong, if the port is right with the
@@ -165,7 +165,7 @@ class PassingCase:
         return True
 
     def _own_numbers(self, ref: Ref, values: Values) -> _Numbers:
-        """Those of a tensor of the port in the failing case."""
+        """The fingerprint of a tensor of the port in the failing case."""
         if ref in values.changed:
             return _Numbers.of(values[ref])
         if ref not in self._summed[0]:
@@ -173,7 +173,7 @@ class PassingCase:
         return self._summed[0][ref]
 
     def _their_numbers(self, ref: Ref) -> _Numbers:
-        """Those of a tensor of the reference in the failing case."""
+        """The fingerprint of a tensor of the reference in the failing case."""
         if ref not in self._summed[1]:
             self._summed[1][ref] = _Numbers.of(self._failing.reference[ref])
         return self._summed[1][ref]
@@ -317,7 +317,7 @@ def _by_key(tape: Tape) -> dict[Key, Call]:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the numbers of a tensor are, in any layout.
+    """A fingerprint of a tensor's numbers, independent of the layout.
 
     Attributes:
         moments: None for a tensor in which no two elements differ.
@@ -329,7 +329,7 @@ class _Numbers:
 
     @classmethod
     def of(cls, value: Tensor) -> _Numbers:
-        """Those of a tensor."""
+        """Make the fingerprint of a tensor."""
         found = moments(value)
         return cls(found, float(value.flatten()[0]) if found is None and value.numel() else None)
 

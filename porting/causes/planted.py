@@ -1,4 +1,4 @@
-"""What a planted mistake gives in place of the result of a norm, an activation, a linear layer, a sum, or attention."""
+"""The result of a planted mistake in place of that of a norm, an activation, a linear layer, a sum, or attention."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "no function": lambda logits: logits,
 }
-"""What makes scores, [t n], out of the router's logits, [t n]."""
+"""The functions that turn the router's logits, [t n], into scores, [t n]."""
 
 
 @dataclass(frozen=True, eq=False)

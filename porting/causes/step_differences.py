@@ -99,7 +99,7 @@ WORDS: Mapping[Kind, tuple[str, str]] = {
     ),
     Kind.SEQUENCE: ("parts of a layer run in a different order than in the reference", "use the reference's order"),
 }
-"""What the port does wrong and what to do about it, by kind."""
+"""The port's mistake and its fix, by kind."""
 
 
 @cache
@@ -154,7 +154,7 @@ class Repair:
 
     @property
     def key(self) -> tuple[Kind, str, str]:
-        """What identifies a mistake that occurs in several layers."""
+        """The identity of a mistake that occurs in several layers."""
         return self.kind, self.line, self.operation
 
 

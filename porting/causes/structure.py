@@ -235,7 +235,7 @@ class ResidualAfterNorm(Cause):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a branch reads in the wrong port: the norm of another stream.
+    """The input that a branch reads in the wrong port: the norm of another stream.
 
     Attributes:
         norm: the norm.

@@ -358,7 +358,7 @@ def _in_place(function: Callable[..., Any]) -> bool:
 
 
 UNFIT = (RuntimeError, IndexError, ValueError, TypeError)
-"""What an operation raises that is given what does not fit its shapes, as an alteration may give it."""
+"""Errors of operations whose inputs have shapes that do not fit, as after an alteration."""
 
 _OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 

@@ -41,7 +41,7 @@ def solve_weights(model_parts: ModelParts, stage: Stage, mark: str, target: Tens
         target: the port's value there, [... out].
 
     Returns:
-        The layer, and its weights with the bias as the last row, [in + 1, out]; None where the mark is no layer's
+        The layer, and its weights with the bias as the last row, [in + 1, out]; None where the mark is not a layer's
         result.
     """
     goal = stage.tape.marks[mark]
@@ -80,7 +80,7 @@ def words(linear: Linear, model_parts: ModelParts, matrix: Tensor, *, compared: 
 
     Args:
         matrix: the weights that the port computes with and the bias, [in + 1, out].
-        compared: the stored weights are known to be the checkpoint's, so that loading them is no fix.
+        compared: the stored weights are known to be the checkpoint's, so that loading them is not a fix.
     """
     tape = model_parts.tape
     others = {name: tape[ref] for ref, name in tape.weights.items() if ref != linear.weight and tape[ref].ndim == 2}

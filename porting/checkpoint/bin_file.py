@@ -78,7 +78,7 @@ SCRIPT_MARK = "constants.pkl"
 
 CLASS = re.compile(r"class (\w+)\(")
 ATTRIBUTE = re.compile(r"""  (?:(\w+) : (?!Final\[)|__annotations__\["([^"\\]+)"\] = )""")
-"""How the program of TorchScript declares a class, and an attribute of it that is no constant."""
+"""How the program of TorchScript declares a class, and an attribute of it that is not a constant."""
 
 SCRIPT = re.compile(r"(code|constants|traced_inputs|extra)/.+|(constants|traced_inputs)\.pkl")
 """More entries of torch.jit.save: code, which may be compressed, and its data.  None is run."""
@@ -116,7 +116,7 @@ Kind = TypeVar("Kind", bound=StateMachine)
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Generic[Kind]):
-    """What a pickle describes.
+    """The contents that a pickle describes.
 
     Attributes:
         records: where the storages lie, by their keys.
@@ -131,7 +131,7 @@ class Reader(Protocol):
     """A function that reads the pickle of a file with a given machine."""
 
     def __call__(self, source: ByteSource, kind: type[Kind], *, locate: bool) -> Loaded[Kind]:
-        """What it describes; ``locate`` as of :func:`read_bin`."""
+        """Read the contents; ``locate`` as in :func:`read_bin`."""
         ...  # pragma: no cover
 
 
@@ -158,7 +158,7 @@ def _read_inside(
 
     Args:
         source, name, locate, part: as of :func:`read_bin`.
-        refused: without an inner path, why the file is no state dict.
+        refused: without an inner path, why the file is not a state dict.
     """
     try:
         loaded = read(source, InertMachine, locate=locate)
@@ -297,7 +297,7 @@ def _open_archive(source: ByteSource) -> Archive:
         if known and entry.method != STORED:
             faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is compressed", hint=SAVE_AGAIN)
         if not entry.name.startswith(f"{root}/") or not (known or (script and SCRIPT.fullmatch(name))):
-            faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is none of torch.save's", hint=SAVE_AGAIN)
+            faults.add(Code.BIN_ARCHIVE, f"the entry {quote(entry.name)} is not one of torch.save's", hint=SAVE_AGAIN)
     faults.raise_if_any()
     return replace(archive, entries=found)
 
@@ -414,7 +414,7 @@ class Bin(Container):
         return FileKind(self.title, "rename it to end in .bin")
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """As :func:`read_bin`."""
+        """Read as :func:`read_bin` does."""
         return read_bin(source, name=name, locate=locate)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:

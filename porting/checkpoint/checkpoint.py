@@ -43,7 +43,7 @@ class InPlace(Protocol):
     """Directories that are held open."""
 
     def require_in_place(self, names: Iterable[str] = ()) -> None:
-        """As :meth:`porting.opening.Folder.require_in_place`."""
+        """Check as :meth:`porting.opening.Folder.require_in_place` does."""
         ...  # pragma: no cover
 
 
@@ -305,7 +305,7 @@ class Checkpoint:
 
     def _read(self, name: str, piece: StoredBox, *, own: bool) -> torch.Tensor:
         info, source, extent = self.tensors[name], piece.file, piece.extent
-        # Bytes that are no booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
+        # Bytes that are not booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
         # everywhere.
         is_bool = info.element is ElementType.BOOL
         dtype = (ElementType.UINT8 if is_bool else info.element).dtype

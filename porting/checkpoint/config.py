@@ -27,7 +27,7 @@ def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
         Its name and its content; an empty name and ``{}`` when there is none.
 
     Raises:
-        CheckpointError: it cannot be read, or is no JSON object.
+        CheckpointError: it cannot be read, or is not JSON object.
     """
     name = next((name for name in (*CONFIG_NAMES, *more) if folder.kind(name)), "")
     if not name:
@@ -42,7 +42,7 @@ def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
         where: the file, for messages.
 
     Raises:
-        CheckpointError: it is no JSON object and no mapping of YAML.
+        CheckpointError: it is not JSON object and no mapping of YAML.
     """
     in_yaml = where.endswith(YAML)
     value: object
@@ -71,7 +71,7 @@ def num_labels(config: Mapping[str, object]) -> int:
     labels = config.get("id2label")
     if labels is not None:
         if not isinstance(labels, Mapping) or not labels:
-            raise _invalid(CONFIG_NAME, "id2label is no object that maps numbers to names")
+            raise _invalid(CONFIG_NAME, "id2label is not an object that maps numbers to names")
         return len(labels)
     number = config.get("num_labels", 2)
     if type(number) is not int or number < 1:

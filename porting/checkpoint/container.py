@@ -84,7 +84,7 @@ class Place(Protocol):
 
     @property
     def location(self) -> str:
-        """What the user passed, for messages."""
+        """The path that the user passed, for messages."""
         ...  # pragma: no cover
 
     def open(self, name: str) -> ByteSource:
@@ -229,7 +229,7 @@ class Container(ABC):
         also: other names of that file, which other libraries than transformers use.
         spare: names of a main file that is looked for where there is none of the others: of adapters, and of libraries
             that put theirs beside that of transformers.
-        single: the name of the one file that an index may lead to; empty for what is no index.
+        single: the name of the one file that an index may lead to; empty for what is not an index.
         surroundings: what messages call the bytes that are no tensor's.
         parts: several state dicts may be nested in it; ``DIRECTORY/part`` and ``--to name/part`` mean one.
         together: its files can only be read all together.
@@ -364,7 +364,7 @@ class Container(ABC):
     def beside(
         self, settings: Mapping[str, object], tokenizer: TokenizerFiles, tensors: Mapping[str, Described]
     ) -> tuple[dict[str, object], tuple[str, ...]]:
-        """What a file says of its tokenizer, for a container that holds the config.
+        """The config and tokenizer files that a file's own metadata gives, for a container that holds the config.
 
         Args:
             settings: the model's config.
@@ -471,7 +471,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"BZh", "a bzip2 archive", "run `bunzip2` on it first"),
     (b"\xfd7zXZ", "an xz archive", "run `unxz` on it first"),
     (b"\x93NUMPY", "a NumPy array", "save the tensors with safetensors"),
-    (b"\x7fELF", "a program", "this is no file of weights: fetch it again"),
+    (b"\x7fELF", "a program", "this is not a file of weights: fetch it again"),
     *(
         (
             b"\x80" + bytes([protocol]),
@@ -554,7 +554,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def _crc_shift(crc: int, nbytes: int) -> int:
-    """What a CRC-32 adds to that of the ``nbytes`` bytes behind: the product with x to the power of their bits.
+    """The part of a CRC-32 from the bytes before the last ``nbytes``: the product with x to the power of their bits.
 
     Polynomials over GF(2) modulo that of CRC-32, as of zlib's ``crc32_combine``.
 

@@ -81,13 +81,13 @@ def _carried(state: NDArray[np.uint32], nbytes: int) -> NDArray[np.uint32]:
 
 @cache
 def _bytes_table() -> tuple[int, ...]:
-    """What each byte makes of a checksum."""
+    """The table of the checksum's change for each byte."""
     return tuple(_advanced(byte, 8) for byte in range(1 << 8))
 
 
 @cache
 def _words_table() -> NDArray[np.uint32]:
-    """What each pair of bytes makes of a checksum."""
+    """The table of the checksum's change for each pair of bytes."""
     import numpy as np  # noqa: PLC0415  # as above
 
     low = np.array(_bytes_table(), dtype=np.uint32)
@@ -99,7 +99,7 @@ def _words_table() -> NDArray[np.uint32]:
 
 @cache
 def _carry_tables(nbytes: int) -> tuple[NDArray[np.uint32], ...]:
-    """What so many zero bytes, a power of two, make of each byte of a checksum."""
+    """The tables of the effect of ``nbytes`` zero bytes, a power of two, on each byte of a checksum."""
     import numpy as np  # noqa: PLC0415  # as above
 
     bits = _carry(nbytes)
@@ -114,7 +114,7 @@ def _carry_tables(nbytes: int) -> tuple[NDArray[np.uint32], ...]:
 
 @cache
 def _carry(nbytes: int) -> tuple[int, ...]:
-    """What so many zero bytes, a power of two, make of each bit of a checksum."""
+    """The effect of ``nbytes`` zero bytes, a power of two, on each bit of a checksum."""
     if nbytes == 1:
         return tuple(_advanced(1 << bit, 8) for bit in range(32))
     half = _carry(nbytes // 2)

@@ -229,9 +229,9 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
     if not found.entries:
         message = f"what was saved has {several} in it"
     elif len(found.entries) == 1:
-        message = f"one entry is no tensor and is not read: {named}"
+        message = f"one entry is not a tensor and is not read: {named}"
     else:
-        message = f"{len(found.entries)} entries are no tensors and are not read: {named}{more}"
+        message = f"{len(found.entries)} entries are not tensors and are not read: {named}{more}"
     hint = ""
     if found.parts:
         first = next(iter(found.parts))

@@ -160,7 +160,7 @@ def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | Non
         boxes: where each begins, and its sizes, axis by axis; none of the sizes is 0.
 
     Raises:
-        TangledError: the boxes are no grid, and comparing all pairs of them would take too long.
+        TangledError: the boxes are not a grid, and comparing all pairs of them would take too long.
 
     >>> overlapping([((0, 0), (2, 3)), ((2, 0), (2, 3)), ((0, 3), (4, 1))])
     >>> overlapping([((0, 0), (2, 3)), ((1, 2), (2, 3))])
@@ -225,7 +225,7 @@ class DistributedContents:
     Attributes:
         tensors: its tensors, in the order of the ``.metadata``.
         chunks: the boxes of each that hold elements.
-        entries: the names of what are no tensors: numbers, lists and the like, each a pickle of its own that is not
+        entries: the names of entries that are not tensors: numbers, lists and the like, each a pickle that is not
             read.
         parts: the state dicts that were nested in what was saved, as far as the ``.metadata`` says, by what they were
             saved under, and how many tensors each has.
@@ -296,7 +296,7 @@ class _Reading:
     # ------------------------------------------------------------------------------------------ where chunks lie
 
     def _places(self, storage: dict[object, object]) -> dict[Key, tuple[str, int, int]]:
-        """The file and the range of every chunk; entries that are no tensors have none."""
+        """The file and the range of every chunk; entries that are not tensors have none."""
         found: dict[Key, tuple[str, int, int]] = {}
         seen: dict[str, str] = {}
         for key, value in storage.items():
@@ -315,7 +315,7 @@ class _Reading:
                 message = f"the file {quote(path)} {seen[path]}; it has to be a plain file name beside {DCP_METADATA}"
                 self.faults.add(Code.DCP_METADATA, message, tensor=name, hint="do not use this checkpoint")
             elif start < 0 or length < 0 or start + length > MAX_BYTES:
-                self._wrong(name, f"its storage of {length} bytes at offset {start} is no range", Code.DCP_CHUNK)
+                self._wrong(name, f"its storage of {length} bytes at offset {start} is not a range", Code.DCP_CHUNK)
             elif info.get("transform_descriptors"):
                 self._wrong(name, "its storage is transformed (compressed, say), which this library does not undo")
             elif starts is not None:
@@ -340,7 +340,7 @@ class _Reading:
         given = properties.fields if isinstance(properties, Node) else None
         element = DTYPES.get(kind.name) if isinstance(kind := _first(given), Global) else None
         if not isinstance(size, tuple) or not isinstance(parts, list) or element is None:
-            return self._wrong(name, "it is no tensor with a dtype, a size and chunks")
+            return self._wrong(name, "it is not a tensor with a dtype, a size and chunks")
         if isinstance(given, tuple) and given[1:2] != ("torch.strided",):
             return self._wrong(name, f"its layout is {quote(given[1])[1:-1]}, and only dense tensors are read")
         reason = _size_fault(size, element.itemsize)
@@ -366,7 +366,7 @@ class _Reading:
             fields = _fields(part, "ChunkStorageMetadata")
             starts, sizes = fields.get("offsets"), fields.get("sizes")
             if not isinstance(starts, tuple) or not isinstance(sizes, tuple) or not _inside(starts, sizes, size):
-                return self._wrong(name, f"a chunk at {_shown(starts)} of {_shown(sizes)} is no part of {list(size)}",
+                return self._wrong(name, f"a chunk at {_shown(starts)} of {_shown(sizes)} is not part of {list(size)}",
                                    Code.DCP_CHUNK)  # fmt: skip
             if math.prod(sizes):
                 found.append((starts, sizes))

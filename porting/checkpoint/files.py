@@ -112,7 +112,7 @@ class InMemory:
         self._raw = raw
 
     def pread(self, offset: int, count: int) -> bytes:
-        """As of :class:`ByteSource`."""
+        """Read as :meth:`ByteSource.pread` does."""
         return self._raw[offset : offset + count]
 
 
@@ -206,11 +206,11 @@ class Copying(ABC):
 
     @abstractmethod
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """As of :class:`Readable`."""
+        """Read as :meth:`Readable.read_into` does."""
 
     @abstractmethod
     def require_unchanged(self) -> None:
-        """As of :class:`Readable`."""
+        """Check as :meth:`Readable.require_unchanged` does."""
 
     def copy(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """The elements from byte ``start`` to ``stop`` in memory that no later change of the file reaches."""
@@ -621,7 +621,7 @@ class Kept:
         self._lock = Lock()
 
     def get(self, stream: Stream) -> Elements | None:
-        """Those of a stream; None when they are not kept."""
+        """The elements of a stream; None when they are not kept."""
         with self._lock:
             if stream in self._kept:
                 self._kept.move_to_end(stream)

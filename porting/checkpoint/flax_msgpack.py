@@ -55,7 +55,7 @@ class FlaxMsgpack(Container):
     promises = Promises(writes=False)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
-        """Not by its first byte alone, which many files have."""
+        """Return None: many files begin with the same byte."""
         return None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
@@ -92,7 +92,7 @@ class _Walk:
         self._others: list[str] = []
 
     def contents(self) -> Contents:
-        """What the file holds."""
+        """The contents of the file."""
         kind, count = self._begin()
         if kind != "map":
             fault = self._header.error("this does not begin with a dictionary, as a file of Flax does").faults[0]
@@ -199,7 +199,7 @@ class _Walk:
         outer, self._header = self._header, inside
         try:
             if self._begin() != ("array", 3):
-                raise inside.error(f"{quote(name)} is no array of Flax")
+                raise inside.error(f"{quote(name)} is not a Flax array")
             kind_of_shape, axes = self._begin()
             if kind_of_shape != "array" or axes > DEEPEST:
                 raise inside.error(f"{quote(name)} has no shape")
@@ -210,7 +210,7 @@ class _Walk:
             start = inside.position
             inside.skip(stored if binary == "bin" else 0)
             if not dtype or binary != "bin" or inside or any(size != "int" for size, _ in sizes):
-                raise inside.error(f"{quote(name)} is no array of Flax")
+                raise inside.error(f"{quote(name)} is not a Flax array")
             return _Array(shape=tuple(size for _, size in sizes), dtype=dtype, start=start, stored=stored)
         finally:
             self._header = outer
@@ -218,7 +218,7 @@ class _Walk:
     def _key(self, before: int) -> str:
         kind, count = self._begin()
         if kind != "str":
-            raise self._header.error(f"a key that is no text before byte {self._header.position}")
+            raise self._header.error(f"a key that is not text before byte {self._header.position}")
         return self._header.text(count, limit=LONGEST_TENSOR_NAME - before)
 
     def _skip(self, kind: str, count: int, depth: int) -> None:
@@ -238,7 +238,7 @@ class _Walk:
                 if kind == "map":
                     key, length = self._begin()
                     if key not in {"str", "bin"}:
-                        raise self._header.error(f"a key that is no text before byte {self._header.position}")
+                        raise self._header.error(f"a key that is not text before byte {self._header.position}")
                     self._skip(key, length, depth + 1)
                 self._skip(*self._begin(), depth + 1)
 

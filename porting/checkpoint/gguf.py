@@ -102,7 +102,7 @@ MOST_AXES = 8
 """Dimensions that are read; ggml has four."""
 
 EMBEDDING = "token_embd.weight"
-"""What llama.cpp calls the embedding of the tokens."""
+"""The name of the token embedding in llama.cpp."""
 
 GGML_AXES, GGML_NAME = 4, 63
 """Dimensions of a tensor, and bytes of its name, that ggml has room for."""
@@ -264,7 +264,7 @@ def _read(source: ByteSource, name: str) -> Contents:
     for tensor, kind, shape, offset in sorted(described, key=lambda entry: entry[3]):
         element = DTYPES.get(kind)
         if offset % alignment:
-            tensors.refuse(tensor, f"its place, {offset}, is no multiple of {alignment}", FETCH_AGAIN)
+            tensors.refuse(tensor, f"its place, {offset}, is not a multiple of {alignment}", FETCH_AGAIN)
         elif element is not None:
             tensors.add(tensor, shape, element, start=begin + offset)
         elif kind in BLOCKS:
@@ -330,7 +330,7 @@ def _add_blocks(tensors: TensorList, name: str, shape: tuple[int, ...], kind: in
     title, numbers, size = BLOCKS[kind]
     if not shape or shape[-1] % numbers:
         row = shape[-1] if shape else 1
-        reason = f"its rows of {row} are no whole number of blocks of {numbers}, as the type {title} has them"
+        reason = f"its rows of {row} are not a whole number of blocks of {numbers}, as the type {title} has them"
         tensors.refuse(name, reason, FETCH_AGAIN)
         return
     stored = math.prod(shape) // numbers * size

@@ -34,13 +34,13 @@ LONGEST_NAME = (1 << 16) - 1
 LEAST_ALIGNED, ALIGNED, MOST_ALIGNED = 8, 32, 1 << 16
 """The multiples at which tensors begin: the least and the largest that are read, and between them the usual one."""
 
-ALIGNMENT_FAULT = f"{ALIGNMENT} is no power of two from {LEAST_ALIGNED} to {MOST_ALIGNED}"
+ALIGNMENT_FAULT = f"{ALIGNMENT} is not a power of two from {LEAST_ALIGNED} to {MOST_ALIGNED}"
 
 ANOTHER = "give it another value in the table"
 
 
 class Expected(NamedTuple):
-    """What llama.cpp reads of settings whose names match."""
+    """The values that llama.cpp reads for settings whose names match."""
 
     kind: int
     title: str
@@ -72,10 +72,10 @@ EXPECTED = (
 """The table of the settings that are known by name; of others, the value says the type."""
 
 PER_TOKEN = re.compile(r"^tokenizer\.(chat_templates|ggml\.(tokens|merges|scores|token_type))$")
-"""Those of them that are lists."""
+"""The settings of those that are lists."""
 
 PER_LAYER = re.compile(r"\.(head_count(_kv)?|feed_forward_length)$|sparsity_scale$")
-"""Those of them that may be lists."""
+"""The settings of those that may be lists."""
 
 
 class SettingError(ValueError):
@@ -169,7 +169,7 @@ def text_bytes(*texts: str) -> bytes:
     try:
         raws = [text.encode() for text in texts]
     except UnicodeEncodeError as error:
-        raise SettingError(f"it holds {quote(error.object)}, which is no text in Unicode") from error
+        raise SettingError(f"it holds {quote(error.object)}, which is not Unicode text") from error
     return b"".join([piece for raw in raws for piece in (len(raw).to_bytes(8, "little"), raw)])
 
 

@@ -30,13 +30,13 @@ FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-"""What the package gguf looks for."""
+"""The files that the package gguf looks for."""
 
 SENTENCEPIECE, FAST, SLOW = MAIN = ("tokenizer.model", "tokenizer.json", "vocab.json")
-"""What holds the tokens, the first that is there."""
+"""The files that hold the tokens; the first one that exists is used."""
 
 SLOW_FILES = (SLOW, "added_tokens.json")
-"""What the package gguf would read in the place of ``tokenizer.json``, which names all added tokens."""
+"""The files that the package gguf would read in place of ``tokenizer.json``, which names all added tokens."""
 
 TOKENS, TYPES, SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"
 MERGES, TEMPLATES = "tokenizer.ggml.merges", "tokenizer.chat_templates"
@@ -45,11 +45,11 @@ CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 """Types of tokens (``gguf.TokenType``)."""
 
 REFUSED = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-"""What the package raises for files that it cannot read."""
+"""Errors that the package raises for files that it cannot read."""
 
 
 class VocabularyError(ValueError):
-    """The tokenizer's files are no vocabulary that can be written; the message says why."""
+    """The tokenizer's files are not a vocabulary that can be written; the message says why."""
 
 
 def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, object], str, tuple[str, ...]]:

@@ -131,7 +131,7 @@ class _Walk:
         self._process.communicate()
 
     def messages(self) -> Iterator[list[Any]]:  # of what JSON has
-        """What it says, line by line, but requests for bytes, which are answered.
+        """The reader's output, line by line; requests for bytes are answered and not returned.
 
         Raises:
             CheckpointError: it cannot read the file.
@@ -421,7 +421,7 @@ class _Elements(Stream):
         return at
 
     def _rows(self, part: _Stored, above: int, below: int) -> np.ndarray:
-        """Some rows of a stored part."""
+        """Read rows of a stored part."""
         import numpy as np  # noqa: PLC0415  # h5py has it
 
         layout = self._layout

@@ -154,7 +154,7 @@ def walk(  # a group of h5py, which has no types
 
 
 def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[str, object] | None:  # h5py's DatasetID
-    """What a dataset is; None if it has no numbers.  Its stored parts have lines of their own."""
+    """The description of a dataset; None if it has no numbers.  Its stored parts have lines of their own."""
     import h5py  # noqa: PLC0415  # an extra
     import numpy as np  # noqa: PLC0415  # h5py has it
 

@@ -1,4 +1,4 @@
-"""What containers with a header in front of the elements have in common: reading it, and placing the tensors."""
+"""The shared parts of containers with a header before the elements: reading it, and placing the tensors."""
 
 from __future__ import annotations
 

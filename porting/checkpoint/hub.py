@@ -148,7 +148,7 @@ def _listed(model: ModelId, token: str | bool | None) -> tuple[str, set[str]]:
         raise ValueError("no commit in the answer")
     names = {sibling.rfilename for sibling in info.siblings or ()}
     if not all(isinstance(name, str) for name in names):
-        raise ValueError("a file whose name is no text")
+        raise ValueError("a file whose name is not text")
     return info.sha, names
 
 
@@ -255,7 +255,7 @@ def _remember(root: Path, revision: str, commit: str) -> None:
     """Record the commit of the revision in the cache, as huggingface_hub does, for offline mode.
 
     Every file was asked for by its commit, so nothing else has noted it.  A cache that cannot be written to
-    is no fault.
+    is not a fault.
     """
     if revision == commit:
         return

@@ -165,12 +165,12 @@ RESET = re.compile(r";\s*t\s*=\s*([0-9]{1,9})(?![0-9])")
 
 
 def too_many(headers: Mapping[str, str]) -> Explanation:
-    """What to say of a hub that takes no more requests for a while."""
+    """The message for a hub that accepts no more requests for a while."""
     return Code.HUB_UNREACHABLE, "too many requests (429)", f"try again{_after(headers)}; logging in raises the limit"
 
 
 def failing(status: int, headers: Mapping[str, str]) -> Explanation:
-    """What to say of a hub that answers with an error of its own."""
+    """The message for a hub that answers with an error of its own."""
     return Code.HUB_UNREACHABLE, f"the hub answered with status {status}", f"try again{_after(headers)}; " + _USE_CACHE
 
 
@@ -209,7 +209,7 @@ UNWRITABLE = {
     errno.EPERM: "a place that you can write to",
     errno.ENAMETOOLONG: "a place with a shorter path",
 }
-"""What a disk says that takes no file, and where the cache may be instead."""
+"""The advice for a disk that cannot take a file: another place for the cache."""
 
 
 def _system(error: BaseException, model: str) -> Explanation:
@@ -253,7 +253,7 @@ EXPLANATIONS: tuple[tuple[type[BaseException], Explanation | Callable[[BaseExcep
     ),
     (
         errors.HFValidationError,
-        (Code.HUB_NOT_FOUND, "this is no possible name of a model", "names are org/name, or org/name@revision"),
+        (Code.HUB_NOT_FOUND, "this is not a possible model name", "names are org/name, or org/name@revision"),
     ),
     (errors.HfHubHTTPError, _status),
     (HTTP_ERROR, _network),

@@ -58,7 +58,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
         where: the file, for messages.
 
     Raises:
-        CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are no plain file names.
+        CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are not plain file names.
     """
     try:
         content = parse(raw, where=where)
@@ -73,7 +73,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
     shards: dict[str, None] = {}
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str):
-            faults.add(Code.INDEX_INVALID, "its shard is no string", tensor=tensor, hint=WRITE_AGAIN)
+            faults.add(Code.INDEX_INVALID, "its shard is not a string", tensor=tensor, hint=WRITE_AGAIN)
         elif shard not in shards:
             shards[shard] = None
             reason = shard_fault(shard)
@@ -103,7 +103,7 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
 
 
 def shard_fault(shard: str) -> str:
-    """The reason why a string is no plain file name; empty if it is one."""
+    """The reason why a string is not a plain file name; empty if it is one."""
     if PLAIN.fullmatch(shard):
         return ""
     reasons = {

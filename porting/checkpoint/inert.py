@@ -50,7 +50,7 @@ class Stub:
         attributes: the attributes that it has after these states.
         items: what was put into it under keys, as into a dictionary.
         elements: what was put into it without keys, as into a list or a set.
-        tensor: what kind of tensor it would be, in a few words; empty for what is no tensor.
+        tensor: what kind of tensor it would be, in a few words; empty for what is not a tensor.
     """
 
     kind: str
@@ -111,7 +111,7 @@ class Stub:
 
 
 TRUSTED = ("torch.nn.modules.", "torch.nn.parallel.", "torch.optim.", "torch.ao.", "torch.fx.")
-"""Where torch has modules and optimizers, which it makes for those alone who trust the file."""
+"""The packages of torch with modules and optimizers: torch unpickles these only for who trusts the file."""
 
 MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """The attributes in which a ``torch.nn.Module`` keeps what it holds."""
@@ -273,7 +273,7 @@ class InertMachine(StateMachine):
             if target.is_script:
                 self._require_as_declared(target, fields)
             target.given.append(fields)
-            # torch copies the entries now: what is put into the dictionary afterwards is no attribute
+            # torch copies the entries now: what is put into the dictionary afterwards is not an attribute
             for attributes in fields if isinstance(fields, tuple) and len(fields) == 2 else (fields,):  # those of slots
                 if isinstance(attributes, dict):
                     charge("objects", PAIR * len(attributes), where=self.source.where)  # given to many objects, perhaps

@@ -267,7 +267,7 @@ class Tree:
                 yield sub.removeprefix(begin), child
 
     def _require_named(self, node: object, full: str, faults: FaultList) -> None:
-        """Note tensors whose key is no name, such as a tuple."""
+        """Note tensors whose key is not a name, such as a tuple."""
         for key, value in _entries(node):
             if not _is_name(key) and (_is_tensor(value) or (_is_container(value) and self._count(value)[0])):
                 message = "the key of a tensor is neither text nor a whole number"

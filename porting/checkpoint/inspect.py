@@ -252,7 +252,7 @@ def group_names(names: Iterable[str]) -> dict[str, int]:
 
 
 Box = tuple[tuple[str, ...], ...]
-"""For each number in a name the values that it takes; the box has all their combinations."""
+"""The values of each number in a name; the box has all their combinations."""
 
 
 def _boxes(numbers: Sequence[tuple[str, ...]]) -> list[Box]:

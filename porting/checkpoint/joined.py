@@ -58,7 +58,7 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
 
 
 def _taken(name: str, first: Checkpoint) -> Iterator[str]:
-    """What of the first checkpoint has a name already that would be one of another: in words, for a message."""
+    """The tensors of the first checkpoint whose name one of another would get, as text for a message."""
     yield from (f"the tensor {quote(tensor)}" for tensor in first.tensors if tensor.startswith(f"{name}."))
     yield from (f"the file {quote(file)}" for file in first.sources if file.startswith(f"{name}/"))
     yield from (f"the field {quote(name)} in its config" for _ in range(name in first.config))

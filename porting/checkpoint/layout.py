@@ -110,7 +110,7 @@ SAFETENSORS_DTYPES: Mapping[str, ElementType] = {
 """The format's names for the dtypes that torch can hold, one element in whole bytes."""
 
 PACKED_DTYPES: Mapping[str, str] = {"F4": "4-bit", "F6_E2M3": "6-bit", "F6_E3M2": "6-bit"}
-"""Dtypes of the format whose elements are no whole bytes: known by name, so that they are refused by name."""
+"""Dtypes of the format whose elements are not whole bytes: known by name, so that they are refused by name."""
 
 RECORD = "provenance.json"
 """The record that a conversion writes beside the weights."""
@@ -148,11 +148,11 @@ class Described(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What another package logs while it reads a stranger's files: collected, and never printed as it is."""
+"""The log messages of another package that reads a stranger's files: collected, and never printed as they are."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
         raise checkpoint_error(Code.HUB_NOT_FOUND, text, message, "leave one of them out")
     wanted = written if at else revision if revision is not None else "main"
     if not REVISION.fullmatch(wanted) or ".." in wanted:
-        message = f"{wanted!r} is no possible revision"
+        message = f"{wanted!r} is not a possible revision"
         raise checkpoint_error(Code.HUB_NOT_FOUND, repo, message, "pass a branch, a tag or a commit")
     return ModelId(repo=repo, revision=wanted)
 

@@ -91,7 +91,7 @@ NO_NUMBERS = {
     "M": ("dates", "save arrays of numbers"),
     "m": ("spans of time", "save arrays of numbers"),
 }
-"""Contents of arrays that are no tensors, by numpy's kind, each with a hint."""
+"""Contents of arrays that are not tensors, by numpy's kind, each with a hint."""
 
 ALIGNED = 64
 """Bytes that elements are aligned to in written files, as numpy aligns them within a member."""
@@ -117,7 +117,7 @@ class Npz(Container):
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
         """Read the arrays' headers; the beginning of each member is read, since the shape is stored there."""
         if not is_archive(source):
-            message = "this is no zip archive, so not one that numpy.savez wrote"
+            message = "this is not a zip archive, so not one that numpy.savez wrote"
             fault = Fault(code=Code.FORMAT_WRONG, where=source.where, message=message, hint=FETCH_AGAIN)
             raise UnrecognisedError(fault, source, self.title)
         archive = read_archive(source, NUMPY)
@@ -269,7 +269,7 @@ VERSIONS = (b"\1\0", b"\2\0", b"\3\0")
 
 
 class _ArrayError(Exception):
-    """A member is no array that can be read."""
+    """A member is not an array that can be read."""
 
     def __init__(self, message: str, hint: str = SAVE_AGAIN) -> None:
         super().__init__(message)
@@ -299,14 +299,14 @@ def _parsed(text: bytes, start: int, size: int) -> _Array:
             warnings.simplefilter("ignore")  # Python warns of "1or 2", which is refused
             found = ast.literal_eval(text.decode("utf-8").strip())
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise _ArrayError("its header is no dictionary of Python's plain values") from error
+        raise _ArrayError("its header is not a dictionary of Python's plain values") from error
     match found:
         case {"descr": descr, "fortran_order": bool(columns), "shape": tuple(shape), **rest} if not rest:
             pass
         case _:
             raise _ArrayError("its header does not say descr, fortran_order and shape, and nothing else")
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise _ArrayError(f"its shape {quote(shape)} is no tuple of sizes")
+        raise _ArrayError(f"its shape {quote(shape)} is not a tuple of sizes")
     element, swapped = _element(descr)
     reason = shape_fault(shape, element)
     if reason:
@@ -326,14 +326,14 @@ def _element(descr: object) -> tuple[ElementType, bool]:
         raise _ArrayError(f"its descr is {quote(descr)}: dates or durations", "save arrays of numbers")
     parts = re.fullmatch(r"([<>|])([A-Za-z])([0-9]{0,9})", descr) if isinstance(descr, str) else None
     if parts is None:
-        raise _ArrayError(f"its descr {quote(descr)} is none of numpy's")
+        raise _ArrayError(f"its descr {quote(descr)} is not one of numpy's")
     order, kind, width = parts.groups()
     if kind in NO_NUMBERS:
         kind_name, hint = NO_NUMBERS[kind]
         raise _ArrayError(f"its descr is {descr!r}: {kind_name}", hint)
     element = DTYPES.get(kind + width)
     if element is None or (order == "|") != (element.itemsize == 1):
-        raise _ArrayError(f"its descr {quote(descr)} is no dtype that torch has", "save it as float64 or int64")
+        raise _ArrayError(f"its descr {quote(descr)} is not a dtype that torch has", "save it as float64 or int64")
     return element, order == ">"
 
 

@@ -75,7 +75,7 @@ class Onnx(Container):
     promises = Promises(writes=False)
 
     def sniff(self, source: ByteSource) -> FileKind | None:
-        """Not by its first bytes, which other messages of protocol buffers have as well."""
+        """Return None: other messages of protocol buffers begin with the same bytes."""
         return None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
@@ -154,7 +154,7 @@ class _Initialiser:
         if self.external:
             offset, length = (_number(self.outside.get(key)) for key in ("offset", "length"))
             if offset is None or length is None:
-                tensors.refuse(self.name, "offset or length in a file beside the model is no number", FETCH_AGAIN)
+                tensors.refuse(self.name, "offset or length in a file beside the model is not a number", FETCH_AGAIN)
             else:
                 stored = length if "length" in self.outside else tensors.size - offset  # the rest of the file
                 tensors.add(self.name, shape, element, start=offset, stored=stored)

@@ -49,7 +49,7 @@ NO_ARRAYS = {"string", "None", "Dict", "List", "Tuple", "NamedTuple"}
 """Types of values that have no array: texts, and containers without entries."""
 
 SETTINGS_OF = {"zarr": ".zarray", "zarr3": "zarr.json"}
-"""What says of an array how it is stored, by tensorstore's name of the format."""
+"""The file that describes how an array is stored, by tensorstore's name of the format."""
 
 SETTINGS = {*SETTINGS_OF.values(), ".zgroup", ".zattrs", ".zmetadata"}
 
@@ -198,7 +198,7 @@ class _Files:
         size: bytes of all files.
 
     Raises:
-        CheckpointError: one is no file, a link that leads out of it, or the settings of an array and too large.
+        CheckpointError: one is not a file, a link that leads out of it, or the settings of an array and too large.
     """
 
     def __init__(self, home: Folder) -> None:

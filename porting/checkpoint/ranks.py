@@ -147,7 +147,7 @@ class Folders:
         self._folders = tuple(folders)
 
     def require_in_place(self, names: Iterable[str] = ()) -> None:
-        """As :meth:`Folder.require_in_place`, of all files that were opened in each."""
+        """Check as :meth:`Folder.require_in_place` does, for all files that were opened in each."""
         del names
         for folder in self._folders:
             folder.require_in_place()

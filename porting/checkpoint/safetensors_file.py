@@ -128,7 +128,7 @@ def _raw_header(source: ByteSource) -> bytes:
         raise _unreadable(
             source,
             f"the header should have {length} bytes, and only {source.size - 8} follow",
-            hint="the file was cut short, or is no safetensors file: fetch it again",
+            hint="the file was cut short, or is not a safetensors file: fetch it again",
         )
     if length > MAX_HEADER:
         raise _unreadable(source, f"the header should have {length} bytes; the format allows {MAX_HEADER}")
@@ -209,18 +209,18 @@ def _note_fields(key: str, entry: dict[str, Json], faults: FaultList) -> None:
             faults.add(Code.SAFETENSORS_TENSOR, f"no {name!r} is given", tensor=key, hint=FETCH_AGAIN)
     unknown = [name for name in entry if name not in FIELDS]
     for name in unknown[:FAULTS_SHOWN]:
-        message = f"the field {quote(name)} is none of the format's"
+        message = f"the field {quote(name)} is not one of the format's"
         hint = nearest(name[:NAME_SHOWN], FIELDS) or FETCH_AGAIN
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=hint)
     if len(unknown) > FAULTS_SHOWN:
-        message = f"{len(unknown)} fields are none of the format's"
+        message = f"{len(unknown)} fields are not the format's"
         faults.add(Code.SAFETENSORS_TENSOR, message, tensor=key, hint=FETCH_AGAIN)
 
 
 def _range_fault(element: ElementType, shape: list[int], offsets: list[int]) -> str:
     """The reason why a range cannot hold the shape: no range, rank, overflow, or size; empty if it can."""
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"its data_offsets {shown_sizes(offsets)} are no range"
+        return f"its data_offsets {shown_sizes(offsets)} are not a range"
     reason = shape_fault(shape, element)
     if reason:
         return reason
@@ -240,7 +240,7 @@ def _sizes(key: str, field: str, value: Json, faults: FaultList) -> list[int] | 
     else:
         for size in value:
             if type(size) is not int:
-                reason = f"holds {quote(size)}, which is no whole number"
+                reason = f"holds {quote(size)}, which is not a whole number"
                 break
             if not 0 <= size <= MAX_BYTES:
                 problem = "negative" if size < 0 else "more than 64 bits can hold"

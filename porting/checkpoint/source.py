@@ -319,7 +319,7 @@ def _open_remote(model: RemoteModel, *, part: str | None) -> Checkpoint:
 def _found(place: Place, main: str, *, part: str | None, locate: bool = True) -> Found:
     container = container_of(main)
     if container is None:
-        raise ValueError(f"{main!r} is no file of weights")  # a bug of ours: it was chosen for its name
+        raise ValueError(f"{main!r} is not a file of weights")  # a bug of ours: it was chosen for its name
     try:
         return container.open(place, main, part=part, locate=locate)
     except UnrecognisedError as error:

@@ -103,7 +103,7 @@ def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | No
 
 
 def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
-    """The note about entries that are no tensors."""
+    """The note about entries that are not tensors."""
     if not names:
         return ()
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
@@ -204,7 +204,7 @@ RESOLVED = {
     "negated": "resolve_neg()",
     "conjugated and negated": "resolve_conj().resolve_neg()",
 }
-"""What gives a tensor that torch reads so its own values."""
+"""The method that gives the plain values of a tensor that torch reads as a view."""
 
 
 def _shape_fault(spec: TensorSpec) -> str:

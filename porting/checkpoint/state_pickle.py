@@ -146,7 +146,7 @@ DEVICE = re.compile(r"[a-z][a-z0-9_]{0,63}(:[0-9]{1,4})?")
 """The device of a storage, which torch ignores under ``map_location="cpu"``; a backend may register any name."""
 
 MARK = object()
-"""Where on the stack a group begins."""
+"""The mark on the stack at which a group begins."""
 
 
 Action = Callable[["StateMachine"], None]
@@ -416,7 +416,7 @@ class StateMachine:
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise self.error("a global whose name is no string", self.unsafe)
+            raise self.error("a global whose name is not a string", self.unsafe)
         if max(len(name), len(module)) > MAX_NAME:  # both may come from the memo, many times
             raise self.error("a name without end")
         self._global(module, name)

@@ -17,7 +17,7 @@ FLOAT, NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
 
 
 class JsonError(ValueError):
-    """A text is no valid JSON; the message says where and why."""
+    """A text is not valid JSON; the message says where and why."""
 
 
 DEEPEST = 100
@@ -37,7 +37,7 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False, si
         signed_zero: take ``-0`` for the number -0.0, which is not whole, as the readers of safetensors do.
 
     Raises:
-        JsonError: it is no JSON, or an object has a key twice.
+        JsonError: it is not JSON, or an object has a key twice.
         LimitError: it holds more than a command may read.
 
     >>> parse(b'{"a": [1, 2]}', where="a text")

@@ -128,7 +128,7 @@ class _Document:
             at = one.start_mark.line + 1
             key = self._value(one, level + 1)
             if not isinstance(key, str):
-                raise YamlError(f"a key at line {at} that is no text")
+                raise YamlError(f"a key at line {at} that is not text")
             if key in found:
                 raise YamlError(f"the key {key[:120]!a} stands twice in one mapping, again at line {at}")
             found[key] = self._value(self._next(), level + 1)
@@ -143,7 +143,7 @@ class _Document:
 
         tag = self._loader.resolve(ScalarNode, event.value, event.implicit)
         if tag not in SCALARS:
-            raise YamlError(f"{event.value[:100]!r} at line {line} is no text, number, true, false or null")
+            raise YamlError(f"{event.value[:100]!r} at line {line} is not text, number, true, false or null")
         if tag == SCALARS[2] and len(event.value) > DIGITS:
             raise YamlError(f"a whole number of {len(event.value)} digits; at most {DIGITS} are read")
         if tag == SCALARS[-1]:
@@ -151,5 +151,5 @@ class _Document:
         try:
             made: bool | int | float | None = self._loader.construct_object(ScalarNode(tag, event.value))
         except ValueError as error:
-            raise YamlError(f"{event.value[:100]!r} at line {line} is no number") from error
+            raise YamlError(f"{event.value[:100]!r} at line {line} is not a number") from error
         return made

@@ -44,7 +44,7 @@ FULL = -1
 """The length of a slice along an axis of which it has all."""
 
 MASK = 0xA282EAD8
-"""What is added to a checksum that was rotated by 15 bits."""
+"""The number that is added to a checksum that was rotated by 15 bits."""
 
 MOST_SHARDS = 99_999
 """The largest number that the names of five digits hold."""
@@ -385,7 +385,7 @@ def _handle(reader: HeaderReader) -> tuple[int, int]:
 
 
 def _slice(message: HeaderReader) -> list[tuple[int, int]]:
-    """Where a TensorSliceProto begins along each axis, and how long it is there."""
+    """The start of a TensorSliceProto along each axis, and its length there."""
     found = []
     for number, _, inside in message_fields(message):
         if number == 1 and inside is not None:  # extent

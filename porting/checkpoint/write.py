@@ -179,7 +179,7 @@ def _write_member(folder: Folder, name: str, plan: _Plan) -> None:
 
 def _plan_content(name: str, content: Content, destination: Path) -> _Plan:
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
-        raise refused(destination / "…", f"would be named {quote(name)}, which is no plain file name", "rename it")
+        raise refused(destination / "…", f"would be named {quote(name)}, which is not a plain file name", "rename it")
     if isinstance(content, bytes):
         return _Plan(size=len(content), pieces=(content,))
     if isinstance(content, Path | Member):

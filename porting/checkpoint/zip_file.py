@@ -128,7 +128,7 @@ def read_archive(source: ByteSource, writer: Writer) -> Archive:
         writer: the program whose archives are accepted.
 
     Raises:
-        CheckpointError: with every fault found; it is no archive that the program writes.
+        CheckpointError: with every fault found; it is not an archive that the program writes.
         LimitError: it lists more than a command may hold.
     """
     start, raw, count = _directory(source, writer)
@@ -147,7 +147,7 @@ def read_archive(source: ByteSource, writer: Writer) -> Archive:
 
 
 def _directory(source: ByteSource, writer: Writer) -> tuple[int, bytes, int]:
-    """Where the table of contents begins, its bytes, and how many entries it has."""
+    """The offset of the table of contents, its bytes, and its number of entries."""
     if source.size < END.size:
         raise _unreadable(source, writer, "the file is too short")
     end = source.size - END.size
@@ -269,7 +269,7 @@ def locate(
 
 
 def _descriptor_end(source: ByteSource, entry: ZipEntry, stop: int) -> int:
-    """Where the data descriptor behind an entry ends; -1 if it is another entry's."""
+    """The end of the data descriptor after an entry; -1 if it is another entry's."""
     for layout in ("<4s3I", "<4sI2Q"):
         size = struct.calcsize(layout)
         if stop + size <= source.size and (entry.size < FULL or layout == "<4sI2Q"):

@@ -36,12 +36,12 @@ class Commands(TyperGroup):
     """The list of commands, in groups."""
 
     def invoke(self, ctx: Any) -> Any:  # Any: the context's own class is not public
-        """As usual, with unseen characters of a command's name escaped."""
+        """Invoke a command; in errors, unseen characters of its name are escaped."""
         with _escaped():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """As usual, with unseen characters of an option escaped."""
+        """Parse the arguments; in errors, unseen characters of an option are escaped."""
         with _escaped():
             return super().parse_args(ctx, args)
 
@@ -57,7 +57,7 @@ class Command(TyperCommand):
     """A command that says which option was probably meant, and remembers what was typed."""
 
     def invoke(self, ctx: Any) -> Any:  # Any: the context's own class is not public
-        """As usual, with what was typed at hand for whoever gives advice."""
+        """Invoke a command; the typed words are kept for the advice in errors."""
         token = TYPED.set(ctx.params)
         if self.name not in WITHOUT_TORCH:
             import_torch()
@@ -67,7 +67,7 @@ class Command(TyperCommand):
             TYPED.reset(token)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the context's own class is not public
-        """As usual, but for one name in place of a list of all that look a little alike."""
+        """Parse the arguments; an error suggests one option, not all that look a little alike."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # the class of a wrong option is Typer's own, and not public; it goes on from here
@@ -78,7 +78,7 @@ class Command(TyperCommand):
             raise
 
     def _meant(self, wrong: str) -> str:
-        """What was probably meant by an option that does not exist: an argument of that name, or the nearest option."""
+        """The likely meaning of an option that does not exist: an argument of that name, or the nearest option."""
         arguments = [one.name for one in self.params if one.param_type_name == "argument"]
         name = wrong.lstrip("-").replace("-", "_")
         name = OTHER_WORDS.get(name, name)
@@ -130,7 +130,7 @@ COMMANDS = {
     "mutate": Entry(MORE, "mutate", "Find the mistakes that your own tests would miss."),
     "report-bug": Entry(MORE, "report_bug", "Prepare a bug report; nothing is sent."),
 }
-"""By the name that is typed."""
+"""The commands, by name."""
 
 
 WITHOUT_TORCH = {"inspect", "hash", "verify-files", "tables", "explain", "report-bug"}
@@ -254,7 +254,7 @@ def _check_environment() -> None:
 
 
 def _let_go(stream: TextIO) -> None:
-    """What nobody can take is given up: some Pythons try once more when they end, and say so with a traceback."""
+    """Discard output that cannot be written: some Pythons try once more at exit and print a traceback."""
     try:
         stream.flush()
     except OSError:

@@ -113,7 +113,7 @@ def attention(
 
 
 def _shares(seen: Attention, layer: int | None, head: int | None, place: int) -> dict[tuple[int, int], list[float]]:
-    """What the token gives to each, of the heads that are named."""
+    """The shares that the token gives to each token, in each of the chosen heads."""
     count = len(seen.layers)
     layers = range(count) if layer is None else [layer % count if -count <= layer < count else layer]
     found = {}

@@ -116,7 +116,7 @@ def _spelled(names: Iterable[str], described: Mapping[str, object]) -> list[str]
 
 
 def _rest(plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> list[tuple[str, str, str]]:
-    """What is not simply loaded: what becomes of it, its name, and why."""
+    """The tensors that are not simply loaded: what is done with each, its name, and why."""
     from porting.checkpoint.inspect import group_tensors
     from porting.plan.leftovers import idle_drops
 
@@ -135,10 +135,10 @@ def _rest(plan: Plan, checkpoint: Checkpoint, *, proven: bool) -> list[tuple[str
 
 
 NEW = "new"
-"""What becomes of a parameter that the checkpoint does not have and the table allows to be missing."""
+"""The label of a parameter that the checkpoint does not have and the table allows to be missing."""
 
 ABSENT = "not there"
-"""What becomes of a tensor that the table would leave out and the checkpoint does not have."""
+"""The label of a tensor that the table would leave out and the checkpoint does not have."""
 
 
 def _in_brief(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -38,7 +38,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     size = float(found[1]) * UNITS.get(found[2].upper(), math.inf) if found is not None else math.inf
     if size > LARGEST:
-        raise typer.BadParameter(f"{text[:80]!r} is no size, expected a number and one of kB, MB, GB, KiB, MiB, GiB")
+        raise typer.BadParameter(f"{text[:80]!r} is not a size, expected a number and one of kB, MB, GB, KiB, MiB, GiB")
     return int(size)
 
 

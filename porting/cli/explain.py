@@ -50,7 +50,7 @@ def explain(
 
 
 def explanation(code: Code) -> str:
-    """What a fault of this code means, why it is one, how it looks and how to mend it: the page's section in Markdown.
+    """The page's section on an error code, in Markdown: what it means, why it is an error, an example and the fix.
 
     >>> print(explanation(Code.UNREAD_TENSOR).splitlines()[0])
     **What** — No rule reads a tensor of the checkpoint, and `[drop]` does not list it.

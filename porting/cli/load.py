@@ -82,7 +82,7 @@ def load(
 
 
 def _plan(module: nn.Module) -> Plan:
-    """What went where: every module that was loaded remembers it."""
+    """The plan by which a loaded module was filled; each module remembers it."""
     from porting.loading import provenance
 
     record = provenance(module)
@@ -92,7 +92,7 @@ def _plan(module: nn.Module) -> Plan:
 
 
 def _built(module: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:  # names, counts and bytes
-    """What a module holds, each tensor counted once; ``mapped``: bytes that are views of the checkpoint's file."""
+    """The contents of a module, each tensor counted once; ``mapped``: bytes that are views of the checkpoint's file."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}.values()
     # A view of the mapped file starts at the same address as any other view of the same tensor.
     views = [name for name in checkpoint.tensors if checkpoint.maps(name)]

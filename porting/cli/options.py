@@ -145,7 +145,7 @@ WorkingTypes = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists at the destination.")]
 LARGEST_SEED = (1 << 63) - 1
-"""Of torch; numpy takes none below 0."""
+"""The largest seed of torch; numpy takes none below 0."""
 
 LARGEST = 1_000_000
 """The largest number that counts something: tokens, layers, cases.  A larger one is a mistake of the user's."""
@@ -180,7 +180,9 @@ MaxLength = Annotated[
         show_default="40 new ones, or as many as the model has positions for",
     ),
 ]
-NumBeams = Annotated[int, typer.Option("--num-beams", min=1, max=LARGEST, help="Number of beams; 1 is no beam search.")]
+NumBeams = Annotated[
+    int, typer.Option("--num-beams", min=1, max=LARGEST, help="Number of beams; 1 means no beam search.")
+]
 TopOfEach = Annotated[
     int | None,
     typer.Option(
@@ -219,7 +221,7 @@ class ModelOptions:
         return flags(table=self.table, into=self.into, architecture=self.architecture, fresh=fresh, trust=self.trust)
 
     def builder(self) -> Callable[..., nn.Module] | None:
-        """What ``--into`` names; see :func:`builder`."""
+        """The builder that ``--into`` names; see :func:`builder`."""
         return builder(self.into, trust=self.trust)
 
 
@@ -322,7 +324,7 @@ def dtype_of(dtype: DType | None) -> torch.dtype | None:
 
 
 def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module] | None:
-    """What ``module:name`` or ``file.py:name`` names.  The user typed it, so it is trusted and imported.
+    """The builder ``module:name`` or ``file.py:name``.  The user typed it, so it is trusted and imported.
 
     Modules of the current folder can be imported, also those that a table names that the user trusts; but for these the
     folder is not searched, so that nothing in it takes the place of what is installed.
@@ -366,7 +368,7 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
 
 
 def misnamed(into: object, faults: Sequence[Fault]) -> Fault | None:
-    """What a file has for ``--into``, where what was named in it is none of its modules and builds none of them."""
+    """The fault, with the names that a file offers for ``--into``, if the given one is not a module and builds none."""
     if not isinstance(into, str) or all(fault.code is not Code.BAD_TARGET for fault in faults):
         return None
     place, _, name = into.rpartition(":")
@@ -400,7 +402,7 @@ def _words(builder: object) -> set[str]:
 
 
 def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Path | None:
-    """What ``--reference`` names: a function that builds a model or computes its values, or a file."""
+    """The reference that ``--reference`` names: a function that builds a model or computes its values, or a file."""
     if name is None or name.endswith(".safetensors"):
         return None if name is None else Path(name)
     return builder(name, trust=trust)

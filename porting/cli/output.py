@@ -1,4 +1,4 @@
-"""What a command prints, on a terminal, into a pipe or as JSON, and how errors are reported.
+"""The output of commands, on a terminal, into a pipe or as JSON, and the reporting of errors.
 
 Results go to standard output, errors, warnings and progress to standard error.  Into a pipe goes the same text without
 colours and bars, one row a line however long; ``--json`` gives one JSON document and nothing else.
@@ -83,7 +83,7 @@ def endable() -> Iterator[None]:
 
 
 PIPE_WIDTH = 100_000
-"""Columns where the output is no terminal: no row is folded there."""
+"""Columns where the output is not a terminal: no row is folded there."""
 
 TYPED: ContextVar[Mapping[str, object]] = ContextVar("TYPED", default=MappingProxyType({}))
 """The arguments and options of the command that runs, for the advice at its end."""
@@ -93,7 +93,7 @@ Tell = Callable[[str, int, int], None]
 
 
 def console(stream: TextIO) -> Console:
-    """A console on ``stream``; plain, and as wide as it takes, when that is no terminal."""
+    """A console on ``stream``; plain, and as wide as it takes, when that is not a terminal."""
     terminal = stream.isatty()
     return Console(
         file=stream,
@@ -128,7 +128,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def shortage(error: BaseException) -> str:
-    """What is short, if that is why an error was raised; else an empty text."""
+    """The resource that ran out, if that is why the error was raised; else an empty text."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for this"
     if not isinstance(error, OSError | RuntimeError | ImportError):
@@ -149,7 +149,7 @@ TRY = {
     errno.EROFS: "choose a place that can be written to",
     errno.EINTR: "run the same command again",
 }
-"""What to do about an error of the system; of others, the permissions of the file may say more."""
+"""The advice for an error of the system; for other errors, the permissions of the file may say more."""
 
 
 def _failure(error: OSError) -> str:
@@ -166,7 +166,7 @@ def _failure(error: OSError) -> str:
 
 
 class Screen(AbstractContextManager["Screen"]):
-    """Where one command writes to.
+    """The output streams of one command.
 
     Used as a context: an error that the user can do something about becomes lines on standard error and the exit code
     :data:`WRONG`; warnings become lines there as well, and so does what imported modules print.  Where standard output
@@ -416,7 +416,7 @@ def _cut(text: str) -> str:
 
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")
-"""What sets a colour; and what stands between: whatever drew it, none of that moves anything on a terminal."""
+"""A code that sets a colour, or the text between such codes."""
 
 
 MOST_FAULTS, OF_EACH = 8, 3

@@ -22,7 +22,7 @@ EVERY = 2.0
 
 @contextmanager
 def conversion_progress(screen: Screen) -> Iterator[Callable[[State], None]]:
-    """What a conversion tells how far it has come."""
+    """A progress bar for a conversion."""
     if not (screen.as_json or screen.silent) and screen.animated:
         with screen.working("writing") as tell:
             yield lambda state: tell(f"{state.stage}, {_said(state)}", state.bytes, max(1, state.all_bytes))
@@ -54,7 +54,7 @@ def _said(state: State) -> str:
 class Prompt:
     """Asks on standard error and reads answers from standard input, a line each.
 
-    An empty line, and the end of the input, take the default: so does a command whose input is no terminal and has
+    An empty line, and the end of the input, take the default: so does a command whose input is not a terminal and has
     nothing in it.
 
     Args:
@@ -89,7 +89,7 @@ class Prompt:
                 return answer
             if answer.isdecimal() and 1 <= int(answer) <= len(names):
                 return names[int(answer) - 1]
-            note(f"{answer!r} is none of them: type a number from 1 to {len(names)}, or a name")
+            note(f"{answer!r} is not one of them: type a number from 1 to {len(names)}, or a name")
 
     def _read(self, default: str) -> str:
         """A line of the input; empty at its end."""

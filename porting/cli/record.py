@@ -119,7 +119,7 @@ def record(
 
 
 LARGE = 10_000_000
-"""From this many bytes on, the output says how to make a smaller recording."""
+"""The size in bytes from which on the output says how to make a smaller recording."""
 
 
 def _compared(

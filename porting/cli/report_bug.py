@@ -184,7 +184,7 @@ def _user() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Crash:
-    """What is sent of a record.
+    """The parts of a recorded error that are put into a bug report.
 
     Attributes:
         when: the time of it, UTC.
@@ -227,15 +227,15 @@ def last_record(folder: Path) -> Path | None:
 
 
 def read_record(path: Path, shortened: Shortened) -> Crash:
-    """What can be sent of a record.
+    """Read the parts of a recorded error that may be put into a bug report.
 
     Raises:
-        CheckpointError: it cannot be read, or is no record.
+        CheckpointError: it cannot be read, or is not a record.
     """
     place = Folder(path.parent)
     text = _text(place, path.name)
     if not RECORD.match(text):
-        message = "this is no error that porting recorded"
+        message = "this is not an error that porting recorded"
         hint = f"pass a file named {PREFIX}….txt, which an unexpected error names, or leave --record out"
         raise CheckpointError(Fault(code=Code.RECORD_INVALID, where=str(path), message=message, hint=hint))
     head, _, trace = text.partition("\n\n")

@@ -171,7 +171,7 @@ def _line(option: str, text: str, form: str) -> tuple[str, str]:
 def _agreed(
     screen: Screen, found: Suggestion, output: Path | None, dialogue: Prompt, name: str, *, overwrite: bool
 ) -> Path | None:
-    """Where the table shall be written; None for nowhere, after it was shown."""
+    """The path to write the table to; None for nowhere, after it was shown."""
     from porting.suggesting import Question
 
     if not found.exact:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Notation(StrEnum):
-    """What a table is given back as."""
+    """The notations in which a table can be printed."""
 
     WEIGHT_CONVERTER = "weight-converter"
     WEIGHTS_MAPPER = "weights-mapper"

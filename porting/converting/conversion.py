@@ -37,7 +37,7 @@ THREADS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What a conversion wrote.
+    """The result of a conversion.
 
     Attributes:
         path: the directory.

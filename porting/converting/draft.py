@@ -66,7 +66,7 @@ from porting.target import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a conversion will do.
+    """The plan of a conversion.
 
     Attributes:
         like: the checkpoint that is followed on the way back; None when there is none.
@@ -89,7 +89,7 @@ class Draft:
 
     @property
     def key(self) -> dict[str, object]:
-        """What makes this conversion the one that it is: the output's plan, and the state of the input's files."""
+        """The identity of this conversion: the output's plan, and the state of the input's files."""
         shape = {
             "table": self.table.digest,
             "options": dict(self.options),
@@ -127,7 +127,7 @@ def _state(content: bytes | Member) -> list[object]:
 
 
 def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Which file each of a checkpoint's is, and in which state."""
+    """The identity of each file of a checkpoint, and its state."""
     return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
 
 
@@ -235,7 +235,7 @@ def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = N
 
 
 def _record(port: Checkpoint) -> Record | None:
-    """What a conversion into the port's layout left beside it."""
+    """The record that a conversion into the port's layout wrote; None if there is none."""
     if port.path is None or is_single_file(port):
         return None
     record = read_record(Folder(port.path))
@@ -337,7 +337,7 @@ def _draft(
 
 
 def _writer(table: Table, options: ConvertOptions) -> tuple[Container, str, str]:
-    """The container to write, the state dict to nest tensors in, and the name of the main file if it is no usual one.
+    """The container to write, the state dict to nest tensors in, and the main file's name if it is not the usual one.
 
     Raises:
         PlanError: the table names no file of a container that is written under any name.

@@ -242,7 +242,7 @@ class _CheckedFile:
         self._order: list[str] = []
         self._file: LocalFile | None = None
         if not is_plain(name):
-            self.unreadable = "it is no plain file name"
+            self.unreadable = "it is not a plain file name"
         elif not root.kind(name):
             self.unreadable = "it is missing"
         else:

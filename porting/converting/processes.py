@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Failure:
-    """What a process that cannot go on sends in place of the value that the others wait for.
+    """The message of a process that cannot go on, sent in place of the value that the others wait for.
 
     Attributes:
         reason: why, in a line.

@@ -187,7 +187,7 @@ def read_record(folder: Folder) -> Record | None:
     except JsonError as error:
         raise _invalid(path, f"it cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _invalid(path, f"it is no record of the format {FORMAT}")
+        raise _invalid(path, f"it is not a record of the format {FORMAT}")
     fits = _fits(raw, content.get("digest"))
     return Record(content=content, damage="" if fits else "it is not as it was written: its own digest does not fit")
 

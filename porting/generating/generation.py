@@ -52,7 +52,7 @@ class Generated(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Generated text"
 
     @property
@@ -74,7 +74,7 @@ class NextTokens(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return "Next token"
 
     @property
@@ -156,7 +156,7 @@ def translate(
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:
-        GenerationError: the model is no encoder-decoder, or the options do not fit it.
+        GenerationError: the model is not an encoder-decoder, or the options do not fit it.
         TextError, LogitsError, TokenizerError, VerifyError: as :func:`generate`.
         CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
 
@@ -170,7 +170,7 @@ def translate(
     _require_options(None, None, None, num_beams, top)
     model = open_text_model(source, TARGET_TOKEN, **options)
     if not model.encodes_first:
-        message = "the model is no encoder-decoder: its config does not say is_encoder_decoder"
+        message = "the model is not an encoder-decoder: its config does not say is_encoder_decoder"
         hint = "a causal model continues a text: use generate"
         raise GenerationError(Fault(code=Code.NO_HEAD, where=model.where, message=message, hint=hint))
     return _Run.of(model, text).written(max_length, draw=likeliest, num_beams=num_beams, top=top)
@@ -239,7 +239,7 @@ class _Run:
         return cls(model, text, encoding, settings, row, vocabulary)
 
     def next_logits(self, rows: Tensor) -> Tensor:
-        """From rows of tokens [n t] the logits of the token that follows each, [n v]."""
+        """The logits of the token that follows each row of tokens [n t], [n v]."""
         inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
         if self.model.encodes_first:
             decoder = {f"decoder_{name}": value for name, value in inputs.items()}
@@ -278,7 +278,7 @@ class _Run:
         return longest
 
     def _answer(self, found: Continuation) -> Generated:
-        """What was found, in words."""
+        """The result, in words."""
         if not found.steps:
             raise _refused("the checkpoint's generation config rules out every token", "see its generation_config.json")
         given, spell = words_of(self.encoding), self.model.tokenizer.spell
@@ -324,7 +324,7 @@ def _require_options(
     """Refuse options that no search can follow."""
     require_top(top)
     if num_beams < 1:
-        raise _refused(f"num_beams is {num_beams}", "1 is no beam search; a beam search keeps 2 or more")
+        raise _refused(f"num_beams is {num_beams}", "1 means no beam search; a beam search keeps 2 or more")
     if num_beams > 1 and not temperature is top_k is top_p is None:
         raise _refused(
             "a beam search and sampling exclude each other",

@@ -22,10 +22,10 @@ from torch import Tensor
 from porting.generating.settings import Settings
 
 NextLogits = Callable[[Tensor], Tensor]
-"""From rows of tokens [n t] the logits of the token that follows each, [n v]."""
+"""A function of rows of tokens [n t]: the logits of the token that follows each, [n v]."""
 
 Draw = Callable[[Tensor], tuple[Tensor, int]]
-"""From scores [v] the probabilities [v], float64, and the token that was chosen by them."""
+"""A function of scores [v]: the probabilities [v], float64, and the token that was chosen by them."""
 
 
 @dataclass(frozen=True)

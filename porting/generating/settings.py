@@ -1,4 +1,4 @@
-"""What a checkpoint says about generation: where a row starts and ends, and which tokens are ruled out.
+"""The settings of a checkpoint for generation: where a row starts and ends, and which tokens are ruled out.
 
 It stands in ``generation_config.json``, in older checkpoints in ``config.json``.  The rules are those of transformers'
 ``generate``, in its order; how it searches (``do_sample``, ``num_beams``) is not taken from there, but asked for.
@@ -31,7 +31,7 @@ LEAST_PENALTY = 1e-6
 """The smallest number that scores are divided by, as a penalty; smaller ones leave no numbers."""
 
 STEEPEST = 32
-"""The largest power of a length: beyond it, the power of a long row is no number."""
+"""The largest power of a length: beyond it, the power of a long row is not a number."""
 
 UNKNOWN = (
     "begin_suppress_tokens",

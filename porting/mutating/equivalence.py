@@ -1,4 +1,4 @@
-"""Which mistakes change the outputs of a port, and what a test needs to detect each.
+"""Find the mistakes that change the outputs of a port, and the inputs that a test needs to detect each.
 
 A mistake that changes nothing in float64, whatever the weights and inputs, is an equivalent mutant (Jia and Harman
 2011, section II.B), which no test can detect.

@@ -64,11 +64,11 @@ class _Loader(importlib.abc.Loader):
         self._done = done
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
+        """Create the module as the loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the loader does, and then it is changed."""
+        """Execute the module as the loader does, then change it."""
         self._loader.exec_module(module)
         self._done(module.__name__, module)
 
@@ -77,7 +77,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def folder_of(place: str) -> Path:
-    """What has to be on the path for a module to be found: the folder that holds the file's outermost package."""
+    """The directory to put on ``sys.path`` to import a module: the one that holds the file's outermost package."""
     if not place.endswith(".py"):
         return Path.cwd()
     folder = Path(place).resolve().parent

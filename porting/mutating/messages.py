@@ -16,7 +16,7 @@ APPLIES, EQUIVALENT, ABSENT = "applies", "equivalent", "absent"
 
 @dataclass(frozen=True, kw_only=True)
 class MutationRequest:
-    """What to plant into the port.
+    """The mistakes to put into the port.
 
     Attributes:
         into: what builds the port, ``my_model:build`` or ``my_model.py:build``.
@@ -64,7 +64,7 @@ class MistakeStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class MutationResult:
-    """What was observed of the port.
+    """The observations of one run of the tests on the port.
 
     Attributes:
         built: how many times it was built.

@@ -73,7 +73,7 @@ class One:
 
 @dataclass(frozen=True)
 class Row:
-    """In a fold, ``0``, ``1``, ...: the one row of this axis that is taken; ``k=0`` where the rows have an index."""
+    """One row of an axis in a fold, ``0``, ``1``, ...; ``k=0`` where the rows have an index."""
 
     row: int
     index: str = ""

@@ -97,7 +97,7 @@ class Expression:
         """The value as the size of an axis: a positive integer.
 
         Raises:
-            NotationError: as :meth:`evaluate`, or the value is no positive integer.
+            NotationError: as :meth:`evaluate`, or the value is not a positive integer.
         """
         value = self.evaluate(values, bindings)
         if not isinstance(value, int) or value < 1:
@@ -124,7 +124,7 @@ def _field_number(values: Mapping[str, object], bindings: Mapping[str, object], 
 
 
 def _field(node: ast.expr, values: Mapping[str, object], bindings: Mapping[str, object]) -> object:
-    """What the config has under a name, in a field of it, or at a place of a list of it."""
+    """The config's value for a name, for an attribute of a value, or for an item of a list."""
     match node:
         case ast.Name(id=name):
             if name not in values:

@@ -19,7 +19,7 @@ from porting.notation.faults import TableError
 from porting.notation.sections import PLAIN, RULES, Body, Entry, Sections, read_file, split
 
 SHIPPED = Path(__file__).resolve().parent.parent / "mappings"
-"""Where the tables that ship with the library are."""
+"""The folder of the tables that come with the library."""
 
 DEEPEST = 16
 """Tables that extend one another."""
@@ -180,7 +180,7 @@ def _respell(entry: Entry, section: str, source: Swap, target: Swap) -> Entry:
 
 
 def _equal(value: object, swap: Swap) -> object:
-    """What a dropped tensor equals, under the other prefix; a reason is left as it is."""
+    """The tensor that a dropped one equals, under the other prefix; a reason is left as it is."""
     if isinstance(value, dict):
         return {key: _each(one, swap) if key == "equals" else one for key, one in value.items()}
     if isinstance(value, str) and value.startswith("equals "):

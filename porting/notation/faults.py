@@ -10,7 +10,7 @@ class TableError(PortingError):
 
 
 class NotationError(ValueError):
-    """What is wrong inside one string, and where in it.
+    """An error inside a string, and its position there.
 
     Attributes:
         offset: index of the character of the string at which it was found; None when it concerns the whole.

@@ -122,7 +122,7 @@ def _found(config: Mapping[str, object], path: str) -> tuple[object, ...]:
     if not is_plain(path):
         try:
             return (Expression.parse(path).evaluate(config),)
-        except NotationError:  # a field is missing, or is no number
+        except NotationError:  # a field is missing, or is not a number
             return ()
     value: object = config
     for name in path.split("."):

@@ -29,7 +29,7 @@ Bindings = Mapping[str, Value]
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _DECIMAL = re.compile(r"(?:([1-9][0-9]{0,3})\*)?([A-Za-z][A-Za-z0-9]*)(?:([+-])([0-9]{1,4}))?")
 _FORMAT = re.compile(r"(?:0([1-9]))?(?(1)(?:,|$))(?:([0-9]{1,9})\.\.([0-9]{1,9}))?")
-"""What stands behind the colon of a number: ``03``, ``3..60``, or both, ``03,3..60``."""
+"""The text after the colon of a number: ``03``, ``3..60``, or both, ``03,3..60``."""
 
 _NUMBER = rf"(0|[1-9][0-9]{{0,{LONGEST_NUMBER - 1}}})"
 _INDEX = re.compile(r"[A-Za-z][A-Za-z0-9]*")
@@ -43,7 +43,7 @@ class Literal:
 
     @property
     def regex(self) -> str:
-        """What it reads, as a regular expression."""
+        """The regular expression of the text that it matches."""
         return re.escape(self.text)
 
     def read(self, name: str, start: int) -> Iterator[tuple[int, Value | None]]:
@@ -90,7 +90,7 @@ class Decimal:
 
     @property
     def regex(self) -> str:
-        """What it reads, as a regular expression."""
+        """The regular expression of the text that it matches."""
         return rf"([0-9]{{{max(self.width, 1)},{LONGEST_NUMBER}}})" if self.width else _NUMBER
 
     def value(self, text: str) -> int | None:
@@ -143,7 +143,7 @@ class Enumerated:
 
     @property
     def regex(self) -> str:
-        """What it reads, as a regular expression."""
+        """The regular expression of the text that it matches."""
         return f"({'|'.join(re.escape(text) for text in self._values)})"
 
     @property
@@ -184,7 +184,7 @@ class Rest:
 
     @property
     def regex(self) -> str:
-        """What it reads, as a regular expression."""
+        """The regular expression of the text that it matches."""
         return "(.+)"
 
     def value(self, text: str) -> str:

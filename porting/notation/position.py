@@ -1,4 +1,4 @@
-"""Where keys and values of a TOML file stand, for messages: ``tomllib`` gives values without their places.
+"""The positions of keys and values in a TOML file, for messages: ``tomllib`` gives values without positions.
 
 The text has been read by ``tomllib`` before, so that this scanner meets well-formed TOML only.
 """
@@ -48,11 +48,11 @@ class Places:
     values: dict[Path, Place]
 
     def key(self, path: Path) -> Place:
-        """Where a key stands."""
+        """The position of a key."""
         return self.keys.get(path, Place())
 
     def value(self, path: Path) -> Place:
-        """Where a value stands; its key, when it has no place of its own."""
+        """The position of a value; that of its key, when it has none of its own."""
         return self.values.get(path, self.key(path))
 
 

@@ -1,4 +1,4 @@
-"""From the raw sections of a table to typed values; each fault is noted with its place and reading goes on."""
+"""Convert the raw sections of a table to typed values; each fault is noted with its place and reading goes on."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _FIELD = re.compile(
 _OPERAND = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-"""What the target of a formula can be."""
+"""The dtypes that the target of a formula can have."""
 
 CONFIG_ENDINGS = (".json", ".yaml", ".yml")
-"""What a config that [files] names ends in."""
+"""The endings of the config files that [files] may name."""
 
 _FILE = re.compile(r"(?!provenance\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 """A name in a directory, and not that of the record which a conversion writes there."""
@@ -403,7 +403,7 @@ class Reader:
         )
 
     def _operands(self, body: Body) -> tuple[str, ...]:
-        """What the formula of a [[rule]] calls its sources; nothing where they have no names."""
+        """The names of the sources in the formula of a [[rule]]; empty where they have none."""
         value = body["source"].value
         if not isinstance(value, dict):
             return ()
@@ -504,7 +504,7 @@ class Reader:
         *args: Given.args,
         **kwargs: Given.kwargs,
     ) -> Read | None:
-        """What ``read`` gives, or None with its fault noted at its place in the text."""
+        """The result of ``read``, or None after noting its fault at its place in the text."""
         try:
             return read(*args, **kwargs)
         except NotationError as error:

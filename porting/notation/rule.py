@@ -19,7 +19,7 @@ from porting.notation.name import Decimal, Literal, Name
 from porting.ops import CONSTANTS, Arithmetic, Constant, Formula, FormulaError, Operation, Sum
 
 RESULT = "y"
-"""What the target is called in ``back``, the formulas that undo a formula."""
+"""The name of the target in ``back``, the formulas that undo a formula."""
 
 REST = "..."
 """Stands for all the axes of a term that names none."""
@@ -162,7 +162,7 @@ class Rule:
 
     @property
     def operations(self) -> tuple[type[Operation], ...]:
-        """What is computed, in the order in which that is done; nothing where elements are only moved."""
+        """The operations, in the order in which they are applied; empty where elements are only moved."""
         computed: tuple[type[Operation], ...] = () if self.formula is None else (Formula,)
         return (*computed, *([Sum] if self.fold else []), *(kind for kind, _ in self.constants))
 
@@ -172,7 +172,7 @@ class Rule:
         return all(kind.exact for kind in self.operations)
 
     def arithmetic(self, values: Mapping[str, object]) -> Arithmetic:
-        """What is computed, its constants evaluated over the config.
+        """The operations with their constants, evaluated over the config.
 
         Raises:
             NotationError: a constant cannot be evaluated.
@@ -340,7 +340,7 @@ def _keep_formula(rule: Rule, others: Sequence[str]) -> None:
 
 def _keep_back(rule: Rule, name: str, undone: Formula) -> None:
     if name not in rule.operands:
-        raise NotationError(Code.BAD_EXPRESSION, f"'back' gives {name!r}, which is no source")
+        raise NotationError(Code.BAD_EXPRESSION, f"'back' gives {name!r}, which is not a source")
     foreign = sorted(undone.names & set(rule.operands))
     if foreign:
         message = f"back = {undone.text!r} reads {foreign[0]!r}; it has the target, {RESULT!r}, alone"
@@ -439,7 +439,7 @@ def _pair(sources: Sequence[Term], targets: Sequence[Term]) -> tuple[Pair, ...]:
 
 
 def _lonely(key: frozenset[str], here: Sequence[Term], there: Sequence[Term], side: str, other: str) -> str:
-    """Why a part over the indices ``key`` on one side has no counterpart on the other."""
+    """The reason why a part over the indices ``key`` on one side has no counterpart on the other."""
     mine = {index for term in here for index in term.indices}
     others = {index for term in there for index in term.indices}
     for alone, has, lacks in ((mine - others, side, other), (others - mine, other, side)):

@@ -18,7 +18,7 @@ from porting.notation.position import Places, locate
 from porting.ops import CONSTANTS, Formula, Sum
 
 _DOTTED = re.compile(r"^[^\n=\"'#]*", re.MULTILINE)
-"""What a line has before its value, a quoted name or a comment."""
+"""The part of a line before its value, a quoted name or a comment."""
 
 DEEPEST = 64
 """Parts of a name: each prefix of a key is looked up, so that time and memory grow with their square."""
@@ -81,7 +81,7 @@ Body = dict[str, Entry]
 
 @dataclass
 class Sections:
-    """What a table says, by section; ``rules`` holds one body for each ``[[rule]]``.
+    """The contents of a table, by section; ``rules`` holds one body for each ``[[rule]]``.
 
     Attributes:
         where: the file, for messages.
@@ -110,7 +110,7 @@ def read_file(path: Path) -> str:
     """The text of a table's file.
 
     Raises:
-        TableError: it is no regular file, too large or not UTF-8.
+        TableError: it is not a regular file, too large or not UTF-8.
     """
     try:
         raw = opening.read_file(path, limit=LARGEST)
@@ -123,14 +123,14 @@ def read_file(path: Path) -> str:
 
 
 def _no_table(fault: Fault) -> Fault:
-    """Why a file is no table, to somebody who wanted to read one."""
+    """The fault of a file that is not a table, for somebody who wanted to read one."""
     message = f"{fault.message}, expected a TOML table"
     if fault.code is Code.FILE_TOO_LARGE:
         message = f"{fault.message.partition(',')[0]}, a table has at most {LARGEST}"
     elif fault.code is Code.FILE_MISSING or "null byte" in fault.message:
-        message = "no file, expected a TOML table"
+        message = "not a file, expected a TOML table"
     elif fault.code is Code.FILE_NOT_REGULAR:
-        what = "a directory" if "a directory" in fault.message else "no regular file"
+        what = "a directory" if "a directory" in fault.message else "not a regular file"
         message = f"{what}, expected a TOML table"
     return Fault(code=Code.NO_TABLE, where=fault.where, message=message)
 
@@ -187,7 +187,7 @@ def _refuse_large(content: object, file: str) -> None:
 
 
 def _explained(message: str, text: str) -> tuple[str, int, int]:
-    """What tomllib says, and the line and column at which it says so."""
+    """The error of tomllib, with its line and column."""
     found = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if found:
         return message[: found.start()], int(found.group(1)), int(found.group(2))

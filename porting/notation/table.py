@@ -91,7 +91,7 @@ class Make:
 
 @dataclass(frozen=True, kw_only=True)
 class Approximation:
-    """What a table says of itself that is not exact.
+    """The part of a table that is declared as not exact.
 
     Attributes:
         reason: why the module cannot compute quite what the checkpoint's model does.

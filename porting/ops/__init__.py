@@ -1,4 +1,4 @@
-"""What rules compute: one class for each operation on elements, used by whatever reads, writes or compares tensors."""
+"""The operations of rules on elements, one class for each, used by all that read, write or compare tensors."""
 
 from porting.ops.contents import Content
 from porting.ops.exactness import InexactError, require_held, wide_dtype, widen

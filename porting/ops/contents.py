@@ -1,4 +1,4 @@
-"""What a whole tensor can be known to hold without being read: a number, a count, the unit matrix.
+"""The contents that a whole tensor can have without being stored: a number, a count, the identity matrix.
 
 The same words stand in ``[make]``, for what the module holds and no checkpoint has, and behind ``equals`` in
 ``[drop]``, for what the checkpoint holds and the module does not need.  Nothing else makes or checks such values.
@@ -33,7 +33,7 @@ ROUNDED = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Content:
-    """What every element of a tensor is.
+    """The content of a tensor: the value of each element.
 
     Attributes:
         word: ``"arange"``, ``"eye"``, ``"causal"``, ``"rotary"``, or empty for one number throughout.
@@ -49,7 +49,7 @@ class Content:
 
     @classmethod
     def parse(cls, text: str) -> Content | None:
-        """What a word or a number says; None for any other text."""
+        """Parse a word or a number; None for any other text."""
         if text in NUMBERS:
             return cls(number=NUMBERS[text])
         if text in WORDS:

@@ -1,4 +1,4 @@
-"""In which dtype values are computed, and whether the dtype of a result holds them.
+"""The dtype in which values are computed, and whether the dtype of a result holds them exactly.
 
 Floating-point numbers are computed in float64, complex ones in complex128, and both are rounded once.  Whole numbers
 are computed in int64 and are never rounded: what cannot be computed so, and what the dtype of the result does not hold,

@@ -70,7 +70,7 @@ LONGEST_JSON = 4096
 
 
 class FormulaError(ArithmeticSyntaxError):
-    """A text that is no formula, or one whose indices do not fit; ``offset`` is a place in the text."""
+    """A text that is not a formula, or one whose indices do not fit; ``offset`` is a place in the text."""
 
     def __init__(self, message: str, node: ast.AST | None = None) -> None:
         super().__init__(message, getattr(node, "col_offset", None))
@@ -97,7 +97,7 @@ class Formula(Operation):
         """Parse ``text``.
 
         Raises:
-            FormulaError: it is no formula.
+            FormulaError: it is not a formula.
         """
         try:
             body = parse(text, "formula", LONGEST)
@@ -322,7 +322,7 @@ class Formula(Operation):
 
 @dataclass(frozen=True)
 class _Held:
-    """What evaluating a part holds: at most, in the end, and the indices of its value."""
+    """The memory that the evaluation of a part needs, at most and in the end, and the indices of its value."""
 
     most: int
     kept: int
@@ -341,7 +341,7 @@ def _require_known(body: ast.expr, text: str) -> None:
             case ast.Call(func=ast.Name(id=name)) if name in KNOWN:
                 _require_arguments(node, name)
             case ast.Call(func=ast.Name(id=name)):
-                raise FormulaError(f"{name} is no function of formulas; known: {', '.join(KNOWN)}", node)
+                raise FormulaError(f"{name} is not a function of formulas; known: {', '.join(KNOWN)}", node)
             case _ if not is_plain(node):
                 raise FormulaError(f"{text!r}: {described(node)} is not allowed in a formula", node)
 
@@ -444,7 +444,7 @@ def _call_indices(operands: Mapping[str, Sequence[str]], node: ast.Call, inner: 
     if function == "take":
         foreign = next((name for name in _looked_up(node) if name not in operands), None)
         if foreign is not None:
-            raise FormulaError(f"{ast.unparse(node)}: {foreign!r} is no source of the rule", node)
+            raise FormulaError(f"{ast.unparse(node)}: {foreign!r} is not a source of the rule", node)
         given = [index for name in _looked_up(node) for index in operands[name]]
     for place, index in enumerate(taken):
         if index not in inner or index in taken[:place]:
@@ -478,18 +478,18 @@ def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _computed(op: ast.operator, left: float, right: float) -> float:
-    """What an operation makes of two numbers.
+    """Apply an operator to two numbers.
 
     Raises:
-        ArithmeticError: it is no finite number.
+        ArithmeticError: it is not a finite number.
     """
     _require_divisor(op, right)
     try:
         found = OPERATORS[type(op)](left, right)
     except ArithmeticError as error:  # a power of zero, or one that is too large
-        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number") from error
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is not a finite number") from error
     if isinstance(found, complex) or not math.isfinite(found):
-        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is no finite number")
+        raise ArithmeticError(f"{left:g} {SIGNS[type(op)]} {right:g} is not a finite number")
     return found  # type: ignore[no-any-return]  # OPERATORS takes any
 
 
@@ -504,10 +504,10 @@ def _require_divisor(op: ast.operator, right: float) -> None:
 
 
 def _number_of(function: str, number: float) -> float:
-    """What a function makes of a number.
+    """Apply a function to a number.
 
     Raises:
-        ArithmeticError: it is no finite number.
+        ArithmeticError: it is not a finite number.
     """
     import torch  # noqa: PLC0415  # tables are read without it
 
@@ -515,7 +515,7 @@ def _number_of(function: str, number: float) -> float:
         return abs(number)  # no other function makes whole numbers
     found = float(getattr(torch, function)(torch.tensor(number, dtype=torch.float64)))
     if not math.isfinite(found):
-        raise ArithmeticError(f"{function}({number:g}) is no finite number")
+        raise ArithmeticError(f"{function}({number:g}) is not a finite number")
     return found
 
 
@@ -532,7 +532,7 @@ def _aligned(tensor: Tensor, indices: Sequence[str], result: Sequence[str]) -> T
 def _with_more(
     function: str, node: ast.Call, tensor: Tensor, indices: tuple[str, ...], sizes: Mapping[str, int]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What the functions that repeat a value or unpack numbers make of it: they give indices, and take none."""
+    """Apply a function that repeats a value or unpacks numbers: it adds indices and removes none."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if function == "repeat":
@@ -585,7 +585,7 @@ def _whole_numbers(node: ast.Call, values: Tensor, least: int, most: int) -> Ten
 def _selected(
     tensor: Tensor, indices: tuple[str, ...], old: str, numbers: Tensor, news: tuple[str, ...]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What stands along an index at some numbers, which have indices of their own in its place."""
+    """Select numbers along an index, which is replaced by new indices."""
     at = indices.index(old)
     found = tensor.index_select(at, numbers.reshape(-1))
     shape = (*tensor.shape[:at], *numbers.shape, *tensor.shape[at + 1 :])
@@ -617,7 +617,7 @@ def _looked_at(
     tensor: Tensor,
     indices: tuple[str, ...],
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """What the functions make of a tensor that pick some of its numbers."""
+    """Apply a function that selects some numbers of a tensor."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     function = ast.unparse(node.func)

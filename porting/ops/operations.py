@@ -1,4 +1,4 @@
-"""What a rule does to the values of elements, beside moving them: one class for each operation.
+"""The operations of rules on the values of elements, other than moving them: one class for each.
 
 A class has all that the library knows of its operation: the key of a ``[[rule]]`` that asks for it, the values that it
 gives, the values that undo it, its transpose (through which gradients go back), whether undoing it gives the same bits,
@@ -50,7 +50,7 @@ class Operation:
         """Compute the source's elements in place of the target's, in the dtype in which they are computed.
 
         Raises:
-            InexactError: whole numbers leave int64, or are no multiples of what divides them.
+            InexactError: whole numbers leave int64, or are not multiples of what divides them.
         """
 
     def transpose(self, gradient: Tensor) -> None:
@@ -115,7 +115,7 @@ class Constant(Operation):
 
     @classmethod
     def fault(cls, number: float) -> str:
-        """What is wrong with a number, after "and"; empty when nothing is."""
+        """The reason why a number is not allowed, as a phrase to follow "and"; empty if it is allowed."""
         return ""
 
 

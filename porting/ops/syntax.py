@@ -23,11 +23,11 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
 }
-"""What each operation of a tree computes."""
+"""The function of each operator of a syntax tree."""
 
 
 class ArithmeticSyntaxError(ValueError):
-    """A text that is no arithmetic; ``offset`` is a place in it, None when it concerns the whole."""
+    """A text that is not arithmetic; ``offset`` is a place in it, None when it concerns the whole."""
 
     def __init__(self, message: str, offset: int | None = None) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ def is_plain(node: ast.AST) -> bool:
 
 
 def described(node: ast.AST) -> str:
-    """What a node that is not allowed is called: ``Call``, ``Not``, ``the constant 'x'``."""
+    """The name, in messages, of a node that is not allowed: ``Call``, ``Not``, ``the constant 'x'``."""
     if isinstance(node, ast.Constant):
         return f"the constant {node.value!r}"
     return type(node.op if isinstance(node, ast.UnaryOp) else node).__name__
@@ -80,7 +80,7 @@ def walk(
     combine: Callable[[ast.operator, Value, Value], Value],
     call: Callable[[ast.Call, Value], Value] | None = None,
 ) -> Value:
-    """What a tree comes to.
+    """Evaluate a syntax tree.
 
     Args:
         leaf: what a number, or a name with what follows it, comes to.

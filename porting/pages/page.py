@@ -84,7 +84,7 @@ def _environment() -> Environment:
 
 
 def _seen(value: object) -> object:
-    """What is printed for a value: jinja2 escapes the tags in it, this what cannot be seen."""
+    """The printed form of a value: jinja2 escapes its tags, and this what cannot be seen."""
     return safe(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -56,7 +56,7 @@ class Lone:
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """What a set of rules does to names and shapes.
+    """The effect of a set of rules on names and shapes.
 
     Attributes:
         unread, unwritten: source and target names that no rule matches.
@@ -142,11 +142,11 @@ def align(
 
 
 class Shaped(Protocol):
-    """What has a shape, as tensors and their descriptions have."""
+    """The interface of tensors and of their descriptions: a shape."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
 
 def align_table(

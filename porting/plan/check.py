@@ -26,7 +26,7 @@ from porting.target import Slot, slots, unsaved_tensors
 
 
 class Source(Protocol):
-    """What a checkpoint shows before its weights are read."""
+    """The description of a checkpoint before its weights are read."""
 
     @property
     def tensors(self) -> Mapping[str, Described]:
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """Its ``config.json``."""
+        """The contents of ``config.json``."""
 
     @property
     def shared(self) -> Sequence[frozenset[str]]:
@@ -140,7 +140,7 @@ def _checked(
 
 
 MANY = 6
-"""If so many rules read none of so many tensors, the table is of another checkpoint, and no rule is misspelled."""
+"""The number of rules and of tensors that do not meet, from which on the table is for another checkpoint."""
 
 
 def _is_of_another(table: Table, tensors: Collection[str]) -> bool:
@@ -243,7 +243,7 @@ def _dtypes(
                 hint: str = Message("say which: ", Option("dtype"))
             elif len(floating) > 1:
                 message = f"{pair}: {theirs} would become {ours}; integers and floats are never cast into each other"
-                hint = "a quantised tensor needs its scales; a mask or a table of positions is no weight: drop it"
+                hint = "a quantised tensor needs its scales; a mask or a table of positions is not a weight: drop it"
             elif floating == {False} and found != {slot.dtype}:
                 message = f"{pair}: the checkpoint has {theirs}, the module {ours}"
                 hint = f"give the module's buffer the dtype {theirs}, or drop the tensor"

@@ -22,7 +22,7 @@ Part = tuple[int, int, tuple[Digit, ...]]
 
 
 def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> Iterator[Copy]:
-    """What a move brings into a box of its target.
+    """The parts of a move that write into a box of its target.
 
     Args:
         copy: the move; its strides are those of a target of ``shape`` in row-major order.
@@ -61,7 +61,7 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
 
 
 def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
-    """What a move brings into the elements from ``start`` to ``stop`` of its target, counted in row-major order."""
+    """The parts of a move that write the elements from ``start`` to ``stop`` of its target, in row-major order."""
     if copy.sizes and copy.contiguous:  # most are: one run, which takes no search
         first, last = max(start - copy.target_offset, 0), min(stop - copy.target_offset, copy.sizes[0])
         if first < last:
@@ -74,7 +74,7 @@ def window(copy: Copy, start: int, stop: int) -> Iterator[Copy]:
 
 
 def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> Iterator[Copy]:
-    """What a move reads from a box of its source.
+    """The parts of a move that read from a box of its source.
 
     Args:
         copy: the move; each of its directions runs over whole axes of the source but for the slowest, as those of a

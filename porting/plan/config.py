@@ -183,7 +183,7 @@ MODEL_TYPE, ARCHITECTURE, CLASS_NAME = "model_type", "general.architecture", "_c
 """The field that says what kind of model a config describes: of transformers, of a GGUF file, and of diffusers."""
 
 TIMM, TIMM_PART = "architecture", "pretrained_cfg"
-"""That field of timm, and one that its configs have beside it."""
+"""The field for the architecture in timm's configs, and a field that stands beside it there."""
 
 USUAL = frozenset({MODEL_TYPE, "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}) | {
     "general",

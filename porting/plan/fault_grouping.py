@@ -83,7 +83,7 @@ def resembles(one: str, other: str) -> bool:
 
 
 def common_front(names: Sequence[str], expected: Iterable[str], prefix: str = "") -> str:
-    """What a wrapper put before all names that nobody speaks of, such as ``"module."``; empty if that is not it.
+    """The prefix that a wrapper added to all names, such as ``"module."``; empty if that is not the reason.
 
     Args:
         expected: the names that are missing; most of ``names`` are these with something in front.

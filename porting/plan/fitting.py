@@ -198,7 +198,7 @@ class Fitter:
         return sizes | {index: sizes[sized(index)] for index in every if index.endswith("'")}
 
     def _contradicted(self, rule: Rule, sources: list[_Side], targets: list[_Side]) -> str:
-        """What the config says of the extents that the module has and the checkpoint has not."""
+        """Name the entries of [sizes] and of the config that give sizes which only the module has."""
         theirs = {extent for side in sources for extent in side.shape}
         ours = {extent for side in targets for extent in side.shape}
         indices = {sized(index) for side in (*sources, *targets) for index in leaves(side.axes)}

@@ -162,7 +162,7 @@ class Applied:
         sizes: Mapping[str, int],
         read: Callable[[Copy, int, int], Iterator[tuple[Tensor, Copy]]],
     ) -> Tensor:
-        """What a part needs of an operand: one run of its buffer, for the target's slowest indices are its own."""
+        """Read what a part needs of an operand: one run of its buffer, since the target's slowest indices lead."""
         extents = [sizes[index] for index in operand.indices]
         steps = zip(operand.indices, row_major(operand.sizes), strict=True)
         first = sum(step * offsets.get(index, 0) for index, step in steps)
@@ -228,7 +228,7 @@ class Layout:
         )
 
     def backward(self, rule: Rule, source: str, numbers: Mapping[str, float], dtype: torch.dtype) -> Applied | None:
-        """How a source comes about from the target; None where the rule does not say or it is no single term.
+        """How a source comes about from the target; None where the rule does not say or it is not a single term.
 
         Args:
             dtype: that of both.
@@ -270,7 +270,7 @@ def reordered(operand: Operand, name: str, order: Sequence[str]) -> Operand:
 
 
 def _stride_in_source(copy: Copy, stride: int) -> int:
-    """What a step of so many elements in the buffer is in the tensor that a move reads."""
+    """Convert a stride in the buffer to the stride in the tensor that a move reads."""
     for size, theirs, ours in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
         if ours <= stride < ours * size:
             return stride // ours * theirs
@@ -278,7 +278,7 @@ def _stride_in_source(copy: Copy, stride: int) -> int:
 
 
 SEED = 1
-"""Of the values with which a formula's way back is tried."""
+"""The seed of the values with which a formula's way back is tried."""
 
 
 def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:

@@ -121,7 +121,7 @@ def _sources(
 
 
 def _instead(rule: Rule) -> Message:
-    """What gives sizes besides [sizes]: the module that a checkpoint is converted for, or a checkpoint."""
+    """Name what else can give sizes besides [sizes]: the module to convert for, or a checkpoint."""
     return Message("pass ", Option("into"), ", the module") if rule.turned else a_like()
 
 

@@ -26,7 +26,7 @@ from porting.printable import dtype_name
 from porting.target import Slot
 
 COUNTS = re.compile(r"layer|block|depth|expert")
-"""What the names of fields have in them that say how often a part is repeated."""
+"""Parts of the names of config fields that say how often something is repeated."""
 
 
 def leave_out(
@@ -131,7 +131,7 @@ def _nearly_dropped(name: str, idle: Iterable[Drop]) -> str:
 
 
 def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> Iterator[Fault]:
-    """What shows, before values are read, that a dropped tensor cannot equal the tensor that its line names."""
+    """Faults that show, before values are read, that a dropped tensor cannot equal the tensor named in its line."""
     if not left.equals:
         return
     if left.equals not in sources:
@@ -211,7 +211,7 @@ def renew(
     *,
     allowed: bool,
 ) -> Unfilled:
-    """What becomes of the targets that no step writes."""
+    """Sort the targets that no step writes: made, drawn anew, tied, or faults."""
     matcher = Matcher(((fresh.name, fresh) for fresh in table.fresh), table.target_prefix)
     making = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     new: list[str] = []
@@ -328,13 +328,13 @@ def _copied(
 
 
 def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
-    """Those of the names that a table gives the content of, each with its line of [make]."""
+    """The names whose content a table gives, each with its line of [make]."""
     matcher = Matcher(((make.term.name, make) for make in table.makes), table.target_prefix)
     return {name: found.line for name in names if (found := matcher.first(name)) is not None}
 
 
 def content_of(make: Make, config: Mapping[str, object]) -> Content:
-    """What a line of [make] gives under a config.
+    """The content that a line of [make] gives under a config.
 
     Raises:
         NotationError: its number cannot be computed.

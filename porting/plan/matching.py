@@ -1,4 +1,4 @@
-"""Which rule reads which name, in time linear in the number of names.
+"""Find the rule that reads each name, in time linear in the number of names.
 
 Names that differ only in their numbers share a skeleton (``layer.#.weight``), so each name is tried against the few
 patterns of its skeleton and not against every rule of the table.  Of these, one that spells numbers out
@@ -34,7 +34,7 @@ Line = TypeVar("Line")
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[Line]):
-    """What a pattern stands for that spells a name, and the index values."""
+    """The line of a pattern that matches a name, and the values of its indices."""
 
     line: Line
     bindings: dict[str, Value]
@@ -68,7 +68,7 @@ class Matcher(Generic[Line]):
             by_numbers.setdefault(tuple(numbers[place] for place in spelled_out), []).append((number, pattern))
 
     def read(self, name: str) -> list[Match[Line]]:
-        """What the patterns that spell ``name`` stand for, each once, in the order in which they were given."""
+        """The lines of the patterns that match ``name``, each once, in the order in which they were given."""
         found: dict[int, Match[Line]] = {}
         for number, pattern in self._candidates(name):
             if number not in found:

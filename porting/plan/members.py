@@ -112,7 +112,7 @@ class _Besides:
         self._listed = Matcher(((name, name) for name in listed), prefix)
 
     def __call__(self, name: str, matches: list[Match[tuple[int, int]]]) -> list[Match[tuple[int, int]]]:
-        """Of the rules that spell a name, those that are meant."""
+        """The rules that are meant, of those that match a name."""
         named = [match for match in matches if match.line[0] not in self._rest]
         if named:
             return named

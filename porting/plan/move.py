@@ -54,13 +54,13 @@ class Window:
         return math.prod(self.sizes)
 
     def holding(self, content: Content, shape: Sequence[int]) -> Tensor:
-        """Its elements, in one row, of a tensor of this shape that holds ``content``."""
+        """The elements of this window, in one row, in a tensor of this shape that holds ``content``."""
         if self.is_row:
             return content.row(shape, self.starts[0], self.starts[0] + self.sizes[0])
         return content.box(self.starts, self.sizes, self.shape).reshape(-1)
 
     def clip(self, copy: Copy) -> Iterator[Copy]:
-        """What a move brings into it."""
+        """The part of a move that writes into this window."""
         if copy.numel == 0:
             return iter(())
         if self.is_row:
@@ -69,7 +69,7 @@ class Window:
 
 
 class ReadParts(Protocol):
-    """What a move brings into a window: parts of it, their target counted from its start, each with its elements."""
+    """A function that reads what a move writes into a window: parts, with targets counted from the window's start."""
 
     def __call__(self, copy: Copy, where: Window, /, into: Tensor | None = None) -> Iterable[tuple[Tensor, Copy]]:
         """The parts that land in the window; ``into`` is its memory, to which a reader may bring some by itself."""
@@ -236,7 +236,7 @@ def _apply(recipe: Recipe, where: Window, block: Tensor, wide: Tensor, casts: Ca
 
 
 def _begin(recipe: Recipe, where: Window, block: Tensor, base: ReadParts | None, casts: Casts) -> None:
-    """What stands in a window before any move."""
+    """Fill a window with its content before any move."""
     if recipe.content is not None:
         block.copy_(where.holding(recipe.content, recipe.shape))
     elif recipe.covered:

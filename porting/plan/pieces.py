@@ -34,7 +34,7 @@ NEAR = 512
 
 
 def _range(copy: Copy, direction: int, start: int, stop: int) -> Copy:
-    """Some steps of one index."""
+    """The part of a move from ``start`` to ``stop`` of one direction."""
     sizes = (*copy.sizes[:direction], stop - start, *copy.sizes[direction + 1 :])
     return replace(
         copy,
@@ -89,7 +89,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Which indices of a box lie inside of one run, and which step from run to run; as places in its sizes."""
+    """The indices of a box that lie inside of one run, and those that step from run to run; as places in its sizes."""
 
     inside: tuple[int, ...]
     between: tuple[int, ...]

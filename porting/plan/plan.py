@@ -16,7 +16,7 @@ from porting.plan.align import Step
 from porting.plan.recipe import Described, Recipe
 
 MADE = "the table makes it"
-"""Why a tensor of the module is not in a checkpoint, when [make] says what it holds."""
+"""The reason why a tensor of the module is not in a checkpoint, when [make] gives its content."""
 
 
 class PlanError(PortingError):
@@ -53,7 +53,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What goes where.
+    """The assignment of a checkpoint's tensors to a module's.
 
     Attributes:
         table: the table.
@@ -89,12 +89,12 @@ class Plan:
     warnings: tuple[Fault, ...] = ()
 
     def arithmetic(self, step: Step) -> Arithmetic:
-        """What a step computes; nothing for most steps."""
+        """The arithmetic of a step; empty for most steps."""
         return step.rule.arithmetic(self.config)
 
     @property
     def contents(self) -> dict[str, str]:
-        """What [make] gives: the name of each target and its content, in the table's words."""
+        """The contents that [make] gives: the name of each target, and its content as the table spells it."""
         return {recipe.name: recipe.made_as for recipe in self.made}
 
     @property
@@ -111,11 +111,11 @@ class Plan:
         return ", ".join(parts)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython's own printer
-        """What IPython shows on a terminal."""
+        """Print the plan for IPython on a terminal."""
         printer.text(f"{self.table.where}: {self.summary}")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each rule, and what is not simply loaded."""
+        """The HTML for a notebook: a row for each rule, and the tensors that are not simply loaded."""
         from porting.pages.page import render_part  # noqa: PLC0415  # jinja2 is for those who look at a plan
 
         return render_part("plan_part.html", {"plan": self, "rules": moves_by_rule(self.steps)})
@@ -123,7 +123,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleMoves:
-    """What one rule of the table does.
+    """The moves of one rule of the table.
 
     Attributes:
         source, target: its two sides, as the table spells them.

@@ -13,7 +13,7 @@ from porting.notation.table import Table
 from porting.plan.matching import Matcher
 
 INSIDE = ("scores", "probabilities")
-"""What a probe can name inside of an attention, besides a module's outputs."""
+"""The values that a probe can name inside of an attention, besides a module's outputs."""
 
 
 def doubtful(table: Table, sources: Collection[str], module: nn.Module) -> Iterator[Fault]:

@@ -18,15 +18,15 @@ from porting.plan.formulas import Applied, Layout
 
 
 class Described(Protocol):
-    """What is known of a tensor before it is read."""
+    """The description of a tensor before it is read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """The shape."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The dtype."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Tensors(Protocol):
     """Descriptions of tensors by their names."""
 
     def __getitem__(self, name: str, /) -> Described:
-        """That of one tensor."""
+        """The description of one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Recipe:
 
     @property
     def made_as(self) -> str:
-        """What [make] says that it holds: a word, a number, or the name of the tensor that it equals."""
+        """The content that [make] gives: a word, a number, or the name of the tensor that it equals."""
         return self.equals or str(self.content)
 
     @property
@@ -87,7 +87,7 @@ class Recipe:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, in its last dtype."""
+        """The number of bytes, in the last dtype."""
         return self.numel * self.dtype.itemsize
 
     @property

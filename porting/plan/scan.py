@@ -1,4 +1,4 @@
-"""Looking for weights that are no numbers: the one check that needs the data."""
+"""Looking for weights that are not numbers: the one check that needs the data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _narrowed(stored: torch.dtype, read: torch.dtype) -> bool:
 
 
 def _odd(tensor: Tensor) -> Iterator[tuple[str, int, list[int]]]:
-    """The kinds of values in a tensor that are no numbers, how many there are and the position of the first."""
+    """The kinds of values in a tensor that are not numbers, how many there are and the position of the first."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
         return
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1)

@@ -5,6 +5,6 @@ imported as a table of rules, and a table is given back as such a list, or as vL
 """
 
 REGISTRY = "transformers:"
-"""What the name of a table that is made from transformers' registry begins with."""
+"""The prefix of the name of a table made from transformers' registry."""
 
 __all__ = ["REGISTRY"]

@@ -1,4 +1,4 @@
-"""What transformers does with the tensors of a checkpoint when it loads it, as layouts.
+"""The mapping that transformers applies to a checkpoint's tensors when it loads them, as layouts.
 
 Names are renamed by its own code, and its own operations are run on tensors without values.
 """
@@ -34,7 +34,7 @@ class Conversion:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """What transformers makes of a checkpoint.
+    """The result of loading a checkpoint's names and shapes with transformers.
 
     Attributes:
         unread: tensors of the file that the model does not have; transformers leaves them out.
@@ -67,7 +67,7 @@ def loading(
     *,
     ported: Mapping[str, Described] | None = None,
 ) -> Loading:
-    """What transformers makes of a checkpoint when it loads it.
+    """Load a checkpoint's names and shapes as transformers does.
 
     Args:
         entry: the name of an entry of the registry, or a model type.

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 
 class LayoutError(ValueError):
-    """What was done to a tensor is nothing that the axes of a rule say."""
+    """A change to a tensor that the axes of a rule cannot express."""
 
 
 class Part:

@@ -99,7 +99,7 @@ class Wording:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What rules that may be written as one have in common."""
+        """The properties that rules share if they can be written as one."""
         return len(self.sources), tuple(one.fixed for one in self.names), self.axes, self.sizes
 
 
@@ -137,7 +137,7 @@ class Pattern:
 
 
 Taken = Mapping[tuple[int, tuple[str, ...]], set[tuple[int, ...]]]
-"""For each side and each spelling without its numbers, the numbers that there are."""
+"""The numbers that occur, for each side and each spelling without its numbers."""
 
 
 def rules(every: Sequence[Wording]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -165,7 +165,7 @@ def rules(every: Sequence[Wording]) -> Iterator[tuple[tuple[str, ...], tuple[str
 
 
 def _placeholder(pattern: Pattern, place: Place, listed: set[int], taken: Taken, side: int) -> str:
-    """What stands at one number of a name."""
+    """The placeholder for one number of a name."""
     term, number = place
     name = pattern.group[0].names[term]
     value = name.numbers[number]

@@ -27,7 +27,7 @@ LAYERS = (0, 1, 10)
 """The values of an index that stands in every name."""
 
 REST = "some.weight"
-"""What ``{*rest}`` stands for."""
+"""The sample value of ``{*rest}``."""
 
 
 @dataclass(frozen=True, kw_only=True)

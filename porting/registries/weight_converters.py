@@ -148,7 +148,7 @@ def _renaming(rule: Rule, source: Parts, target: Parts) -> list[Entry]:
         return []
     for part in (*source, *target):
         if isinstance(part, Decimal) and (part.factor != 1 or part.width or part.high is not None):
-            raise untranslated(rule, rule.where, INTO, f"{part} is no plain number")
+            raise untranslated(rule, rule.where, INTO, f"{part} is not a plain number")
     ours, theirs = _stretch(source), _stretch(target)
     if str(Name(ours[1])) != str(Name(theirs[1])):
         message = "a renaming keeps one stretch of a name, and the text between its numbers or their order changes"
@@ -277,7 +277,7 @@ def _holds(entries: Sequence[Entry], samples: Sequence[Sample]) -> tuple[Rule, s
 
 
 def _loaded(made: Sequence[Any], tensors: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """What the list makes of tensors, in the order in which transformers reads them."""
+    """Apply the conversions to tensors, in the order in which transformers reads them."""
     core = module("core_model_loading")
     made = [copy.deepcopy(one) for one in made]
     renamings = [one for one in made if isinstance(one, core.WeightRenaming)]

@@ -29,7 +29,7 @@ class Mapper:
     suffix: dict[str, str | None] = field(default_factory=dict)
 
     def renamed(self, name: str) -> str | None:
-        """What becomes of a name; None where it is dropped."""
+        """The new name; None if the tensor is dropped."""
         for part, new in self.substr.items():
             if part in name:
                 if new is None:

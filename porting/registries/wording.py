@@ -1,4 +1,4 @@
-"""What transformers does with a checkpoint, written as a table."""
+"""Write transformers' handling of a checkpoint as a table."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _checked(name: str) -> str:
     try:
         Name.parse(name)
     except NotationError as error:
-        message = f"{name!r} is no name that a table can hold: {error}"
+        message = f"{name!r} is not a name that a table can hold: {error}"
         raise TableError(Fault(code=Code.BAD_NAME, message=message, hint="rename it in the checkpoint")) from error
     return name
 

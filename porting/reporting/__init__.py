@@ -1,4 +1,4 @@
-"""What was found, as data and as words: the report, on a terminal, as a page and in a notebook."""
+"""The results of a verification: as data, on a terminal, as a page and in a notebook."""
 
 from porting.reporting.outcome import Cost, Probe, Shown, Unseen, View
 from porting.reporting.report import Report

@@ -17,7 +17,7 @@ from porting.tracing.measure import ROUNDING, ErrorProfile
 from porting.tracing.trace import INNER
 
 LEAST, MOST = 1e-17, 1e12
-"""What is smaller or larger is drawn here: zero and infinity have no place on a logarithmic axis."""
+"""The range of the axis: values outside are drawn at its ends, since zero and infinity have no place on a log axis."""
 
 SERIES = ("#0f7ac2", "#d55e00", "#12936c", "#a8629a")
 """Told apart by those who see few colours, and readable on white and on black."""
@@ -123,7 +123,7 @@ def _size(shape: Sequence[int], axis: int) -> int:
 
 
 def _axes(shape: Sequence[int], name: str, case: str) -> tuple[str, str, str]:
-    """What the axes of an activation are called in a plot: those taken for rows, for positions and for channels.
+    """The labels of an activation's axes in a plot: those taken for rows, positions and channels.
 
     >>> _axes((8, 24, 128), "blocks.0", "8 rows of 1 to 24 tokens, padded")
     ('batch (8)', 'token (24)', 'channel (128)')

@@ -1,4 +1,4 @@
-"""What was found of gradients and of training, as data."""
+"""The results on gradients and training, as data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Some steps of one optimiser on both sides, and the weights compared.
+    """A number of steps of one optimiser on both sides, and the comparison of the weights afterwards.
 
     Attributes:
         optimiser: as it was made, ``"AdamW(lr=0.001)"``.

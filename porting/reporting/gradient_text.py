@@ -1,4 +1,4 @@
-"""What a report says of gradients and of training, as lines for a terminal."""
+"""The lines of a report on gradients and training, for a terminal."""
 
 from __future__ import annotations
 

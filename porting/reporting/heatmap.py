@@ -14,7 +14,7 @@ ALONE, END = "isolated", "end to end"
 VIEWS = {ALONE: "isolated", END: "end_to_end"}
 
 STEPS = (-0.6, -0.3, 0.0, 1.0, 3.0, 6.0)
-"""Between one level and the next: the decimal logarithm of a number over its bound.  Levels 0 to 2 are within it.
+"""The borders of the levels: decimal logarithms of a number over its bound.  Levels 0 to 2 are within it.
 
 For rounding, whose bound is 4, the first two steps are at 1 and 2 times the reference's own error.
 """

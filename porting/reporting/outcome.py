@@ -1,4 +1,4 @@
-"""What a verification found, as data."""
+"""The results of a verification, as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNPROVEN = "unproven"
 
 @dataclass(frozen=True)
 class Unseen:
-    """What a verification could not show.
+    """Something that a verification could not show.
 
     Attributes:
         what: it, ``"the attention mask"``.
@@ -112,7 +112,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What the inputs could see of the weights.
+    """How much of the weights the inputs reached.
 
     Attributes:
         activation: parameters that a float64 gradient of a compared probe reaches, and the share of their elements.
@@ -139,7 +139,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Where the time went, in seconds.
+    """The time that each part took, in seconds.
 
     Attributes:
         loading: in opening and reading both models' weights, importing transformers included.
@@ -235,7 +235,7 @@ class Outcome:
 
     @property
     def first_difference(self) -> Probe | None:
-        """Where the first difference of meaning shows end to end."""
+        """The first probe, end to end, that differs by more than rounding."""
         return next((probe for probe in self.probes if probe.differs), None)
 
     @property
@@ -244,8 +244,8 @@ class Outcome:
 
         ``"different"``: another meaning, or it learns otherwise; ``"approximate"``: another meaning, within the bound
         that the table declares; ``"imprecise"``: the same meaning with larger rounding errors; ``"unproven"``: every
-        probe agrees, and nothing that the port returns could be compared, or the reference returns values that are no
-        numbers, or it ends before the reference does, or parts of it hold random values that are compared with
+        probe agrees, and nothing that the port returns could be compared, or the reference returns NaN or
+        infinity, or it ends before the reference does, or parts of it hold random values that are compared with
         nothing; ``"faithful"``.
         """
         if self.shown.differing or self.scope.impure:
@@ -324,7 +324,7 @@ def _finite(value: object) -> object:
 
 
 OUTPUT = "output"
-"""What a layer gives, or a module outside of the layers: the column of the probes that are named by a row alone."""
+"""The column of probes whose name is that of the row alone: the output of a layer, or of a module outside of them."""
 
 _NUMBERED = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<number>\d+)(?=\.|$| )")
 
@@ -371,7 +371,7 @@ def rows_of(probes: Iterable[Probe]) -> list[ReportRow]:
 
 
 def _stack_names(stacks: Sequence[str]) -> dict[str, str]:
-    """What each stack of layers is called: by what its path has and the others' have not."""
+    """A name for each stack of layers: the parts of its path that the others do not have."""
     if len(stacks) == 1:
         return {stacks[0]: "layer"}
     paths = {stack: stack.split(".") for stack in stacks}
@@ -397,7 +397,7 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| )")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names; those that differ in one number only, or in the output of one module, as one."""
+    """List names; those that differ in one number only, or in the output of one module, as one."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_NUMBER.sub("{}", name, count=1), []).append(name)

@@ -69,13 +69,13 @@ class Report(Outcome):
         return file
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML that a notebook shows."""
         from porting.reporting.webpage import report_part  # noqa: PLC0415  # as above
 
         return report_part(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython's own printer
-        """What IPython shows on a terminal."""
+        """Print the report for IPython on a terminal."""
         printer.text(str(self).rstrip())
 
     def __str__(self) -> str:

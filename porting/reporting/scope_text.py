@@ -47,7 +47,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
 
 
 def trial_lines(report: Outcome) -> Iterator[str]:
-    """On which batches the output differs and on which it does not, and in which ways the port is impure."""
+    """The batches on which the output differs, those on which it does not, and the ways in which the port is impure."""
     scope = report.scope
     if scope.differing:
         names = [
@@ -81,7 +81,7 @@ MOST_PLACES = 2
 
 
 def _batches(report: Outcome) -> Iterator[str]:
-    """What the batches were."""
+    """The batches, one line for each, by name."""
     scope = report.scope
     if not scope.results:
         yield from report.cases
@@ -115,7 +115,7 @@ def _batches(report: Outcome) -> Iterator[str]:
 
 
 def _counted_batches(report: Outcome) -> Iterator[str]:
-    """What the batches were, on less than a line: sizes and counts; ``verbose`` has the names."""
+    """The batches in one line: sizes and counts; ``verbose`` has the names."""
     scope = report.scope
     if not scope.results:
         yield from report.cases

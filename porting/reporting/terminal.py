@@ -137,7 +137,7 @@ def _size_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
 
 
 def summary_lines(report: Outcome) -> Iterator[Text]:
-    """What to mend: the first module that is wrong, the line of its code, the cause and the fix; all that is known."""
+    """The lines that say what to fix: the first wrong module, its line of code, the cause and the fix, where known."""
     if report.guilty:
         others = len(report.guilty) - 1
         more = f" and {others} more" if others else ""
@@ -197,7 +197,7 @@ def _times(ratio: float) -> str:
 
 
 def mark(row: ReportRow) -> Text:
-    """What a row comes down to: the guilty modules in it, or that a difference only passes through."""
+    """The end of a row: the modules in it that cause a difference, or a note that a difference only passes through."""
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
         return Text(f"<- {listed(guilty)}", "bold red")
@@ -216,7 +216,7 @@ def _own_doing(row: ReportRow) -> bool:
 
 
 SAME = "same"
-"""What stands behind a row in which nothing differs."""
+"""The end of a row in which nothing differs."""
 
 
 def _style(bad: bool) -> str:
@@ -224,7 +224,7 @@ def _style(bad: bool) -> str:
 
 
 def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """Which modules are at fault, and what is known of them.
+    """The lines on the modules at fault, with what is known of them.
 
     Without ``verbose`` no more than what :func:`summary_lines` does not say: with a named cause, nothing of the first
     module.
@@ -265,7 +265,7 @@ def _guilty_lines(report: Outcome) -> Iterator[Text]:
 
 
 def _unexplained_lines(report: Outcome) -> Iterator[Text]:
-    """Where the first module at fault leaves the reference, if no cause of the catalogue explains it."""
+    """The place at which the first module at fault leaves the reference, if no cause of the catalogue explains it."""
     if math.isinf(report.guilty[0].meaning.isolated or 0.0):
         yield from _not_a_number_lines()
     if report.divergence and not any(cause.name for cause in report.causes):
@@ -310,7 +310,7 @@ def listed_steps(steps: Sequence[Step]) -> str:
 
 
 def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
-    """What remains in less than float64, what a rounding of it comes to, and what bounds follow.
+    """The lines on values computed in less than float64: their rounding error and the tolerances that follow.
 
     Without ``verbose`` it is one line, where a difference is larger than float64 explains.
     """
@@ -339,7 +339,7 @@ def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
 
 
 def shown_lines(report: Outcome) -> Iterator[Text]:
-    """What the inputs could see of the weights."""
+    """The lines on how many of the weights the inputs reached."""
     shown = report.shown
     yield Text(f"proven by activation: {len(shown.activation)} of {shown.count} parameters and buffers")
     partial = sorted((share, name) for name, share in shown.activation.items() if share < 1)
@@ -363,7 +363,7 @@ def shown_lines(report: Outcome) -> Iterator[Text]:
 
 
 def _code_lines(report: Outcome) -> Iterator[Text]:
-    """What never ran of the port's own code, and what of that no input would reach."""
+    """The lines on the port's code that never ran, and on the part of it that no input can reach."""
     for branch in report.not_taken[:MOST_NAMED]:
         lines = f"{branch.lines} line{'s' if branch.lines > 1 else ''}"
         yield Text(f"never ran: {branch.where}  {branch.condition}  ({lines}, {branch.function})", "yellow")
@@ -387,11 +387,11 @@ def _count(branches: Sequence[Branch], why: str) -> int:
 
 
 def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """What was left out and what should be known; with ``verbose`` also the inputs and the versions."""
+    """The lines on omissions and warnings; with ``verbose`` also the inputs and the versions."""
     if report.skipped:
         yield Text(f"not compared, for lack of a counterpart: {listed(report.skipped)}", "yellow")
     if report.padded:
-        yield Text(f"differs at padded places only, which is no fault: {listed(list(report.padded))}")
+        yield Text(f"differs at padded places only, which is not an error: {listed(list(report.padded))}")
     for warning in report.warnings:
         yield Text(f"warning: {warning}", "yellow")
     for note in report.notes if verbose else ():
@@ -414,14 +414,14 @@ def other_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 
 
 LEAST = 0.1
-"""What would explain less of a difference is no lead."""
+"""The smallest share of a difference that a cause has to explain to be shown as a lead."""
 
 WHOLE = 0.995
-"""What would explain more than this reproduces the probe."""
+"""The share of a difference from which on a cause counts as reproducing the probe."""
 
 
 def cause_lines(causes: Sequence[Finding]) -> Iterator[Text]:
-    """What is known of each cause of a report."""
+    """The lines on each cause of a report."""
     for cause in causes:
         if cause.name:
             yield from _cause_block(cause)

@@ -24,7 +24,7 @@ from porting.reporting.terminal import (
 )
 
 MOST_DRAWN = 3
-"""Where a guilty module differs is drawn for so many of them."""
+"""The number of guilty modules for which a picture shows where they differ."""
 
 _CLASSES = {"green": "good", "yellow": "warn", "red": "bad", "dim": "faint"}
 
@@ -58,14 +58,14 @@ def report_part(report: Outcome) -> str:
 
 
 def _worst(cells: Sequence[Cell | None]) -> Iterator[tuple[str, bool]]:
-    """Of a row, for each tier and view: the largest number, and whether any is above its bound."""
+    """For each tier and view of a row: the largest number, and whether any is above its bound."""
     for readings in zip(*(cell.readings for cell in cells if cell), strict=True):
         largest = max(readings, key=lambda reading: -1.0 if reading.number is None else reading.number)
         yield largest.text, any(reading.above for reading in readings)
 
 
 def _words(report: Outcome, *, verbose: bool = True) -> dict[str, object]:
-    """What the terminal prints, in the same words; without ``verbose`` the scope is counted and not listed."""
+    """The texts of the terminal, for the page; without ``verbose`` the scope is counted and not listed."""
     first, *scope = verdict_lines(report, verbose=verbose)
     word = report.verdict.upper()
     return {

@@ -1,4 +1,4 @@
-"""What a model attends to in a text, as data: the shares of every head of every layer, in one order of axes."""
+"""The attention of a model in a text, as data: the shares of every head of every layer, always with the same axes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shares:
-    """What a model attends to in one text, as numbers.
+    """The attention of a model in one text, as numbers.
 
     Layers, heads and tokens are numbered from 0; negative numbers count from the end.
 

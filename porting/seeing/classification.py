@@ -42,7 +42,7 @@ class Classification(Answer):
 
     @property
     def title(self) -> str:
-        """What the page is called."""
+        """The title of the page."""
         return f"Class: {self.label}"
 
     @property

@@ -1,4 +1,4 @@
-"""What a model attends to in a text: the probabilities of every head of every layer, seen while it runs.
+"""The attention of a model in a text: the probabilities of every head of every layer, recorded while it runs.
 
 They are taken where the model computes them, whatever it calls (:mod:`porting.tracing.attention`), so a model need not
 return them.  Any module can be looked at, with a table or without.
@@ -28,7 +28,7 @@ HTML, PNG = ".html", ".png"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attention(Shares):
-    """What a model attends to in one text: the numbers of :class:`Shares`, and their looks.  A notebook shows a page.
+    """The attention of a model in one text: the numbers of :class:`Shares`, with a page.  A notebook shows the page.
 
     Layers, heads and tokens are numbered from 0; negative numbers count from the end.
 
@@ -103,7 +103,7 @@ class Attention(Shares):
         return file
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page, in a frame of its own."""
+        """The HTML that a notebook shows: the page, in a frame of its own."""
         from porting.seeing.webpage import attention_frame  # noqa: PLC0415  # as above
 
         return attention_frame(self)

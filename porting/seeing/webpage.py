@@ -21,7 +21,7 @@ LARGEST = 1 << 24
 """Numbers in a page, two bytes each: more than that no browser likes to open."""
 
 MOST = 65535
-"""What a share of 1 is in the page, which has shares as whole numbers."""
+"""The whole number that stands for a share of 1 in the page."""
 
 MAP_COLOUR = (0xE0, 0x7B, 0x10)
 """Red, green and blue of the small maps, over light paper and dark; their opacity is the shade."""
@@ -44,7 +44,7 @@ class ShadedToken:
 
     @property
     def shade(self) -> str:
-        """Of its colour, 0 to 1."""
+        """The opacity of its colour, 0 to 1."""
         return f"{self.share**0.5:.3f}"
 
     @property

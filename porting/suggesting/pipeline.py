@@ -243,7 +243,7 @@ def _nothing(architecture: str, name: str, said: str, shown: tuple[Reason, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class _Proposal:
-    """What one twin led to.
+    """The result for one twin.
 
     Attributes:
         suggestion: the table and the verdict.
@@ -354,7 +354,7 @@ def _against(checkpoint: Checkpoint, architecture: str | None, ask: Asker) -> Re
 def _searched(
     subjects: ModelPair, seed: int, trials: int, until: Deadline, tell: Callable[[str, int, int], None]
 ) -> tuple[SearchResult, list[tuple[str, str]]]:
-    """What was found, and the lines of [probes] that look into attention."""
+    """The result of the search, and the lines of [probes] for the inside of attention."""
     port, reference = traced_models(subjects, seed)
     searching = partial(
         WeightSearch,
@@ -405,7 +405,7 @@ def _guessed(
     seconds: Mapping[str, str] = MappingProxyType({}),
     least: SearchResult | None = None,
 ) -> SearchResult | None:
-    """What names or the order say, if the module then returns what the reference returns; else all is as it was.
+    """Fill the rest by names or by order, if the module then returns what the reference returns; else change nothing.
 
     Args:
         least: what was found before: what fills less than that is no better, whatever the module then returns, for it
@@ -437,7 +437,7 @@ class _Prover:
     guessed: tuple[str, ...] = ()
 
     def behind(self, made: TableDraft, *, fresh: bool, deep: TableDraft | None, own: Proof | None) -> ExtraChecks:
-        """What is seen on the twin behind the proof."""
+        """The checks on the twin after the proof."""
         self.tell("proving on other rows", 0, 0)
         table = parse_table(write(made), where="suggested")
         deeper = None if deep is None else parse_table(write(deep), where="suggested")

@@ -127,7 +127,7 @@ def _rows(value: Tensor) -> Tensor | None:
 
 
 def replacements(angles: Iterable[tuple[int, Tensor]], columns: Tensor) -> tuple[dict[int, Tensor], float]:
-    """What each operation of a run that gives cosines or sines shall give instead, and by how much they are off.
+    """Return exact replacements for the cosines and sines of a run, and the largest error of the run's own.
 
     Args:
         angles: the numbers of the port's operations, and what they gave.

@@ -179,7 +179,7 @@ def with_leaves(change: Callable[[Any], Any], tree: Any) -> Any:  # arguments or
     It takes several times as long as the small operations that are watched.
 
     Args:
-        change: is given all that is no tuple, list or dictionary.
+        change: is given all that is not a tuple, list or dictionary.
 
     >>> with_leaves(lambda leaf: leaf if leaf is None else leaf + 1, ([1, 3], {"bias": 2, "eps": None}))
     ([2, 4], {'bias': 3, 'eps': None})

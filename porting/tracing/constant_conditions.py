@@ -36,7 +36,7 @@ _CALLS: Mapping[str, Callable[..., object]] = {
     "bool": bool,
 }
 _LARGE = 1 << 20
-"""Integers from here on are no lengths or batch sizes."""
+"""Integers from here on are not lengths or batch sizes."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from porting.tracing.torch_modes import DispatchMode, FunctionMode, eagerly
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ITSELF = "the model itself"
-"""What a report calls the module that is no part of another one."""
+"""The name in a report of code that belongs to the model and to none of its submodules."""
 
 LAZY = 0
 """Address of a lazy weight, which has no storage until an operation reads it."""
@@ -115,7 +115,7 @@ _limiting = 0
 
 
 class _Limits:
-    """What torch says of float64, but for its range."""
+    """The numbers of ``torch.finfo(torch.float64)`` with another range."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(_FINFO(torch.float32 if name in {"min", "max"} else torch.float64), name)

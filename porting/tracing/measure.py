@@ -17,7 +17,7 @@ ROUNDING = 4.0
 """Tolerance in the working dtype, as a multiple of the reference's own rounding error."""
 
 TURNED = 1e-3
-"""If float64 rounding moves an activation by more, it has changed a decision, such as the choice of an expert."""
+"""The largest effect of float64 rounding: beyond it a decision has changed, such as the choice of an expert."""
 
 LEAKED = 4.0
 """Tolerance for propagated rounding errors, as a multiple of what was measured with added noise.
@@ -37,7 +37,7 @@ class Anchor:
         scale: its largest absolute value; 1 if all elements are 0.
         rms: its root mean square.
         seen: True at the elements that are compared, of the value's shape; None if all are.
-        holes: the reference's value has elements that are no numbers; they are not compared, and are zeros here.
+        holes: the reference's value has elements that are not numbers; they are not compared, and are zeros here.
     """
 
     value: Tensor
@@ -87,7 +87,7 @@ LARGEST = 1e150
 
 
 def numbers(value: Tensor) -> Tensor:
-    """Where a value has numbers that can be compared: True at elements that are finite and not enormous."""
+    """The mask of a value's elements that can be compared: those that are finite and not enormous."""
     return value.abs() < LARGEST
 
 
@@ -131,7 +131,7 @@ def same_rows(value: Tensor, anchor: Anchor) -> bool:
 
 
 def _same_batch(value: Tensor, anchor: Anchor) -> bool:
-    """Whether the rows of a batch are the anchor's in another order, at the places of each that are no padding.
+    """Whether the rows of a batch are the anchor's in another order, at the places of each that are not padding.
 
     Rows that are close to the anchor's in its own order are in no other one: something else is different.
     """

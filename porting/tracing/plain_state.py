@@ -1,4 +1,4 @@
-"""What a model keeps between its calls as plain numbers, taken back to what it was before the first one.
+"""A model's plain numbers that change between calls, restored to their values before the first call.
 
 Some references change their own settings when they run: Swin's layers set their shift to 0 for a picture of one window,
 and keep it.  So a call may depend on the calls before it.  A port is compared with a reference that was just loaded.

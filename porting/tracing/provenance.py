@@ -111,7 +111,7 @@ def _geometry(tensor: Tensor) -> Geometry | None:
 
 @dataclass(frozen=True)
 class Segment:
-    """What happened between two points of a pass.
+    """The computation between two points of a pass.
 
     Attributes:
         modules: the modules that computed the value at the second point from those at earlier points, in order.
@@ -128,7 +128,7 @@ class ProvenanceRecorder(DispatchMode):
     """Records a float64 run in segments.
 
     Operations that compute in float32 whatever the weights are, and that :mod:`porting.tracing.float64` cannot correct,
-    agree with the float64 reference only up to float32 rounding, which is no bug.
+    agree with the float64 reference only up to float32 rounding, which is not a bug.
 
     It is a mode of the dispatcher because only there it is known which operations return views or write in place.
     """

@@ -31,7 +31,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Redirection = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Call]
 
 _REDIRECTIONS: list[Redirection] = []
-"""What changes a call before a mode sees it."""
+"""The changes that are made to a call before a mode sees it."""
 
 
 class FunctionMode(TorchFunctionMode):

@@ -35,7 +35,7 @@ class SeeingError(Exception):
     """The code that looks at an activation failed, and not the model."""
 
 
-class EndOfPass(Exception):  # noqa: N818  # as StopIteration, it is no fault
+class EndOfPass(Exception):  # noqa: N818  # as StopIteration, it is not a fault
     """Raised by a visitor that needs no more of a pass."""
 
 
@@ -118,7 +118,7 @@ def trace(
     Args:
         module: the model. Its hooks are removed afterwards, also if it fails.
         call: runs the model, ``lambda module: module(**inputs)``.
-        wanted: the points to observe. A point that is not reached, or whose value is no tensor, is not visited.
+        wanted: the points to observe. A point that is not reached, or whose value is not a tensor, is not visited.
         visit: called with each point and its value; may return another value to continue with. Scores are given
             relative to the largest of their row, and at least ``MASKED``, which does not change the softmax.
         ran: called with the path of each module that has parameters of its own or no submodules, after it has run.
@@ -137,7 +137,7 @@ def trace(
 class _Recorder(FunctionMode):
     """Observes the outputs of modules by hooks, and the scores and probabilities of attention as a mode.
 
-    It is a mode of torch functions because a softmax is no module.
+    It is a mode of torch functions because a softmax is not a module.
     """
 
     def __init__(self, wanted: Iterable[Point], visit: Visit, ran: Callable[[str], None] | None) -> None:

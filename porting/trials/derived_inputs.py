@@ -19,13 +19,13 @@ CAUSAL = "causal_mask"
 """[q k], 1 where key k does not stand behind query q."""
 
 CAUSAL_ATTENTION = "causal_attention_mask"
-"""[b q k], 1 where key k does not stand behind query q and is no padding; padding sees itself."""
+"""[b q k], 1 where key k does not stand behind query q and is not padding; padding sees itself."""
 
 SQUARE_ATTENTION = "square_attention_mask"
-"""[b q k], 1 where key k is no padding, the same for each query q."""
+"""[b q k], 1 where key k is not padding, the same for each query q."""
 
 LENGTHS = "lengths"
-"""[b], the tokens of each row that are no padding, which has to be at its end."""
+"""[b], the tokens of each row that are not padding, which has to be at its end."""
 
 
 def source_of(name: str) -> str:
@@ -59,7 +59,7 @@ def with_derived(names: Iterable[str], inputs: Mapping[str, Tensor]) -> dict[str
 
 
 def _kept(mask: Tensor | None, ids: Tensor | None) -> Tensor | None:
-    """What is no padding, [b s] of bool; None where there are neither a mask nor token ids."""
+    """The mask of the places that are not padding, [b s] of bool; None without a mask and token ids."""
     if mask is not None:
         return mask != 0
     return None if ids is None else torch.ones(ids.shape, dtype=torch.bool)
@@ -102,7 +102,7 @@ _MAKERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     SQUARE_ATTENTION: _square,
     LENGTHS: _lengths,
 }
-"""From what is no padding, [b s] of bool, each derived input."""
+"""The functions that make each derived input from the mask of the places that are not padding, [b s] of bool."""
 
 NAMES = tuple(prefix + name for prefix in ("", DECODER) for name in _MAKERS)
-"""Of all derived inputs."""
+"""The names of all derived inputs."""

@@ -40,19 +40,19 @@ from porting.trials.signals import PLACES, sizes_of_pictures
 from porting.trials.trial import Model, Trial, field_number
 
 PLACED = 3
-"""Of so many differing trials it is looked for where they begin to differ."""
+"""The number of differing trials for which the place where they begin to differ is searched."""
 
 PASSES = 8
 """The trials take so many times the tokens of the batches that every probe sees."""
 
 OVERHEAD = 40
-"""In a large model, a pass costs as much as so many tokens more than it has: its weights are read."""
+"""The fixed cost of a pass of a large model, in tokens: its weights are read."""
 
 MANY = 20
 """Among so many batches the one with most arguments is looked for."""
 
 STATES = 6
-"""How many of the shortest batches are run, each after each other one."""
+"""The number of shortest batches that are run, each one after each of the others."""
 
 SMALL, LEAST = 30_000_000, 15_000
 """A model of fewer numbers is tried on so many tokens at least."""
@@ -60,7 +60,7 @@ SMALL, LEAST = 30_000_000, 15_000
 
 @dataclass(frozen=True, kw_only=True)
 class Explored:
-    """What the trials came to.
+    """The result of the trials.
 
     Attributes:
         cases: batches that differ, to be run again with all probes.
@@ -190,7 +190,7 @@ class Explorer:
         return result
 
     def _pure(self, model: Model, trials: Sequence[Trial], results: Sequence[Result], table: Table) -> list[Impurity]:
-        """In which ways the port is impure, on an unpadded batch and on padded ones that both sides take."""
+        """The ways in which the port is impure, on an unpadded batch and on padded ones that both sides take."""
         done = [(trial, one) for trial, one in zip(trials, results, strict=True) if not trial.past]
         taken = [trial.case for trial, one in done if one.status is Status.SAME]
         unpadded = [case for case in taken if bool((case.inputs.get(MASK, torch.ones(1)) != 0).all())]
@@ -281,7 +281,7 @@ PICTURE_AXES = 4
 """Axes of a batch of pictures [b c h w]."""
 
 REFUSED = "it refuses pictures of each other number of patches"
-"""Why a size at which the reference runs all the same is not counted."""
+"""The reason why a size at which the reference runs all the same is not counted."""
 
 
 MOST_SHAPES = 24
@@ -289,7 +289,7 @@ MOST_SHAPES = 24
 
 
 def _of_each_shape(cases: Sequence[Case], known: Sequence[Case]) -> list[Case]:
-    """Some batches of different shapes, from the smallest to the largest."""
+    """Batches of different shapes, from the smallest to the largest."""
     found = {tuple(one.inputs[IDS].shape): one for one in reversed(cases) if IDS in one.inputs}
     left = [found[shape] for shape in sorted(found) if all(found[shape] is not one for one in known)]
     step = max(-(-len(left) // MOST_SHAPES), 1)
@@ -373,7 +373,7 @@ def _tokens(inputs: Mapping[str, Tensor]) -> int:
 
 
 def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results: Sequence[Result]) -> Scope:
-    """What ran with equal results, and what did not run."""
+    """The scope: the trials with equal results, and those that were not run."""
     same = [(trial, one) for trial, one in zip(trials, results, strict=True) if one.status is Status.SAME]
     ran = [*(case.inputs for case in cases), *(trial.case.inputs for trial, _ in same if not trial.past)]
     name = IDS if any(IDS in inputs for inputs in ran) else DECODER_IDS

@@ -75,7 +75,7 @@ class Maker:
         special: ids that have to occur; see :func:`special_tokens`.
         choices: the model takes [b c s] with this many choices; None for [b s].
         padding_words: ``pad_token_id`` stands where the mask says padding, and may stand elsewhere.  False for a
-            reference that counts the words that are no padding to find their positions: what the mask says is padding
+            reference that counts the words that are not padding to find their positions: what the mask says is padding
             is a word like any other then, and has the position where it stands.
         never: ids that no row holds, since they stand for something else: the places of a picture.
         padding_kept: the padding token may stand where the mask keeps it; not so for a port that masks it by itself.
@@ -230,7 +230,7 @@ def lengthened(inputs: Mapping[str, Tensor], width: int, padding: int) -> dict[s
 def _target(
     lengths: Sequence[int], longest: int, words: TokenSampler, padding: int, config: Mapping[str, object]
 ) -> dict[str, Tensor]:
-    """What the decoder of an encoder-decoder is given: rows that begin with its start token, padded as well.
+    """The inputs of the decoder of an encoder-decoder: rows that begin with its start token, padded as well.
 
     They are shorter than the source's, unless these are of the longest length, so that neither can be taken for the
     other; and the longest of them goes with the shortest source.
@@ -263,7 +263,7 @@ OTHER_POSITIONS = (
     "max_seq_length", "max_seq_len", "sequence_length", "seq_length", "seq_len", "context_length", "context_size",
     "ctx_len", "n_ctx", "num_positions", "n_position", "max_positions", "max_position",
 )  # fmt: skip
-"""What a config may call the number of positions, the likeliest first."""
+"""Names of the number of positions in configs, the likeliest first."""
 
 
 def positions_of(config: Mapping[str, object]) -> int | None:
@@ -489,7 +489,7 @@ class TokenSampler:
         return len(self._ids)
 
     def draw(self, count: int) -> Tensor:
-        """So many token ids, [count], in a random order."""
+        """Draw ``count`` token ids, [count], in a random order."""
         drawn, self._ids = self._ids[:count], self._ids[count:]
         more = torch.randint(0, self._size, (count - len(drawn),), generator=self._generator)
         return torch.cat([drawn, more])[torch.randperm(count, generator=self._generator)]

@@ -1,4 +1,4 @@
-"""Which tensor of a port is the reference's logits: by the table's [probes], then by name, then by shape.
+"""Find the port's tensor that is the reference's logits: by the table's [probes], then by name, then by shape.
 
 The reference is not run.  A probe that pairs its ``logits`` with an output or a module of the port decides; without one
 the port's output of that name does, or the only one whose shape can be that of the logits.  The axes are brought into
@@ -126,7 +126,7 @@ class LogitsReader:
     def _probed(
         self, side: Side, output: object, rules: Sequence[Rule], wanted: Wanted, *, loose: bool
     ) -> Iterator[_Found]:
-        """What these probes name in the port and can be the logits."""
+        """The tensors of the port named by these probes that can be the logits."""
         order = sorted(rules, key=lambda rule: _rank(rule.sources[0].output, wanted.names))
         for rule in order:
             for point in points(rule.targets, self._module, self._table.target_prefix):

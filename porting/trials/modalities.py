@@ -28,7 +28,7 @@ PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM = (
     "spectrogram",
 )
 OBSERVED = "past_observed_mask"
-"""Which values of a series were observed."""
+"""The argument that says which values of a series were observed."""
 
 DECODER = "decoder_"
 """How the names of a decoder's inputs begin."""
@@ -36,11 +36,11 @@ DECODER = "decoder_"
 IDS, DECODER_IDS = "input_ids", f"{DECODER}input_ids"
 SEGMENTS, POSITIONS, MASK = "token_type_ids", "position_ids", "attention_mask"
 EMBEDDED = "inputs_embeds"
-"""What a model may take in the place of token ids: [b s e]."""
+"""The name of the argument for embeddings in place of token ids: [b s e]."""
 BOXES = "bbox"
-"""Where tokens stand on a page: [b s 4]."""
+"""The argument for the boxes of tokens on a page: [b s 4]."""
 SIGNALS = (PIXELS, VIDEOS, SAMPLES, FEATURES, SERIES, SPECTROGRAM)
-"""What a model may take that is no token."""
+"""The inputs of models that are not tokens."""
 
 VISION = re.compile(r"vision|visual|image|pixel|vit|picture|backbone")
 SOUND = re.compile(r"audio|sound|speech|acoustic|encoder")
@@ -115,7 +115,7 @@ def parameters_of(module: nn.Module) -> dict[str, bool]:
 
 
 def takes_signals(module: nn.Module, config: Mapping[str, object]) -> bool:
-    """Whether a forward takes anything that is no token."""
+    """Whether a forward takes anything that is not a token."""
     taken = parameters_of(module)
     if features_of(module, config):
         return True

@@ -1,7 +1,7 @@
-"""Which places of an activation belong to tokens, which to padding, and whether a model finds padding by itself.
+"""Tell the places of an activation that belong to tokens from padding, and whether a model finds padding by itself.
 
-What a model computes at a padded place is nobody's business as long as nothing that counts depends on it: one port
-zeroes it, another leaves it out, a third computes on.  So padded places are measured by themselves, and are no fault.
+The values at padded places are free as long as no output depends on them: one port sets them to zero, another leaves
+them out, a third computes them.  So padded places are measured by themselves, and a difference there is not an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAME_COUNT = "rows that keep as many tokens at other places"
 
 NO_PADDING, RIGHT_PADDING = "no padding", "right padding"
 USUAL_MASKS = (NO_PADDING, RIGHT_PADDING)
-"""What the masks are called that every tokenizer makes by default."""
+"""The names of the masks that every tokenizer makes by default."""
 
 IN_DECODER = " in the decoder"
 """Ends the name of a trial with a mask that is the decoder's."""
@@ -119,7 +119,7 @@ def _rows(mask: Tensor) -> Tensor:
 
 
 def kept(value: Tensor, inputs: Mapping[str, Tensor], point: Point) -> Tensor:
-    """The value at the places that are no padding."""
+    """The value at the places that are not padding."""
     seen = attended(inputs, point, tuple(value.shape))
     return value if seen is None else value[seen]
 

@@ -65,7 +65,7 @@ class Pair:
         return gather(copies, self.shape, lambda point: trace[numbered(point, self.call)], None, base)
 
     def anchor(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor], own: Tensor | None = None) -> Anchor:
-        """What the port's value is measured from, at the places that are no padding.
+        """The value that the port's is measured against, at the places that are not padding.
 
         Args:
             inputs: what the reference was given: its masks say what is padding.
@@ -77,7 +77,7 @@ class Pair:
         return anchor.having(self.carry(trace, own.double()))
 
     def _attended(self, trace: Mapping[Point, Tensor], inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """The places of the port's value that are no padding; None where none is."""
+        """The places of the port's value that are not padding; None where none is."""
         shapes = {point: tuple(trace[point].shape) for point in self.sources}
         masks = {point: attended(inputs, point, shape) for point, shape in shapes.items()}
         if all(mask is None for mask in masks.values()):
@@ -101,7 +101,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Which point of the port is compared with what of the reference, for inputs of one shape.
+    """The pairs of points of the port and of the reference, for inputs of one shape.
 
     Attributes:
         pairs: by the port's point, in the reference's order of execution.
@@ -235,7 +235,7 @@ def _nothing(table: Table, alignment: Alignment | None, port: list[Point]) -> Fa
 def refuse_unknown(table: Table, reference: Callable[[Sequence[Term]], list[Point]], port: nn.Module) -> None:
     """Refuse probes of modules that the port does not have: misspelled, they would compare nothing.
 
-    A module that the reference lacks is no fault, since a family's checkpoints differ in their parts: the report says
+    A module that the reference lacks is no fault, since checkpoints of a family differ in their parts: the report says
     that it was not compared.
 
     Args:

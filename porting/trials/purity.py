@@ -29,14 +29,14 @@ ROUNDING = 4096
 """Units in the last place, relative to scale, by which two modes of running may differ: kernels may be others."""
 
 FURTHER = 4.0
-"""If a mode is this many times further from the reference than another one, it is more than rounding."""
+"""The factor between the errors of two modes from which on it is more than rounding."""
 
 REPEATED = 64
 """The same for two runs of one batch in the same mode."""
 
 
 Judge = Callable[[int, object], float]
-"""How far what a pass returned in a case is from the reference, relative to scale, at places that are no padding."""
+"""A function of a case's number and output: its distance from the reference, relative to scale, without padding."""
 
 
 def impurities(
@@ -148,13 +148,13 @@ def _in_other_modes(side: Side, judge: Judge, units: float) -> Iterator[Impurity
 
 @contextmanager
 def _looked_into() -> Iterator[None]:
-    """As every look into a pass does, a mode keeps torch from its fused fast paths."""
+    """Run with a mode that keeps torch from its fused fast paths, as every look into a pass does."""
     with torch.no_grad(), FunctionMode():
         yield
 
 
 def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
-    """How far the outputs of a batch are from one another when it is run after each of the others.
+    """The largest distance between the outputs of a batch when it is run after each of the others.
 
     What is kept from an earlier call may be the same after each other batch: so a fresh copy says what is right.
     """
@@ -168,7 +168,7 @@ def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
 
 
 def _overwritten(side: Side) -> float:
-    """How far the outputs of each first batch of two change when they are held and the second one is run."""
+    """The largest change of a first batch's outputs while they are held and a second one is run."""
     worst = 0.0
     for case in range(0, len(side.arguments), 2):
         held = _run(side, case)
@@ -228,17 +228,17 @@ def _written(side: Side, before: Mapping[str, int]) -> Iterator[Impurity]:
 
 
 def _kept(module: nn.Module, before: Mapping[str, object]) -> str:
-    """What calls have changed of a module besides its weights, ``"layers.0.cache"``: what numbers may be kept in."""
+    """Names of state besides weights that calls have changed, such as ``"layers.0.cache"``; empty if there is none."""
     now = _state(module)
     return ", ".join([name for name, one in now.items() if before.get(name) != one][:NAMED])
 
 
 NAMED = 3
-"""How many of the attributes that calls have changed are named."""
+"""The number of changed attributes that are named."""
 
 
 def _state(module: nn.Module) -> dict[str, object]:
-    """What the attributes of a module's parts hold, and the variables of the files that their classes are in."""
+    """The attributes of a module's parts, and the variables of the files that define their classes."""
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         for name, value in {**vars(part), **part._buffers}.items():
@@ -255,7 +255,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def _content(value: object) -> object:
-    """What tells whether something has changed: a tensor's numbers, how much a collection or a cache holds."""
+    """A value to compare for changes: a tensor's numbers, the length of a collection or of a cache."""
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and not value.is_meta
         return tuple(value.shape), _digest(value.detach()) if plain else 0

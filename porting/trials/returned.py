@@ -1,4 +1,4 @@
-"""What both forwards return, paired: by name, then by value and shape.  It is compared whatever the table's probes are.
+"""The outputs of both forwards, paired by name, then by value and shape; compared whatever the table's probes are.
 
 A pair is written as a probe of the model itself, ``". -> logits" = ". -> 0"``, so that it is compared, isolated,
 rounded and explained as any other probe is.
@@ -40,7 +40,7 @@ GENERIC = frozenset({"logits", "output", "outputs", "out", "state", "states", "h
 WHERE = "the returned value"
 
 _NAMED = re.compile("[^0-9]")
-"""How a name begins that is no place in a tuple."""
+"""How a name begins that is not a place in a tuple."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _has_counterpart(rule: Rule, reference: Side, prefix: str, theirs: Mapping[s
 
 
 def _stop(reference: Side, sources: Sequence[Point]) -> Stop | None:
-    """Where a port ends whose outputs are these points of the reference."""
+    """The place where a port ends whose outputs are these points of the reference."""
     paths = {module_of(point) for point in sources}
     weighed = {
         path for path, part in reference.module.named_modules() if any(True for _ in part.parameters(recurse=False))
@@ -191,7 +191,7 @@ def _telling(name: str) -> set[str]:
 
 
 class _Fits:
-    """Which output of the reference each output of the port may be.
+    """The outputs of the reference that each output of the port may be.
 
     Args:
         table: its [probes].
@@ -394,7 +394,7 @@ def _laid(value: Tensor, *, order: Sequence[int], shape: Sequence[int]) -> Tenso
 
 
 def _grouped(sizes: Sequence[int], wanted: Sequence[int]) -> list[list[int]] | None:
-    """Which neighbouring axes make up each wanted one; axes of one element are left out."""
+    """Group neighbouring axes so that each group has a wanted size; axes of one element are left out."""
     groups: list[list[int]] = []
     place = 0
     for size in wanted:

@@ -142,7 +142,7 @@ def _apart(
     differs: Differs,
     working: Working | None,
 ) -> tuple[float, str]:
-    """How far what is returned is off, and in which trial: of what agrees in float64, in the working dtype too."""
+    """The largest difference of the outputs, and its trial; where float64 agrees, that of the working dtype."""
     worst = 0.0
     for point, one in pairing.pairs.items():
         worst = max(worst, error(ours[point], one.anchor(theirs, given, ours[point])).largest)
@@ -181,7 +181,7 @@ def _has_another_shape_alone(case: Case, theirs: Mapping[Point, Tensor], referen
 
 
 OTHER_ALONE = "it gives a row by itself another shape"
-"""Why a batch with other shapes is no difference."""
+"""The reason why a batch with other shapes does not count as a difference."""
 
 
 def _any_number(value: Tensor) -> bool:
@@ -190,13 +190,13 @@ def _any_number(value: Tensor) -> bool:
 
 
 NO_NUMBERS = "some of its values are not numbers"
-"""Why a batch on which the rest agrees is not counted."""
+"""The reason why a batch on which the rest agrees is not counted."""
 
 WORKING = 1e-3
 """A port that is off by less in its working dtype is not looked at any further: it may be rounding."""
 
 BEYOND = 16.0
-"""A difference above this many times the reference's own rounding error in that dtype is no rounding error."""
+"""A difference above this many times the reference's own rounding error in that dtype is not a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class Working:
     def apart(
         self, trial: Trial, pairs: Mapping[Point, Pair], theirs: Mapping[Point, Tensor], given: Mapping[str, Tensor]
     ) -> float | None:
-        """How far the port is off on a batch, if rounding does not explain it; None if it does.
+        """The port's difference on a batch, if rounding does not explain it; None if it does.
 
         Args:
             pairs: of the port's outputs, in float64.
@@ -249,7 +249,7 @@ def is_empty(values: Mapping[Point, Tensor]) -> bool:
 
 
 def _outputs(side: Side, *, plainly: bool) -> dict[Point, Tensor]:
-    """What a side returns, and what else of it is compared with the other's outputs."""
+    """The outputs of a side, and other values that are compared with the other side's outputs."""
     side = replace(side, lifting=not plainly)
     if side.renames or any(not is_returned(point) for point in side.wanted):
         return side.record(0)
@@ -295,7 +295,7 @@ def to_place(
 
 
 SHORTENED = 6
-"""Of so many differing batches of a kind, the rows that begin with a token are tried by themselves."""
+"""The number of differing batches of a kind whose rows that begin with a token are tried by themselves."""
 
 
 def _begun(trials: Sequence[Trial], differs: Callable[[Trial], bool]) -> Case | None:

@@ -1,4 +1,4 @@
-"""What a verdict covers, as data: what was run and compared, what came of it, and what was not run and why."""
+"""The scope of a verdict, as data: what was run and compared, with which results, and what was not run and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from porting.tracing.trace import Point
 
 OTHERWISE = "equal to the reference with sdpa attention, from which its eager attention differs on this batch"
-"""What is recorded of a trial that the reference's implementations of attention do not agree on."""
+"""The note on a trial where the reference's own implementations of attention disagree."""
 
 
 class Kind(StrEnum):
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 class Status(StrEnum):
-    """What came of a trial."""
+    """The outcome of a trial."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of one trial.
+    """The result of one trial.
 
     Attributes:
         difference: the largest difference of an output, relative to its scale; None where nothing was compared.
@@ -57,11 +57,11 @@ class Result:
 
 
 KEPT = "the padding token where the mask keeps it"
-"""What a trial is called whose mask hides nothing, though it has padding tokens."""
+"""The name of a trial with padding tokens whose mask hides nothing."""
 
 
 class ImpurityKind(StrEnum):
-    """In which way a port is not a pure function of its inputs."""
+    """The ways in which a port is not a pure function of its inputs."""
 
     WRITES_INPUTS = "writes to its inputs"
     WRITES_WEIGHTS = "changes its weights or buffers"
@@ -97,7 +97,7 @@ class Impurity:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Where a port ends that returns none of the reference's outputs: at what a module inside of the reference gives.
+    """The place where a port ends that returns none of the reference's outputs: a module's output in the reference.
 
     Attributes:
         point: the last of the reference's points that the port returns.
@@ -148,7 +148,7 @@ class NotRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What was run and compared.
+    """The inputs and outputs that were run and compared.
 
     Attributes:
         mode: ``"eval"``, and with gradients ``"eval, gradients"``.
@@ -201,5 +201,5 @@ class Scope:
 
 
 def of_kind(results: Sequence[Result], kind: Kind) -> tuple[str, ...]:
-    """What was run of one property with equal results."""
+    """The names of the trials of one kind that ran with equal results."""
     return tuple(dict.fromkeys(one.what for one in results if one.kind is kind and one.status is Status.SAME))

@@ -41,7 +41,7 @@ PLACES = {SAMPLES: 1, FEATURES: -1, SERIES: 1}
 """The axis along which a sound or a series goes on."""
 
 SINGLE = 0.1
-"""Which part of a signal's values is hidden or zero where single ones are."""
+"""The share of a signal's values that is hidden or zero where single values are."""
 
 
 @dataclass
@@ -228,7 +228,7 @@ class SignalRows:
         return torch.tensor(sorted(special_places(self.model.config)), dtype=torch.long)
 
     def rows(self) -> Iterator[Trial]:
-        """Some rows of the batch, by themselves and in another order, where all its tensors have the same rows."""
+        """Trials of some rows of the batch, alone and in another order, if all its tensors have the same rows."""
         base = self.model.base
         counts = {len(one) if one.ndim else 0 for one in base.values()}
         if len(counts) != 1 or counts == {0}:
@@ -303,6 +303,6 @@ def sizes_of_pictures(batches: Iterable[Mapping[str, Tensor]]) -> set[tuple[int,
 
 
 def rows_of(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
-    """Some rows of a batch, by their places; what has other rows stays."""
+    """Select rows of a batch; tensors with other rows are kept as they are."""
     most = max((len(one) for one in inputs.values() if one.ndim), default=1)
     return {name: one[places] if one.ndim and len(one) == most else one for name, one in inputs.items()}

@@ -79,7 +79,7 @@ MOST_NAMED = 8
 """How many token ids that the port's code names are tried as the first of a row."""
 
 MOST_LIKELY = 24
-"""How many of the token ids that may be treated otherwise are tried together with other properties."""
+"""The number of token ids, of those that may be special, that are tried together with other properties."""
 
 MOST_WORDS = 256
 """How many sequences of such token ids are tried: those of three, or of two, or each by itself."""
@@ -194,7 +194,7 @@ class TokenRows:
         return ids
 
     def _bare(self, ids: Tensor) -> dict[str, Tensor]:
-        """Only what cannot be left out."""
+        """The required inputs alone."""
         return {name: one for name, one in self._given(ids).items() if name == IDS or name not in self.model.optional}
 
     def _given(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -393,7 +393,7 @@ class TokenRows:
                 yield self._trial(Kind.VALUES, f"{name} of {what} at some tokens", {**inputs, name: changed})
 
     def _of_each_token(self) -> list[str]:
-        """What else the first batch has for each token, [b s ...]."""
+        """The arguments of the first batch that have one value for each token, [b s ...], besides the tokens."""
         base = self.model.base
         shape = base[IDS].shape
         known = {SEGMENTS, POSITIONS}
@@ -529,7 +529,7 @@ class TokenRows:
         return {DECODER_IDS: same, DECODER_MASK: given if given.shape == same.shape else torch.ones_like(same)}
 
     def _other_ids(self, kind: str, inputs: Mapping[str, Tensor]) -> list[str]:
-        """Exchange the token ids that are no padding for those of another kind; what it is called."""
+        """Exchange the token ids that are not padding for those of another kind; what it is called."""
         ids = inputs[IDS]
         free = (inputs.get(MASK, torch.ones_like(ids)) != 0) & (ids != self._padding)
         if self._end is not None:

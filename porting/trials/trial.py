@@ -30,7 +30,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is known of the model's inputs.
+    """The facts about the model and its inputs.
 
     Attributes:
         config: its fields under their usual names.

@@ -42,7 +42,7 @@ EXTREMES = ", one of them zero and one beyond the usual range"
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a reference takes.
+    """The inputs that a reference accepts.
 
     Attributes:
         alone: it runs with tokens alone.
@@ -137,7 +137,7 @@ def _with_token_kinds(
 
 
 _COUNTED = re.compile(r"do not match,? .*features:? (?:torch\.Size\(\[)?(\d+)")
-"""What a reference says that counts the places of a signal and finds others than it has features."""
+"""Errors of references that count the steps of a signal and find a number other than their number of features."""
 
 
 def _ways(
@@ -189,7 +189,7 @@ def _returned(reference: LiveReference, inputs: Mapping[str, Tensor]) -> Tensor 
 
 
 ENDED, CHANGED = 3, 1
-"""Where a row is ended, and where another token is put, to see whether a reference looks for the end."""
+"""The position at which a row ends, and at which another token is put, to see whether a reference looks for the end."""
 
 
 def reads_the_end(reference: LiveReference, inputs: Mapping[str, Tensor], end: int) -> bool:
@@ -233,7 +233,7 @@ def _depends(reference: LiveReference, inputs: Mapping[str, Tensor], end: int) -
 def trial(
     reference: LiveReference, inputs: Mapping[str, Tensor], returned: list[Tensor] | None = None
 ) -> VerifyError | None:
-    """What a reference says to a batch that it does not run with; None where it runs.
+    """Return the error with which a reference refuses a batch; None if it runs.
 
     Args:
         returned: is given the first tensor that the reference returns.

@@ -36,7 +36,7 @@ VAIN = 2
 """After so many batches of random rows that reach hardly more of the weights, no further ones are tried."""
 
 MOST_ROWS = 32
-"""No batch has more rows, whatever a condition compares with."""
+"""The most rows of a batch, whatever a condition compares with."""
 
 LENGTH, SHORTER = 7, 4
 """Tokens in the rows of a small batch."""
@@ -49,7 +49,7 @@ More = Callable[[str, Sequence[int]], Case]
 
 @dataclass
 class Found:
-    """What the search came to.
+    """The result of the search.
 
     Attributes:
         cases: the batches that show more, in the order in which they were found.

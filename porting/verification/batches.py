@@ -42,7 +42,7 @@ POSITIONS = "max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """What both sides are given.
+    """The batches that both sides are run on.
 
     Attributes:
         cases: as the reference takes them.
@@ -64,7 +64,7 @@ class Batches:
 TOO_LONG = re.compile(
     r"out of (range|bounds)|too long|exceed|longer than|max_position|at most \d+|must match the size", re.IGNORECASE
 )
-"""What models say of a row that is too long for them."""
+"""Errors of models about a row that is too long."""
 
 
 def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Batches]) -> Batches:
@@ -331,7 +331,7 @@ def _reading(
 WORDS = "vocab_size"
 
 _ASKED: weakref.WeakKeyDictionary[nn.Module, Asked] = weakref.WeakKeyDictionary()
-"""What references take that have been asked: they are asked once, however often batches are made."""
+"""The inputs that each reference accepts: it is asked once, however often batches are made."""
 
 
 def _asked(reference: LiveReference, fields: Mapping[str, object], maker: Callable[[], Maker] | None) -> Asked:
@@ -345,7 +345,7 @@ def _main(module: nn.Module) -> str:
 
 
 def _lone(module: nn.Module) -> str:
-    """Where a forward takes its tokens, if that is its only argument and has another name; else nothing."""
+    """The name of a forward's argument for tokens, if that is its only one and has an unusual name; else empty."""
     every = list(signature_parameters(module.forward).values())
     required = [one for one in every if one.default is one.empty]
     if len(required) != 1 or required[0].kind is not required[0].POSITIONAL_OR_KEYWORD or IDS in parameters_of(module):
@@ -354,7 +354,7 @@ def _lone(module: nn.Module) -> str:
 
 
 def _refuse_others(own: object) -> None:
-    """Refuse what is no list of cases: a path, a tensor, or a batch as it is."""
+    """Refuse what is not a list of cases: a path, a tensor, or a batch as it is."""
     if not isinstance(own, list | tuple) or not all(isinstance(one, Case) for one in own):
         message = f"inputs are of type {type(own).__name__}, expected a batch by the names of its arguments, or a list"
         hint = "inputs={'input_ids': ids}, or [Case('what it shows', {'input_ids': ids})] of porting.verification.Case"

@@ -52,7 +52,7 @@ CHANGED_CODE_FAILS = (
     RuntimeError,
     AttributeError,
 )
-"""What code with a trial change may raise."""
+"""Errors that code with a trial change may raise."""
 
 LARGE = 256 << 20
 """Bytes of a tensor that experts make which take all tokens; they take their own where it would be larger."""
@@ -122,7 +122,7 @@ class CauseCase:
 
     @classmethod
     def known(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
-        """Of a case that was compared."""
+        """Make the case from one that was compared."""
         return cls(
             reference=reference,
             port=port,
@@ -134,7 +134,7 @@ class CauseCase:
 
     @classmethod
     def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
-        """Of a case that no comparison has seen, in float64."""
+        """Make a case that no comparison has seen, in float64."""
         exact = reference.keep(case)
         for point in [point for point, value in exact.items() if not finite(value)]:
             del exact[point]
@@ -186,7 +186,7 @@ class CauseCase:
 
     @cached_property
     def executed(self) -> Executed:
-        """What of the port's code runs in this case."""
+        """The part of the port's code that runs in this case."""
         seen = Executed(self.port.module)
         with seen.watched(), suppress(VerifyError):
             self.port.outputs(self.case)
@@ -199,7 +199,7 @@ class CauseCase:
         return tuple(one for one in every if is_returned(one)) or tuple(every[-1:])
 
     def apart(self, rewrites: Mapping[int, Rewrite]) -> Gap:
-        """How far what the model returns is from what the port returns, end to end, when it is altered."""
+        """The distance, end to end, of the altered reference's output from the port's."""
         try:
             altered = self._stage.whole(rewrites)
         except (RuntimeError, IndexError, ValueError):
@@ -211,7 +211,7 @@ class CauseCase:
         return largest
 
     def left_when_inverted(self, name: str, probes: Sequence[Probe]) -> float | None:
-        """How far the port is off end to end when a mask of True and False is inverted; None where it has none."""
+        """The port's difference end to end when a mask of True and False is inverted; None where it has none."""
         given = self.port.arguments[self.case]
         if name not in given or bool((given[name] == given[name].flatten()[0]).all()):
             return None
@@ -231,7 +231,7 @@ class CauseCase:
         hopeless: Callable[[Point, float], bool] = lambda point, far: False,
         usual: PassCost | None = None,
     ) -> dict[Point, float]:
-        """How far each probe is off, in isolation, while the port is another one.
+        """The difference of each probe, in isolation, while the port is altered.
 
         It may take some times as many calls of torch as the port does, and make tensors some times as large.
 
@@ -293,7 +293,7 @@ class CauseCase:
 
     @torch.no_grad()
     def divergence(self, probe: Probe) -> Divergence | None:
-        """Where the port leaves the reference on the way to a probe, when it is given the exact values before it."""
+        """The place where the port leaves the reference on the way to a probe, given the exact values before it."""
         pairs, exact, marks = self.pairing.pairs, self.exact, self._tape.marks
         with Recorder(self.port.module, lines=True) as recorder:
 
@@ -378,7 +378,7 @@ class CauseCase:
 
     @cached_property
     def broken(self) -> Mapping[Point, Broken]:
-        """By probe at which the port has values that are no numbers, what gave the first of them."""
+        """The origin of the first value that is NaN or infinite, for each probe of the port that has such values."""
         watch = FirstBroken()
 
         def first(point: Point, value: Tensor) -> Broken | None:
@@ -396,9 +396,9 @@ class CauseCase:
     def _distance(
         self, point: Point, altered: Mapping[str, Tensor], values: Mapping[Point, Tensor] | None = None
     ) -> Gap:
-        """How far the port's value is from the reference's, some of whose activations are altered.
+        """The distance of the port's value from the reference's, with some of the reference's activations altered.
 
-        Where the port has values that are no numbers, the altered reference has to have them in the same places. Places
+        Where the port has NaN or infinite values, the altered reference has to have them in the same places. Places
         that the mask hides say nothing: a query that may see no key gives NaN on one side and a mean on the other.
         """
         own = (values or self._values)[point]
@@ -431,7 +431,7 @@ class CauseCase:
 
     @property
     def cost(self) -> PassCost:
-        """What a pass of the port takes."""
+        """The cost of one pass of the port."""
         return self._values_and_cost[1]
 
     @property
@@ -525,7 +525,7 @@ def _alike(own: Tensor, expected: Tensor) -> bool:
 
 
 def _read_for(tape: Tape, ref: Ref) -> Ref:
-    """What the model goes on with: a marked value itself, or the scores that a softmax reads for those shown."""
+    """The value that the model goes on with: a marked value itself, or for returned scores those that softmax reads."""
     if tape.users(ref):
         return ref
     behind = (one for call in islice(tape.before(ref), 4) for one in call.reads)

@@ -49,10 +49,10 @@ LARGE = 256 << 20
 """A case with more bytes of activations at the probes is large: its whole pass has several times as many."""
 
 END_TO_END = 1e-6
-"""What the model returns has to differ by as much, for an alteration of the whole to be told from rounding."""
+"""The least difference of the model's output at which a change to the whole model is told from rounding."""
 
 SECONDS = 20.0
-"""So long one alteration of the whole is looked for."""
+"""The seconds for which one alteration of the whole is searched."""
 
 REPAIRING = 20.0
 """Seconds for the search for the steps that have to be repaired; a small model takes one."""
@@ -64,16 +64,16 @@ NAMING = 4.0
 """Seconds for finding the catalogue's name of a difference that appears on some inputs only."""
 
 TELLING = {Repaired.MASK, Repaired.ROWS, Repaired.LEFT_OUT, Repaired.NUMBER}
-"""What says more of a step than that it gives other numbers on some inputs."""
+"""Kinds of repairs that say more about a step than that its numbers differ on some inputs."""
 
 READ_OFF = {Repaired.NUMBER, Repaired.EXTRA, Repaired.FUNCTION}
-"""What is read off a step, and not concluded from its numbers."""
+"""Kinds of repairs that are read from the step itself, not inferred from its numbers."""
 
 GENERAL = {Repaired.ROWS, Repaired.SEQUENCE}
-"""What says how the port differs and not why: an entry of the catalogue that explains it too says more."""
+"""Kinds of repairs that say how the port differs and not why: a catalogue entry that explains it too is preferred."""
 
 NOISE = 1e-15
-"""What rounding leaves at least, relative to the activation's scale."""
+"""The least rounding error, relative to the activation's scale."""
 
 PRECISE = 100.0
 """An entry that leaves so many times more than repairing does, and that alters another module, is not what was done."""
@@ -229,7 +229,7 @@ class _Guilty:
         return found, diverges
 
     def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
-        """What the catalogue and the repairs of the port's steps say.
+        """Return the causes that the catalogue explains, and the repairs of the port's steps.
 
         Args:
             in_table: the probes that other lines of the table make right.
@@ -436,7 +436,7 @@ class _Trials:
         return found + [_with_line(one, broken_there) for one in self._whole(cause_case, explained)]
 
     def repair(self, seconds: float, *, complete: bool, departing: bool = False) -> RepairSet | None:
-        """What the steps have in common that have to be the reference's for the port to return what it returns.
+        """Find what the steps have in common that must equal the reference's for the output to be the reference's.
 
         It has to be so in each of several cases in which the port returns something else.
 
@@ -465,7 +465,7 @@ class _Trials:
     def _untied(self, one: Explained) -> Explained:
         """Without those of its ties that do not reproduce the port where rows are padded in front, if some do.
 
-        What the port computes at places that the mask hides is no fault, and tells ties apart that nothing else does.
+        Differences at places that the mask hides are not an error, but decide between ties.
         """
         for cause_case in self._untying:
             if one.instead:
@@ -576,7 +576,7 @@ class _Trials:
         return True
 
     def _whole(self, cause_case: CauseCase, explained: Sequence[Explained]) -> list[Finding]:
-        """What the findings are end to end: ties are told apart there, and what does not reproduce the port is none."""
+        """Test the findings end to end: decide between equal ones, and drop those that do not reproduce the port."""
         named = [one for one in explained if one.chosen]
         unknown = [point for one in explained if not one.finding.name for point in one.finding.probes]
         if unknown:  # what a part computes from the reference's values says little where another part is not known
@@ -661,7 +661,7 @@ def _tied(one: Explained, instead: Sequence[Explained]) -> Finding:
 
 
 def _doubted(one: Explained) -> Finding:
-    """What reproduces single probes and not the model is not named."""
+    """Return the finding as unnamed: it reproduces single probes but not the whole model."""
     finding = one.finding
     near = Suspicion(name=finding.name, detail=finding.detail, residual=finding.residual, share=1.0)
     return Finding(probes=finding.probes, difference=finding.difference, residual=finding.difference, nearest=(near,))

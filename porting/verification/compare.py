@@ -88,18 +88,18 @@ MOST_MISFITS = 3
 """How many lines of [probes] that do not fit are named."""
 
 MOST_SPREADS = 8
-"""Of so many guilty probes, the first ones, the report tells where their differences lie."""
+"""The number of guilty probes, from the first, for which the report tells where their differences lie."""
 
 
 class Sees(Protocol):
-    """What an :class:`~porting.verification.coverage.Observer` does while a pass goes on."""
+    """The interface of an :class:`~porting.verification.coverage.Observer` during a pass."""
 
     def see(self, value: Tensor, scale: float) -> None:
         """Add an activation that was computed."""
 
 
 class Comparison:
-    """What is known of a port, side after side and dtype after dtype.
+    """The measurements of a port, for each side and each dtype.
 
     Args:
         table: its [probes].
@@ -130,7 +130,7 @@ class Comparison:
         noise64: by view how far roundings in float64 move the reference at each point, where that was measured.
         padded: the port's points that differ at padded places alone, and by how much.
         written: the arguments that either side wrote to, by its title.
-        no_numbers: what the reference returns that has values that are no numbers in some case, where it is not
+        no_numbers: what the reference returns that has NaN or infinite values in some case, where it is not
             compared.
         executed: which of the port's own instructions ran in float64; None before it did.
         conditions: how the conditions on tensors in its code turned out in float64; None before it did.
@@ -195,12 +195,12 @@ class Comparison:
                     self.no_numbers[point] = None
                 # nothing is computed from what is returned, so that its other elements can be compared
                 if point in self._ends and is_returned(point) and bool(numbers(found[point]).any()):
-                    self._warn(f"the reference's {point} has values that are no numbers, they are not compared")
+                    self._warn(f"the reference's {point} has NaN or infinite values, they are not compared")
                     continue
                 del found[point]
-                self._warn(f"the reference's {point} has values that are no numbers, it is not compared")
+                self._warn(f"the reference's {point} has NaN or infinite values, it is not compared")
             if broken and not found:
-                message = f"all that the reference computes has values that are no numbers, on {_spelled_shapes(given)}"
+                message = f"all values of the reference are NaN or infinite, on {_spelled_shapes(given)}"
                 hint = "porting check names the weights that hold NaN or infinities; the inputs may hold some, too"
                 raise VerifyError(Fault(code=Code.NO_PROBES, where=self._table.where, message=message, hint=hint))
             self.exact.append(found)
@@ -327,7 +327,7 @@ class Comparison:
         return False
 
     def _paired_in(self, case: int, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
-        """As :meth:`paired`; what does not fit is reported with the shapes of the batch."""
+        """Pair as :meth:`paired` does; a mismatch is reported with the shapes of the batch."""
         try:
             pairing = self.paired(exact, found)
         except VerifyError as error:
@@ -340,7 +340,7 @@ class Comparison:
         return pairing
 
     def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
-        """Which point of the port is compared with what, in a case that is none of those compared here."""
+        """Pair the port's points with the reference's, in a case that is none of those compared here."""
         return pair(self._table, _shapes(exact), _shapes(found), self.sizes)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:
@@ -374,7 +374,7 @@ class Comparison:
         port.run(case, visit, wanted=list(pairing.pairs))
 
     def stand_in(self, case: int, point: Point, value: Tensor) -> Tensor | None:
-        """What an isolated run of the port goes on with in the place of its own value."""
+        """The value that replaces the port's own in an isolated run."""
         pairing = self.pairings[case]
         if point not in pairing.pairs or not pairing.pairs[point].fits(value):
             return None
@@ -480,7 +480,7 @@ class Comparison:
         return min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
 
     def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:
-        """By how much the exact values are off, where the reference rounds in float64: what the port is off by then."""
+        """The error of the exact values where the reference rounds in float64: the port's difference there."""
         far = {view: self._meaning[view].get(point, 0.0) for view in (END, ALONE)}
         return {view: one if self.reference_lowers and one <= bounds[view] else 0.0 for view, one in far.items()}
 
@@ -575,7 +575,7 @@ class Comparison:
 
 
 class _HandedOn:
-    """What a module computed by itself, where it hands on the exact value that was put in place of its last part's.
+    """A module's own result, where it returns the exact value that replaced the output of its last part.
 
     A layer that ends with its norm returns the norm's output.  In an isolated run that output is the exact value, and
     by it the layer would seem to make no rounding error: the port, where only the layer is seen, would look worse.
@@ -591,7 +591,7 @@ class _HandedOn:
         return value
 
     def own(self, value: Tensor) -> Tensor:
-        """What was computed: of the last value that was put in place, if this is that value, else the value itself."""
+        """The module's own result if ``value`` is the last replacement, else ``value`` itself."""
         put = self._put
         same = value.data_ptr() == put.data_ptr() and value.shape == put.shape and value.stride() == put.stride()
         return self._own if same and value.numel() and put._version == self._version else value

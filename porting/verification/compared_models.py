@@ -1,4 +1,4 @@
-"""Who is compared with whom: the checkpoint, the table and the reference that a call of ``verify`` means."""
+"""The sides of a comparison: the checkpoint, the table and the reference that a call of ``verify`` means."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Inputs = Mapping[str, object] | Sequence[Case | Mapping[str, object]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedModels:
-    """What a verification is about.
+    """The models of a verification, and the table between them.
 
     Attributes:
         checkpoint: the weights that the port is loaded with.
@@ -184,7 +184,7 @@ def _recorded(
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
     reference = Recorded(recording=recording)
-    if recording.weights and not loaded:  # the port gets them: it is no module that holds its own
+    if recording.weights and not loaded:  # the port gets them: it is not a module that holds its own
         checkpoint = HeldWeights(recording.read_weights(), recording.where)
         port = (
             unwrapped(into) if isinstance(into, nn.Module) else build(lambda: call(into, dict, {}, OWN_CODE), OWN_CODE)

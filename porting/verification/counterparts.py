@@ -1,4 +1,4 @@
-"""Which parameter of the reference is which of the port: the table, applied to the two modules themselves."""
+"""Pair the parameters of the reference with those of the port: the table, applied to the two modules themselves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Counterpart:
         )
 
     def covered(self) -> Tensor:
-        """Which elements of the parameter the port has."""
+        """The mask of the parameter's elements that the port has."""
         mask = torch.zeros(self.shape, dtype=torch.bool)
         for step in self.steps:
             for copy in step.copies:
@@ -141,7 +141,7 @@ def counterparts(
             targets = [copy.target for step in steps[key] for copy in step.copies if copy.source in same]
             trained = all(_trains(ours[name]) for name in targets)
             reached |= {id(ours[name]) for name in targets}
-            if trained or _trains(tensor):  # a table that is computed and frozen on both sides is no parameter
+            if trained or _trains(tensor):  # a table that is computed and frozen on both sides is not a parameter
                 shape = tuple(tensor.shape)
                 trains = _trains(tensor), trained
                 buffer = not any(isinstance(ours[name], nn.Parameter) for name in targets)

@@ -1,4 +1,4 @@
-"""What a verification could see: which weights reach a probe, and which branches of the model no input took."""
+"""How much a verification could see: the weights that reach a probe, and the branches that no input took."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Observer:
 
     @property
     def unseen(self) -> tuple[Unseen, ...]:
-        """What could not be seen of the weights."""
+        """The weights that could not be seen."""
         why = f"the port cannot be differentiated: {self.failed}"
         return (Unseen("which weights reach a probe", why),) if self.failed else ()
 
@@ -124,7 +124,7 @@ class Observer:
         return True
 
     def _missing(self) -> dict[str, Tensor]:
-        """Of each weight that was not reached altogether, the elements that more rows may reach."""
+        """The elements of each incompletely reached weight that more rows may reach."""
         found = {}
         for name, weight in self._weights.items():
             mask = torch.ones(weight.shape, dtype=torch.bool)
@@ -135,12 +135,12 @@ class Observer:
         return found
 
     def rest(self) -> None:
-        """From now on differentiate only by what has not been reached altogether."""
+        """Differentiate from now on only by weights that are not completely reached."""
         for name in [name for name, reached in self._reached.items() if bool(reached.all())]:
             self._weights.pop(name, torch.empty(0)).requires_grad_(False)
 
     def rows(self) -> dict[str, tuple[int, ...]]:
-        """Of each weight that was reached in some rows, those of which no probe saw anything, if they are few."""
+        """The rows of which no probe saw anything, of each weight that was reached in part, if they are few."""
         found = {}
         for name, reached in self._reached.items():
             unseen = (~reached.any(1)).nonzero()[:, 0].tolist() if reached.ndim == MATRIX else []
@@ -155,7 +155,7 @@ class Observer:
 
 
 MOST_ROWS = 64
-"""More rows than these are not told one by one: words that did not occur, mostly."""
+"""The most rows that are listed one by one: mostly those of tokens that did not occur."""
 
 
 def shown(
@@ -208,7 +208,7 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
 
 
 def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:
-    """What these inputs could not show.
+    """List what these inputs could not show.
 
     Args:
         cases: the inputs.
@@ -249,7 +249,7 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What of a port's forward did not come to anything.
+    """The parts of a port's forward without an effect on the result.
 
     Attributes:
         branches: code of the port that never ran, and conditions on tensors that had one outcome only.
@@ -267,7 +267,7 @@ def reached(
     ran: Collection[str],
     tried: Collection[str] = (),
 ) -> Reach:
-    """How far the float64 passes of the port got.
+    """The extent to which the float64 passes ran the port's code.
 
     Args:
         executed: which of its instructions ran; None before any pass.

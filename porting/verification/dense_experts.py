@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 FIELDS = ("num_experts", "down_proj", "has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_apply_gate")
-"""What transformers gives experts whose way of being computed can be chosen (its ``use_experts_implementation``)."""
+"""Attributes of experts in transformers whose implementation can be chosen (its ``use_experts_implementation``)."""
 
 
 @contextmanager

@@ -36,7 +36,7 @@ EDITS_EXPLAINED = 600
 """How many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
 SEVERAL = " + "
-"""Between the names of several mistakes that are one finding."""
+"""The separator between the names of several mistakes that are one finding."""
 
 
 POLARITY = '"-> padding" in [inputs] is True = ignore, as key_padding_mask of torch; "-> bool" is True = attend'
@@ -204,7 +204,7 @@ def _hopeless(
     wrong: Collection[Point],
     together: Sequence[Collection[Point]],
 ) -> Callable[[Point, float], bool]:
-    """What is called with probe after probe of a pass, and says whether these make the change none to make.
+    """Return a function, called with each probe of a pass, that says whether the change should not be made.
 
     Args:
         before: how far each probe is off without the change.

@@ -26,7 +26,7 @@ from porting.verification.rounding_propagation import measure_leaks
 
 @dataclass(frozen=True, kw_only=True)
 class Float64Comparison:
-    """What the float64 passes showed beside the differences.
+    """The results of the float64 passes besides the differences.
 
     Attributes:
         shares: weight -> the share of its elements that a probe saw.

@@ -86,7 +86,7 @@ class FunctionModule(nn.Module):
 
     @property
     def title(self) -> str:
-        """What it is called in reports."""
+        """The reference's name in reports."""
         return self._held.title
 
     def forward(self, *places: Tensor, **names: Tensor) -> object:
@@ -152,7 +152,7 @@ class LivingFunction(LiveReference):
     """A function that is run here.
 
     Attributes:
-        own: those of them that are no other names of others.
+        own: those of them that are not other names of others.
         exact: what it gave then, in float64.
     """
 
@@ -209,7 +209,7 @@ class LivingFunction(LiveReference):
         return named_values(self._made(dtype, [self.first], (), Clock())._result(0))
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
-        """Its points that the terms name."""
+        """The points of this side that the terms name."""
         matcher = Matcher(((term.key, term) for term in terms), prefix)
         return [name for name in self.names if matcher.read(name)]
 
@@ -252,7 +252,7 @@ class FunctionSide(Side):
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """As :meth:`Side.run`; nobody can go on with other values in the middle of a function: no isolated run."""
+        """Run the function as in :meth:`Side.run`, but never isolated: values inside it cannot be replaced."""
         if isolated:
             return
         returned = self._result(case)
@@ -276,7 +276,7 @@ class FunctionSide(Side):
         return {name.removeprefix(ROOT).removeprefix(ARROW): one for name, one in values.items() if name not in parts}
 
     def _result(self, case: int) -> object:
-        """What the function returns, as tensors."""
+        """The function's result, as tensors."""
         found: list[object] = []
         hook = self.module.register_forward_hook(lambda module, args, output: found.append(output))
         try:
@@ -299,7 +299,7 @@ def possible(
     gradients: bool,
     autocast: bool = False,
 ) -> tuple[list[torch.dtype], list[str]]:
-    """What a reference that is no module can be asked for.
+    """Return the dtypes, and warnings, for a reference that is not a module.
 
     Args:
         reference: the reference; None for the checkpoint in transformers.
@@ -356,7 +356,7 @@ def aliases(values: Mapping[Point, Tensor], returned: object) -> dict[Point, Ten
 
 
 def _tensors(values: object) -> object:
-    """What a function returned, as a tensor, a tuple of tensors or a dict of them."""
+    """Convert a function's result to a tensor, a tuple of tensors or a dict of tensors."""
     if isinstance(values, Mapping):
         return _flat(values)
     if dataclasses.is_dataclass(values) and not isinstance(values, type):

@@ -95,12 +95,12 @@ class Objective:
         return bool(self._weights[case])
 
     def of_port(self, case: int, held: Trace) -> Tensor:
-        """Its value on the port."""
+        """The objective's value on the port."""
         values = [(held[point], weight) for point, weight in self._weights[case].items() if point in held]
         return torch.stack([(value * weight.to(value.dtype)).sum() for value, weight in values]).sum()
 
     def of_reference(self, case: int, held: Trace) -> Tensor:
-        """Its value on the reference, carried to the port's layout."""
+        """The objective's value on the reference, carried to the port's layout."""
         pairs = self._comparison.pairings[case].pairs
         values = [(pairs[point].carry(held), weight) for point, weight in self._weights[case].items()]
         return torch.stack([(value * weight.to(value.dtype)).sum() for value, weight in values]).sum()
@@ -273,7 +273,7 @@ def _rows(found: Compared, limit: float) -> str:
 
 
 def _apart(one: Counterpart) -> str:
-    """What sets the two parameters apart whatever their gradients are."""
+    """Why the gradients of the two parameters cannot be compared; empty if they can."""
     if len(one.steps) > 1:
         return (
             f"it is one parameter in the reference ({', '.join(one.names)}) and several in the port: a tie is missing"

@@ -79,7 +79,7 @@ SEARCHING, LONGEST_SEARCH = 60.0, 180.0
 how many."""
 
 SEARCHED_PASSES = 1000
-"""As long as so many forward passes take, between the two."""
+"""The time of the search, in forward passes, between the two limits."""
 
 
 @repeated_on_cpu
@@ -190,14 +190,14 @@ def verify(
 
 
 def _search_seconds(clock: Clock) -> float:
-    """For how many seconds causes are looked for in a model whose passes take as long as those until now."""
+    """The seconds for which causes are searched, for a model whose passes take as long as those until now."""
     return min(max(SEARCHING, SEARCHED_PASSES * clock.seconds / max(clock.passes, 1)), LONGEST_SEARCH)
 
 
 def _searched_safely(
     search: Callable[[], tuple[tuple[Finding, ...], Divergence | None]],
 ) -> tuple[tuple[Finding, ...], Divergence | None, tuple[str, ...]]:
-    """What a search for causes finds; a warning where it fails, which takes nothing from the verdict."""
+    """Run a search for causes; if it fails, return a warning, and the verdict stays."""
     try:
         return (*search(), ())
     except Exception as error:  # noqa: BLE001  # a fault of this library is no reason to say nothing of the port
@@ -363,7 +363,7 @@ def _verify(
 def _no_numbers(
     comparison: Comparison, subject: Subject, checkpoint: Checkpoint, cases: Sequence[Case], *, weighed: bool
 ) -> str:
-    """What was not compared since the reference returns NaN or infinite values, and which tensors hold such values."""
+    """The sentence on values that were not compared because the reference returns NaN or infinity."""
     if not comparison.no_numbers:
         return ""
     inputs = dict.fromkeys(
@@ -413,7 +413,7 @@ def _explorer(
     *,
     own: bool,
 ) -> Explore | None:
-    """What runs the trials; None where there are none.
+    """Return the function that runs the trials; None where there are none.
 
     Args:
         theirs, subject, table, batch, returned, comparison, seed, clock: as :func:`explore` takes them.
@@ -484,7 +484,7 @@ class _Sides:
 def _drawn(
     theirs: Reference, both: Callable[..., tuple[Side, Side]], table: Table, batch: Batches, case: Case, seed: int
 ) -> tuple[Both | None, Both | None, Sequence[Both]]:
-    """What makes both sides on one more case, on the same padded in front, and on simple ones.
+    """Return functions that run both sides: on one more case, on the same case padded in front, and on simple cases.
 
     There are none for a reference that has no parts.
     """
@@ -549,7 +549,7 @@ def _that_the_port_takes(
     said: Sequence[str],
     longest: int,
 ) -> tuple[Batches, Callable[..., Batches], tuple[Table, Returned], list[str]]:
-    """What probing the port gives; on other batches where it refuses the usual ones and takes these.
+    """Probe the port; use other batches if it refuses the usual ones and accepts these.
 
     Many a model adds its whole table of positions to a row, or has a mask for one length; some refuse padding.
 
@@ -622,7 +622,7 @@ def _scope(
 ) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
-    A trial whose difference rounding explains, by the bound of the returned value, is no difference: it shrinks with
+    A trial whose difference rounding explains, by the bound of the returned value, is not a difference: it shrinks with
     the unit roundoff, as the working dtypes show.
     """
     rounded = max((probe.bound.end_to_end or 0.0 for probe in probes if probe.port.startswith(ROOT)), default=0.0)

@@ -66,7 +66,7 @@ class Recording:
 
     @property
     def reference(self) -> str:
-        """What was recorded."""
+        """The name of the recorded reference."""
         return self.metadata.get("reference", "a recorded reference")
 
     @property
@@ -120,7 +120,7 @@ def read_recording(path: str | Path) -> Recording:
     """Open a recording, and see that it is one.
 
     Raises:
-        CheckpointError: the file is no safetensors file, or a damaged one.
+        CheckpointError: the file is not a safetensors file, or a damaged one.
         VerifyError: it is one, and no recording; with every fault.
     """
     file = open_checkpoint(path)
@@ -147,7 +147,7 @@ def read_recording(path: str | Path) -> Recording:
     titles = _read(metadata, "cases", list, faults)
     lowered = _read(metadata, "lowered", dict, faults)
     if isinstance(lowered, dict) and not all(isinstance(one, list) for one in lowered.values()):
-        faults.append("its metadata's lowered is no object of lists of operations")
+        faults.append("its metadata's lowered is not an object of lists of operations")
     if faults:
         raise VerifyError(
             Fault(code=Code.BAD_RECORDING, where=file.location, message=one, hint=MADE_BY) for one in faults
@@ -223,7 +223,7 @@ def _read(metadata: Mapping[str, str], key: str, kind: type, faults: list[str]) 
     except JsonError:
         found = ...
     if found is not None and not isinstance(found, kind):
-        faults.append(f"metadata {key!r} is no JSON {'object' if kind is dict else 'list'}")
+        faults.append(f"metadata {key!r} is not JSON {'object' if kind is dict else 'list'}")
     return found if isinstance(found, kind) else kind()
 
 
@@ -243,6 +243,6 @@ def refuse_with_recording(recording: Recording, inputs: Sequence[Case] | None, *
 
 
 def without_rounding(dtype: torch.dtype, why: str = "was not recorded") -> str:
-    """What cannot be said of a dtype that the reference was not run in, in words."""
+    """The sentence on a dtype that the reference was not run in."""
     name = dtype_name(dtype)
     return f"the reference {why} in {name}: how well the port rounds there is not known"

@@ -135,7 +135,7 @@ def record(
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is recorded.
+    """The model that is recorded, and its table.
 
     Attributes:
         table: its [probes] name what is recorded.
@@ -233,7 +233,7 @@ def _traces(
     returned = [f"{ROOT}{ARROW}{name}" if name else ROOT for name in outputs]
 
     def side(dtype: torch.dtype) -> Side:
-        """What is returned is compared whatever the probes are, so it is recorded as well."""
+        """Return a side for the recording; it records the outputs too, as they are compared whatever the probes are."""
         found = living.side(dtype, terms, prefix, cases, Clock())
         every = dict.fromkeys([*found.wanted, *returned])
         found.wanted = [one for one in every if not only or any(fnmatchcase(one, wish) for wish in only)]

@@ -136,7 +136,7 @@ COMPARED = 4
 
 
 def refusal(error: Exception, fields: Mapping[str, object]) -> str:
-    """What transformers says of a config that it refuses, in one line.
+    """The error of transformers about a config that it refuses, in one line.
 
     Args:
         error: what it raised.
@@ -211,7 +211,7 @@ def quiet() -> Iterator[None]:
 
 
 def silent_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """What the reference takes for fields that inputs are made by and its config does not have, as older files do not.
+    """The reference's defaults for the fields that inputs depend on and that the config lacks, as older files do.
 
     >>> silent_fields({"model_type": "bert"}), silent_fields({"model_type": "bart", "pad_token_id": 5})
     ({'type_vocab_size': 2, 'pad_token_id': 0}, {})

@@ -1,4 +1,4 @@
-"""Which class of transformers a checkpoint holds: the one whose parameters are the checkpoint's tensors.
+"""Find the class of transformers that a checkpoint holds: the one whose parameters are the checkpoint's tensors.
 
 ``config.json`` may name another one.  The files of bert-base-uncased, for one, hold a pooler and a next-sentence head,
 and their config says ``BertForMaskedLM``, which has neither.
@@ -63,7 +63,7 @@ class ReferenceClass:
     said: str = ""
 
     def warnings(self, read: Collection[str]) -> list[str]:
-        """What should be known of the choice, in words.
+        """Warnings about the choice of the class.
 
         Args:
             read: the checkpoint's tensors that the table reads: what it drops is not missed.
@@ -118,7 +118,7 @@ def _rank(one: Coverage) -> tuple[bool, int, int]:
 
 
 def _why(theirs: Coverage | None) -> str:
-    """Why a class that config.json names is not the one, in words."""
+    """The reason why a class that config.json names is not the right one, for a message."""
     if theirs is None:
         return "which transformers does not have"
     kind, names = ("has no", theirs.lacks) if theirs.lacks else ("needs", theirs.random)
@@ -196,7 +196,7 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
 
 
 def _loaded(name: str, model: Any, empty: Mapping[str, torch.Tensor]) -> Coverage:
-    """What transformers would say of the keys, as its ``from_pretrained`` does with ``output_loading_info=True``."""
+    """The missing and unexpected keys, as ``from_pretrained`` of transformers reports with ``output_loading_info``."""
     from transformers import conversion_mapping, core_model_loading, modeling_utils  # noqa: PLC0415  # as above
 
     loading: Any = core_model_loading

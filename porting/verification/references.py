@@ -1,4 +1,4 @@
-"""What a port is compared with: a model that can be run here, or the recorded trace of one that need not be."""
+"""The references a port is compared with: a model that runs here, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LiveReference:
         return cls(copied, title or f"{type(module).__module__}.{type(module).__qualname__}")
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
-        """Its points that the terms name."""
+        """The points of this side that the terms name."""
         return points(terms, self.module, prefix)
 
     def taken(self, case: Case) -> Case:
@@ -178,7 +178,7 @@ class Recorded:
 
     @property
     def title(self) -> str:
-        """What it is called in the report."""
+        """The reference's name in the report."""
         return f"{self.recording.reference}, recorded in {self.recording.where},"
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
@@ -219,14 +219,14 @@ class RecordedSide(Side):
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """As :meth:`Side.run`; what the visitor returns is not gone on with: the isolated run has its own record."""
+        """Visit the recorded values as :meth:`Side.run`; replacements are ignored: isolated runs are recorded too."""
         names = set(self.wanted if wanted is None else map(_bare, wanted))
         for point, value in self.recording.trace(self.dtype, case, isolated=isolated):
             if _bare(point) in names:
                 visit(point, value)
 
     def returned(self, case: int) -> dict[str, Tensor]:
-        """As :meth:`Side.returned`: what was recorded of it."""
+        """The recorded outputs, as :meth:`Side.returned`."""
         found: dict[str, Tensor] = {}
         for point, value in self.recording.trace(self.dtype, case):
             path, _, name = _bare(point).partition(ARROW)
@@ -236,12 +236,12 @@ class RecordedSide(Side):
 
     @property
     def places(self) -> list[Point]:
-        """As :attr:`Side.places`: what was recorded."""
+        """The recorded places, as :attr:`Side.places`."""
         names = dict.fromkeys(map(_bare, self.recording.points()))
         return [name for name in names if not is_returned(name)]
 
     def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
-        """As :meth:`Side.record`."""
+        """The recorded trace, as :meth:`Side.record`."""
         found: Trace = {}
 
         def visit(point: Point, value: Tensor) -> None:

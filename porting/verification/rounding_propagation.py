@@ -1,7 +1,7 @@
 """How far the remaining rounding errors of a float64 run propagate, and the tolerances that follow.
 
 What remains in float32 in a float64 run (a table of angles, a way round through numpy) is moved by its own roundings,
-and what arrives at each probe is measured: more than that, times a factor for luck, is no rounding of theirs.
+and what arrives at each probe is measured: more than that, times a factor for luck, is not rounding of theirs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def measure_float64_noise(comparison: Comparison, reference: Callable[[], Side])
 
 
 def _own(comparison: Comparison, reference: Side) -> dict[Point, float]:
-    """How far the reference is, by itself, from what it computes without roundings; nothing if it cannot do without."""
+    """The reference's own rounding error, against a run without roundings; empty if it cannot run without."""
     errors: Errors = {}
     try:
         for case in range(len(comparison.exact)):
@@ -271,7 +271,7 @@ def _larger(positions: dict[Placed, Tensor], key: Placed, found: Tensor) -> None
 def _of_port(
     comparison: Comparison, port: Side, seed: int, *, alone: bool, positions: dict[Placed, Tensor]
 ) -> dict[Point, float]:
-    """Against the port itself, so that a mistake of its own is no part of it."""
+    """Against the port itself, so that a mistake of its own is not a part of it."""
     found: dict[Point, float] = {}
     for case, pairing in enumerate(comparison.pairings):
         clean: Trace = {}

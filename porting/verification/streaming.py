@@ -39,7 +39,7 @@ class Unwatched:
     """Stands for an observer: gradients would keep every layer's weights, so what reaches a probe is not measured."""
 
     def see(self, value: Tensor, scale: float) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 class Streamed(Comparison):
@@ -54,7 +54,7 @@ class Streamed(Comparison):
             tell: called with how many of the reference's probes are done, and how many there are.
 
         Raises:
-            VerifyError: a pass fails, the probes do not fit, or the reference has values that are no numbers.
+            VerifyError: a pass fails, the probes do not fit, or the reference has NaN or infinite values.
         """
         hollow = port(torch.float64, True)
         self._pair(reference(torch.float64, True), hollow)
@@ -124,7 +124,7 @@ class Streamed(Comparison):
             if point not in wanted:
                 return
             if not finite(value):
-                message = f"the reference's {point} has values that are no numbers"
+                message = f"the reference's {point} has NaN or infinite values"
                 hint = Message(
                     "without ", Option("stream", True), " such a probe is left out, and the others are compared"
                 )
@@ -165,7 +165,7 @@ class Relay(Mapping[Point, Tensor]):
         return self._here[point]
 
     def __iter__(self) -> Iterator[Point]:
-        """Those that are here now."""
+        """The points that are present now."""
         return iter(self._here)
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class Relay(Mapping[Point, Tensor]):
 
 
 class Anchors(Mapping[Point, Anchor]):
-    """What the port's activations are measured from, made of what the relay has and forgotten with it."""
+    """The values that the port's activations are measured against, made from the relay's and deleted with them."""
 
     def __init__(self, relay: Relay, pairing: Pairing) -> None:
         self._relay = relay
@@ -209,7 +209,7 @@ class Anchors(Mapping[Point, Anchor]):
         return any(self._relay.needs(source) for source in self._pairing.pairs[point].sources)
 
     def __iter__(self) -> Iterator[Point]:
-        """Those that are made."""
+        """The points that have been made."""
         return iter(self._made)
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class Follower(Side):
         gradients: bool = False,
         isolated: bool = False,
     ) -> None:
-        """As any side; gradients are off."""
+        """Run as any side; gradients are off."""
 
         def visited(point: Point, value: Tensor) -> Tensor | None:
             instead = visit(point, value)

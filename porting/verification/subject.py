@@ -1,4 +1,4 @@
-"""What is put to the proof: a module of our own to run, so that the user's is left as it was."""
+"""The module that is verified: a separate one that may be changed, so that the user's is left as it was."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ OUTLINE = 8
 
 
 def _outline(tensor: Tensor) -> tuple[object, ...]:
-    """What two equal tensors have in common: the shape and the first numbers."""
+    """A quick fingerprint of a tensor, the same for equal tensors: the shape and the first numbers."""
     return (*tensor.shape, *tensor.detach().flatten()[:OUTLINE].tolist())
 
 
@@ -310,7 +310,7 @@ def _refuse_untied(step: Step, theirs: Mapping[str, Tensor], homes: Mapping[str,
 
 
 def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
-    """What is allowed and should be known, in words.
+    """Warnings about what was allowed.
 
     Args:
         random: its new parameters that the reference does not have.
@@ -324,7 +324,7 @@ def warned(subject: Subject, random: Collection[str] = ()) -> list[str]:
 
 
 def writers(plan: Plan, modules: Collection[str]) -> tuple[str, ...]:
-    """Where the rules stand that write the weights of these modules, by the modules' names."""
+    """The places of the rules that write the weights of these modules, by the modules' names."""
     wanted = set(modules)
     written = [step for step in plan.steps if any(name.rpartition(".")[0] in wanted for name in step.targets)]
     return tuple(dict.fromkeys(step.rule.where for step in written))

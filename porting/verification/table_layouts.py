@@ -94,7 +94,7 @@ class Correction:
 
     @property
     def detail(self) -> str:
-        """What the table says and should say of the first tensor."""
+        """What the table says of the first tensor and what it should say."""
         rule, (corrected, *_) = self.lines[0]
         if self.name == EXCHANGED:
             return f"{rule.targets[0].name} should have {corrected.sources[0].name}"

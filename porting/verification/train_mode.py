@@ -17,13 +17,13 @@ from porting.verification.compare import END, Comparison
 from porting.verification.gradients import DOUBLE, Make
 
 CASES = 2
-"""How many of the batches are run in training mode."""
+"""The number of batches that are run in training mode."""
 
 ROUNDED = 1e-6
 """Relative to scale: a difference in eval mode that is larger than this is none of rounding."""
 
 GROWN = 16.0
-"""What rounding came to in eval mode, times this, is what it may come to in training mode."""
+"""How much larger than in eval mode the rounding error in training mode may be."""
 
 
 def in_training(make: Make, seed: int) -> Make:

@@ -38,10 +38,10 @@ from porting.verification.rounding_propagation import rounded_alike, rounding_ap
 from porting.verification.subject import cast
 
 COMPILED = 200
-"""What a batch costs a function that may be compiled anew for each shape, in tokens."""
+"""The fixed cost, in tokens, of a batch for a function that may be compiled again for each shape."""
 
 GROWN = 16.0
-"""What rounding came to on the first batches, times this, is what it may come to on others."""
+"""How much larger than on the first batches the rounding error on other batches may be."""
 
 ROUNDED = 1e-9
 """A difference of outputs in float64 that is larger than this is none of rounding, unless a side computes with less."""
@@ -229,7 +229,7 @@ def _rows(case: Case) -> Iterator[Case]:
 
 
 def _tolerance(comparison: Comparison) -> float:
-    """What outputs may differ by on other batches; infinite where they differ already."""
+    """The tolerance for outputs on other batches; infinite where they differ already."""
     far = max((one for point, one in comparison.differences(END).items() if _root(point)), default=0.0)
     leaks = comparison.leaks[END] if comparison.leaks is not None else {}
     leak = LEAKED * max((one for point, one in leaks.items() if _root(point)), default=0.0)
@@ -244,7 +244,7 @@ def _root(point: str) -> bool:
 
 
 def _model(theirs: LiveReference, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case]) -> Model:
-    """What is known of the inputs."""
+    """The facts about the model's inputs."""
     base: Mapping[str, Tensor] = theirs.taken(cases[0]).inputs
     given = {str(rule.sources[0].key): rule.targets[0].output for rule in table.inputs}
     derived = {source_of(name): MASK_KINDS[0] for name in given if name in DERIVED}  # of any kind of mask

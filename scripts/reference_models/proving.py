@@ -148,8 +148,8 @@ def _prove(model_type: str, architecture: str, level: str) -> Proof:
 def _judged(report: Report, reference: nn.Module, port: nn.Module, cases: list[Case]) -> tuple[str, str]:
     """The outcome of a report, and why."""
     warnings = "; ".join([*report.warnings, *report.notes])[:300]
-    if any("no numbers" in warning for warning in report.warnings):
-        return DIFFERS, f"values that are no numbers: {warnings}"
+    if any("NaN or infinite" in warning for warning in report.warnings):
+        return DIFFERS, f"NaN or infinite values: {warnings}"
     if not report.faithful:
         named = report.guilty or report.imprecise
         named = named or tuple(probe for probe in report.probes if probe.differs or probe.drifts)

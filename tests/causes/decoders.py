@@ -287,7 +287,7 @@ def written(family: Family, directory: Path) -> Path:
     model = kind(kind.config_class(**family.fields))
     draw(model)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):  # a weight that is no parameter
+        if name.endswith("correction_bias"):  # a weight that is not a parameter
             torch.nn.init.normal_(buffer, std=0.2)
     model.save_pretrained(directory)
     return directory

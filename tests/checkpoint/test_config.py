@@ -55,8 +55,8 @@ def test_numbers_that_json_has_no_word_for_are_read_as_transformers_writes_them(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"id2label": ["no", "yes"]}, "id2label is no object"),
-        ({"id2label": {}}, "id2label is no object"),
+        ({"id2label": ["no", "yes"]}, "id2label is not an object"),
+        ({"id2label": {}}, "id2label is not an object"),
         ({"num_labels": 0}, "num_labels is 0, and at least 1 is expected"),
         ({"num_labels": "3"}, "num_labels is '3'"),
         ({"num_labels": True}, "num_labels is True"),

@@ -93,7 +93,7 @@ def test_a_nested_state_dict_is_named_like_a_folder(tmp_path: Path) -> None:
     assert part.warnings == ()
     (note,) = open_checkpoint(tmp_path / "saved").warnings
     assert note.code == Code.DCP_PARTS
-    assert note.message == "2 entries are no tensors and are not read: 'step', 'seed'"
+    assert note.message == "2 entries are not tensors and are not read: 'step', 'seed'"
     assert note.hint == (
         f"it has 'model' (2 tensors), 'optim' (1 tensor); {tmp_path}/saved/model is what was saved under 'model', "
         "by its own names"

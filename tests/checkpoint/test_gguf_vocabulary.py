@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("numbers that are fractions", {"tokenizer.json": fast({**LETTERS, "a": 0.0})}, "the token 'a' has the number '0."),
     ("numbers that are booleans", {"tokenizer.json": fast({**LETTERS, "b": True})}, "the token 'b' has the number 'Tr"),
     ("an added token with a fraction", {"tokenizer.json": fast(tokens=[added(6.0, "<s>")])}, "'<s>' has the number '6"),
-    ("an added token that is no text", {"tokenizer.json": fast(tokens=[added(6, 7)])}, "added tokens are not texts"),
+    ("an added token that is not text", {"tokenizer.json": fast(tokens=[added(6, 7)])}, "added tokens are not texts"),
     ("an added token with two numbers", {"tokenizer.json": fast(tokens=[added(6, "x"), added(7, "x")])},
      "its added tokens are not texts, each with one number"),
     ("a token with two numbers", {"tokenizer.json": fast(tokens=[added(6, "<s>"), added(7, "a")])},

@@ -95,7 +95,7 @@ def test_revision(hub: Hub) -> None:
         assert list(checkpoint.tensors) == ["old"]
     with pytest.raises(CheckpointError, match=r"two revisions are given, 'v1' in the name and 'v2' beside it"):
         open_checkpoint("org/name@v1", revision="v2")
-    with pytest.raises(CheckpointError, match=r"'../../x' is no possible revision"):
+    with pytest.raises(CheckpointError, match=r"'../../x' is not a possible revision"):
         open_checkpoint("org/name", revision="../../x")
 
 

@@ -524,7 +524,7 @@ def test_of_shards_whose_headers_are_read_one_is_held_at_a_time(hub: Hub, monkey
 
 def test_a_limit_that_is_none_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTING_LIMITS", "wating=1")
-    with pytest.raises(LimitError, match=r"PORTING_LIMITS: 'wating=1' is no limit, expected one of made, members"):
+    with pytest.raises(LimitError, match=r"PORTING_LIMITS: 'wating=1' is not a limit, expected one of made, members"):
         open_checkpoint("org/name")
 
 

@@ -21,7 +21,7 @@ HOSTILE_INDEX: list[tuple[str, bytes, str]] = [
     ("no weight_map", b"{}", "without a weight_map object"),
     ("weight_map a list", b'{"weight_map": []}', "without a weight_map object"),
     ("names nothing", b'{"weight_map": {}}', "the weight_map names no tensor"),
-    ("shard a number", index({"a": 3}), "tensor 'a': its shard is no string"),
+    ("shard a number", index({"a": 3}), "tensor 'a': its shard is not a string"),
     ("shard missing", index({"a": "gone.safetensors"}), "gone.safetensors: no such file"),
     ("absolute", index({"a": "/etc/x.safetensors"}), "the shard '/etc/x.safetensors' holds a path separator"),
     ("climbs out", index({"a": "../x.safetensors"}), "the shard '../x.safetensors' holds a path separator"),

@@ -622,7 +622,7 @@ class _Nothing:
 
 
 class _Inert(pickle.Unpickler):
-    """Torch's own reader, with nothing in the place of what is no tensor."""
+    """Torch's own reader, with nothing in the place of what is not a tensor."""
 
     def find_class(self, module: str, name: str) -> object:
         allowed = torch._weights_only_unpickler._get_allowed_globals()

@@ -511,23 +511,23 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("text", lambda: npz(("a.npy", npy("<U2", (1,)))), "its descr is '<U2': text"),
     ("dates", lambda: npz(("a.npy", npy("<M8[ns]", (1,)))), "its descr is '<M8[ns]': dates or durations"),
     ("records", lambda: npz(("a.npy", npy([("x", "<f4")]))), "its elements are records of several fields"),
-    ("a long double", lambda: npz(("a.npy", npy("<f16", (1,), bytes(16)))), "its descr '<f16' is no dtype"),
-    ("no byte order", lambda: npz(("a.npy", npy("|f4"))), "its descr '|f4' is no dtype that torch has"),
-    ("a descr that is no string", lambda: npz(("a.npy", npy(4))), "its descr '4' is none of numpy's"),
-    ("a negative size", lambda: npz(("a.npy", npy(shape=(-2,)))), "is no tuple of sizes"),
-    ("a size that is a boolean", lambda: npz(("a.npy", npy(shape=(True, 2)))), "is no tuple of sizes"),
+    ("a long double", lambda: npz(("a.npy", npy("<f16", (1,), bytes(16)))), "its descr '<f16' is not a dtype"),
+    ("no byte order", lambda: npz(("a.npy", npy("|f4"))), "its descr '|f4' is not a dtype that torch has"),
+    ("a descr that is not a string", lambda: npz(("a.npy", npy(4))), "its descr '4' is not one of numpy's"),
+    ("a negative size", lambda: npz(("a.npy", npy(shape=(-2,)))), "is not a tuple of sizes"),
+    ("a size that is a boolean", lambda: npz(("a.npy", npy(shape=(True, 2)))), "is not a tuple of sizes"),
     ("a shape that overflows", lambda: npz(("a.npy", npy(shape=(1 << 40, 0, 1 << 40), raw=b""))), "overflows 64 bits"),
     ("65 axes", lambda: npz(("a.npy", npy(shape=(1,) * 65))), "65 dimensions; torch handles 64"),
     ("too few elements", lambda: npz(("a.npy", npy(shape=(3,)))), "it has 8 bytes, and shape [3] of float32 needs 12"),
     ("too many elements", lambda: npz(("a.npy", npy(raw=bytes(9)))), "9 bytes, and shape [2] of float32 needs 8"),
     ("a key too many", lambda: npz(("a.npy", npy(more=True))), "descr, fortran_order and shape, and nothing else"),
     ("no dictionary", lambda: npz(("a.npy", b"\x93NUMPY\1\0\4\0[1]\n")), "descr, fortran_order and shape"),
-    ("a call in the header", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x0c\0__import__()")), "no dictionary of Python's"),
-    ("a dictionary for a key", lambda: npz(("a.npy", b"\x93NUMPY\1\0\6\0{{}:1}")), "no dictionary of Python's"),
+    ("a call in the header", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x0c\0__import__()")), "not a dictionary of"),
+    ("a dictionary for a key", lambda: npz(("a.npy", b"\x93NUMPY\1\0\6\0{{}:1}")), "not a dictionary of Python's"),
     ("a size of 20 000 bits", lambda: npz(("a.npy", sized("0x" + "f" * 5000))), "a whole number of 20000 bits"),
-    ("a list in a set", lambda: npz(("a.npy", b"\x93NUMPY\1\0\4\0{[]}")), "no dictionary of Python's"),
-    ("a sum beyond floats", lambda: npz(("a.npy", b"\x93NUMPY\1\0\xa3\x0f" + b"9" * 4000 + b"+1j")), "no dict"),
-    ("brackets without end", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x10\x27" + b"(" * 10_000)), "no dictionary of"),
+    ("a list in a set", lambda: npz(("a.npy", b"\x93NUMPY\1\0\4\0{[]}")), "not a dictionary of Python's"),
+    ("a sum beyond floats", lambda: npz(("a.npy", b"\x93NUMPY\1\0\xa3\x0f" + b"9" * 4000 + b"+1j")), "not a dict"),
+    ("brackets without end", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x10\x27" + b"(" * 10_000)), "not a dictionary of"),
     ("a header of 4 GiB", lambda: npz(("a.npy", b"\x93NUMPY\2\0\xff\xff\xff\xff" + bytes(80))), "4294967295 bytes"),
     ("a header of 60 kB", lambda: npz(("a.npy", b"\x93NUMPY\1\0\x60\xea" + b" " * 60_000)), "and 10000 are read"),
     ("another version", lambda: npz(("a.npy", npy().replace(b"\1\0", b"\7\0", 1))), "of version 1.0, 2.0 or 3.0"),
@@ -548,12 +548,12 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("another method", changed((b"PK\3\4", 8, 99), (b"PK\1\2", 10, 99)), "numpy.savez stores or deflates them"),
     ("bzip2", lambda: npz(("a.npy", npy()), method=zipfile.ZIP_BZIP2), "numpy.savez stores or deflates them"),
     ("two headers that disagree", changed((b"PK\3\4", 14, 1)), "is not where the table of contents says"),
-    ("bytes in front", lambda: b"x" + FINE, "this is no zip archive"),
+    ("bytes in front", lambda: b"x" + FINE, "this is not a zip archive"),
     ("bytes behind", lambda: FINE + b"x", "does not end with its end record"),
     ("two archives", lambda: FINE + FINE, "its table of contents cannot be read"),
     ("a bomb", bomb, "bytes of tensors beyond those that are stored"),
-    ("not a zip archive", lambda: b"no archive" * 20, "this is no zip archive, so not one that numpy.savez wrote"),
-    ("an archive of nothing", npz, "this is no zip archive"),
+    ("not a zip archive", lambda: b"no archive" * 20, "this is not a zip archive, so not one that numpy.savez wrote"),
+    ("an archive of nothing", npz, "this is not a zip archive"),
     ("a safetensors file", lambda: b"\x02\0\0\0\0\0\0\0{}", "this is a safetensors file, not an .npz file of numpy"),
     ("inflates to less", inflating(npy(), HEAD + 16), "it has 16 bytes, and shape [2] of float32 needs 8"),
 ]  # fmt: skip
@@ -664,6 +664,6 @@ def test_python_does_not_warn_of_a_header_that_is_refused(tmp_path: Path) -> Non
     (tmp_path / "a.npz").write_bytes(npz(("a.npy", b"\x93NUMPY\1\0\6\0{1or 2")))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(CheckpointError, match="its header is no dictionary of Python's plain values"):
+        with pytest.raises(CheckpointError, match="its header is not a dictionary of Python's plain values"):
             open_checkpoint(tmp_path / "a.npz")
     assert not caught

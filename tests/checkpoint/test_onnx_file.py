@@ -118,7 +118,7 @@ HOSTILE: list[HostileFile] = [
     ("a location of no meaning behind one", lambda: model(
         initialiser("a", (4,), 1, field(9, bytes(16)), outside("no.data"), field(14, 7))), "no.data"),
     ("a name twice", lambda: model(ONE, ONE), "it is there twice"),
-    ("a name that is no text", lambda: model(ONE.replace(b"a", b"\xff")), "a name that is not UTF-8"),
+    ("a name that is not text", lambda: model(ONE.replace(b"a", b"\xff")), "a name that is not UTF-8"),
     ("fewer bytes", lambda: model(initialiser("a", (5,), 1, field(9, bytes(16)))), "shape [5] of float32 needs 20"),
     ("a size below 0", lambda: model(initialiser("a", (-1,), 1, field(9, b""))), "has a negative size"),
     ("2^62 elements", lambda: model(initialiser("a", (2**62,), 1, field(9, b""))), "overflows 64 bits"),
@@ -137,7 +137,7 @@ HOSTILE: list[HostileFile] = [
     ("a file by a way round", lambda: model(initialiser("a", (4,), 1, outside("x/../../secret"))), "'../secret'"),
     ("a missing file", lambda: model(initialiser("a", (4,), 1, outside("no.data"))), "no.data"),
     ("the model's own bytes", lambda: model(initialiser("a", (4,), 1, outside("model.onnx", offset="9" * 30))),
-     "offset or length in a file beside the model is no number"),
+     "offset or length in a file beside the model is not a number"),
     ("no length in a file with more bytes", lambda: model(initialiser("a", (4,), 1, outside("model.onnx"))),
      "bytes, and shape [4] of float32 needs 16"),
     ("a place of 33 bits", lambda: model(initialiser("a", (4,), 1, field(9, bytes(16)), field(14, 2**32 + 1))),

@@ -206,7 +206,7 @@ def test_destinations_that_are_refused(tmp_path: Path, weights: dict[str, torch.
     refused("is a link to 'source'", tmp_path / "link", files, directory=True, overwrite=True)
     refused("run `mkdir -p", tmp_path / "no" / "such", files, directory=True)
     refused("is a file", source / "config.json", files, directory=True, overwrite=True)
-    refused("is no plain file name", tmp_path / "new", {"../x": b""}, directory=True)
+    refused("is not a plain file name", tmp_path / "new", {"../x": b""}, directory=True)
     refused("exists already", source / "config.json", weights)
     refused("is a directory", source, weights, overwrite=True)
     os.mkfifo(tmp_path / "pipe")

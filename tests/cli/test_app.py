@@ -110,7 +110,7 @@ def test_wrong_usage_says_what_was_meant_and_where_help_is(run: Run, words: list
 
 @pytest.mark.parametrize("size", ["1e400", "9" * 400, "9" * 30 + "TB", "2EB", "²", "-1", "nan", ""])
 def test_a_size_that_no_memory_has_is_none(size: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no size"):
+    with pytest.raises(typer.BadParameter, match="is not a size"):
         parse_size(size)
 
 

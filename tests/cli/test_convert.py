@@ -118,9 +118,9 @@ def test_a_flipped_bit_is_a_difference(run: Run, checkpoint: Path) -> None:
             ["c", "out", "--memory", "1MB"],
             "each of 2 threads needs 1048576 bytes (pass --memory 2MiB, or fewer threads)",
         ),
-        (["c", "out", "--memory", "much"], "'much' is no size"),
+        (["c", "out", "--memory", "much"], "'much' is not a size"),
         (["./missing", "out"], "no such file or directory"),
-        (["c", "out", "--table", "bert_into_nothing"], "is no file and no shipped table"),
+        (["c", "out", "--table", "bert_into_nothing"], "is neither a file nor a bundled table"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(run: Run, checkpoint: Path, words: list[str], line: str) -> None:
@@ -145,7 +145,7 @@ def test_a_port_is_not_ported_again(run: Run, checkpoint: Path) -> None:
 def test_progress_is_told_in_plain_lines_or_in_events(
     run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where standard error is no terminal."""
+    """Where standard error is not a terminal."""
     monkeypatch.setattr(progress, "EVERY", 0.0)
     plain = run("convert", checkpoint, "out")
     last = plain.stderr.splitlines()[-1]

@@ -86,7 +86,7 @@ def test_a_table_that_is_trusted_may_name_a_module_of_the_current_folder() -> No
         ("nowhere/net.py:build", r"^nowhere/net\.py: no such file \(check the path\)"),
         ("missing:build", "importing 'missing' failed: ModuleNotFoundError: No module named 'missing'"),
         ("my_model:biuld", r"'my_model' has no 'biuld' \(did you mean 'build'\?\)"),
-        ("my_model.py:size", "is no class or function"),
+        ("my_model.py:size", "is not a class or function"),
         ("my_model.py:size.of.it", "'my_model' has no 'of'"),
         ("broken.py:build", r"^broken\.py: importing it failed: ZeroDivisionError: division by zero"),
         ("broken:build", "importing 'broken' failed: ZeroDivisionError"),

@@ -163,7 +163,7 @@ def test_a_file_that_is_no_record_is_refused_and_passed_over(run: Run, records: 
     path.chmod(0o600)
     result = run("report-bug", "--record", path)
     assert result.exit_code == 2
-    assert "porting-report-x.txt: this is no error that porting recorded (pass a file named" in result.stderr
+    assert "porting-report-x.txt: this is not an error that porting recorded (pass a file named" in result.stderr
     assert not list(Path().iterdir())
     assert "no unexpected error is recorded" in run("report-bug").stdout
 

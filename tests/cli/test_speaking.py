@@ -168,7 +168,7 @@ def test_ten_lines_are_enough_and_the_last_is_a_command(run: Run, workbench: Pat
     [
         (["generate", TEXT], "table 'bert' has no model for this"),
         (["classify", TEXT, "--source", "c"], "no BertForSequenceClassification head"),
-        (["translate", TEXT, *GPT], "no encoder-decoder"),
+        (["translate", TEXT, *GPT], "not an encoder-decoder"),
         (["generate", TEXT, *GPT, "--max-length", "99"], "max_length is 99, the model has 32 positions (ask for 32)"),
         (["generate", TEXT, *GPT, "--top-k", "3", "--num-beams", "2"], "leave --num-beams out"),
         (["fill-mask", "[MASK]", *GPT[:-1], "mine.py:build_gpt"], "none of it can be the logits"),

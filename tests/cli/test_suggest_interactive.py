@@ -65,8 +65,8 @@ def test_what_is_typed_is_done(run: Run, checkpoint: Path) -> None:
     answers = "perhaps\n3\n1\nthere.toml\nno\nnew.toml\n"
     result = run("suggest", checkpoint, *INTO, "--interactive", typed=answers)
     assert result.exit_code == 0, result.stderr
-    assert "'perhaps' is none of them: type a number from 1 to 2, or a name" in result.stderr
-    assert "'3' is none of them" in result.stderr
+    assert "'perhaps' is not one of them: type a number from 1 to 2, or a name" in result.stderr
+    assert "'3' is not one of them" in result.stderr
     assert Path("there.toml").read_text() == "by hand"
     assert "[tensors]" in Path("new.toml").read_text()
 

@@ -232,9 +232,9 @@ def with_another(tensors: dict[str, Any]) -> dict[str, object]:
         (lambda it: it["tensors"].clear(), "provenance.json: it names no tensors"),
         (lambda it: it.update(tensors=with_another(it["tensors"])), "provenance.json: no file holds its tensor 'more'"),
         (lambda it: it["files"].pop("model-00001-of-00004.safetensors"), "model-00001-of-00004.safetensors: it is not"),
-        (lambda it: it["files"].update({"../x": {}}), "../x: it is no plain file name"),
-        (lambda it: it["files"].update({"": 7}), ": it is no plain file name"),
-        (lambda it: it["files"].update({"a\0": 7}), "a\0: it is no plain file name"),
+        (lambda it: it["files"].update({"../x": {}}), "../x: it is not a plain file name"),
+        (lambda it: it["files"].update({"": 7}), ": it is not a plain file name"),
+        (lambda it: it["files"].update({"a\0": 7}), "a\0: it is not a plain file name"),
     ],
     ids=["cleared", "gone", "no tensors", "a tensor more", "a file less", "above", "empty", "nul"],
 )
@@ -249,8 +249,8 @@ def test_a_record_that_names_nothing_or_too_much_is_a_difference(
     ("raw", "expected"),
     [
         (b"", "not JSON at character 0"),
-        (b"[]", "it is no record"),
-        (b'{"format": "porting-provenance-0"}', "it is no record"),
+        (b"[]", "it is not a record"),
+        (b'{"format": "porting-provenance-0"}', "it is not a record"),
         (b'{"format": "\xff"}', "not UTF-8 at byte 12"),
         (b'{"format": "porting-provenance-2", "format": "porting-provenance-2"}', "'format' stands twice"),
         (b"[" * 200_000, "nested too deeply"),

@@ -23,7 +23,7 @@ def source() -> Path:
 
 
 def similarities(hidden: Tensor, mask: Tensor) -> list[float]:
-    """Cosines between the means [3 e] of the hidden states [3 s e] of the tokens that are no padding."""
+    """Cosines between the means [3 e] of the hidden states [3 s e] of the tokens that are not padding."""
     means = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     vectors = torch.nn.functional.normalize(means, dim=-1)
     return [float(vectors[one] @ vectors[other]) for one, other in ((0, 1), (0, 2), (1, 2))]

@@ -238,7 +238,7 @@ def refusal(text: str, folder: Path, **options: Any) -> str:  # Any: as generate
 def test_translate_is_for_an_encoder_decoder(tmp_path: Path) -> None:
     folder = checkpoints.bart(tmp_path / "c")
     assert porting.translate(TEXTS[0], folder, num_beams=3).ids == porting.generate(TEXTS[0], folder, num_beams=3).ids
-    with pytest.raises(porting.PortingError, match="no encoder-decoder"):
+    with pytest.raises(porting.PortingError, match="not an encoder-decoder"):
         porting.translate(TEXTS[0], checkpoints.gpt2(tmp_path / "g"), **GPT)
 
 

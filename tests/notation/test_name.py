@@ -1,4 +1,4 @@
-"""Names with placeholders: reading, spelling and everything that is no name."""
+"""Names with placeholders: reading, spelling and everything that is not a name."""
 
 from __future__ import annotations
 

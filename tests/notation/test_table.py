@@ -389,12 +389,12 @@ def test_a_million_rules_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="a directory, expected a TOML table"):
         read_table(tmp_path)
-    with pytest.raises(TableError, match="no file, expected a TOML table"):
+    with pytest.raises(TableError, match="not a file, expected a TOML table"):
         read_table(tmp_path / "nothing.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TableError, match="'utf-8' codec can't decode"):
         read_table(tmp_path / "bytes.toml")
-    with pytest.raises(TableError, match="no file, expected a TOML table"):
+    with pytest.raises(TableError, match="not a file, expected a TOML table"):
         read_table("a\0b")
 
 

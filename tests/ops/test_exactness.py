@@ -244,7 +244,12 @@ FITTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "an index with a fraction": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [0.0, 0.5]}, "0.5 is not whole"),
     "a negative index": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [0, -1]}, "-1 is not from 0 to 1"),
     "a fraction below zero": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [-0.9, 0]}, "-0.9 is not from 0 to 1"),
-    "an index that is no number": (LOOKED_UP, "take(s, g=j)", {"s": [1.0], "j": [float("nan")]}, "nan is not from 0"),
+    "an index that is not a number": (
+        LOOKED_UP,
+        "take(s, g=j)",
+        {"s": [1.0], "j": [float("nan")]},
+        "nan is not from 0",
+    ),
     "a complex index": (LOOKED_UP, "take(s, g=j)", {"s": [1.0, 2.0], "j": [1j, 0]}, "these are complex"),
     "nf4 above 15": ('"x [t]"', "nf4(x)", {"x": [17, 3]}, "17 is not from 0 to 15"),
     "nf4 below 0": ('"x [t]"', "nf4(x)", {"x": [-1, 3]}, "-1 is not from 0 to 15"),

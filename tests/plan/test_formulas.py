@@ -502,7 +502,7 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
     [
         ('formula = "w * s"', "formula = 'w * s' does not use 't'"),
         ('formula = "w * t * s["', "'w * t * s[' is not a formula"),
-        ('formula = "w * tanh(t)"', "tanh is no function of formulas; known: abs, exp, log, sqrt, sum"),
+        ('formula = "w * tanh(t)"', "tanh is not a function of formulas; known: abs, exp, log, sqrt, sum"),
         ('formula = "w * (t + w).real"', "Attribute is not allowed in a formula"),
         ('formula = "w * t.real"', "formula = 'w * t.real' does not use 't'"),
         ('formula = "w * sum(t, i)"', "sum(t, i): t has no index 'i'"),
@@ -517,7 +517,7 @@ def test_a_way_back_is_tried_before_anything_is_read(line: str, message: str) ->
         ('formula = "unpack_low(w * t, 4, n=8)"', "has the index 'n', and 'y [o i]' has not"),
         ('formula = "unpack_low(w * t, 4, i=8)"', "w * t has the index 'i' already"),
         ('formula = "w * blocks(t, 4, o=3)"', "blocks is written blocks(s, 128, a=o, b=i)"),
-        ('formula = "w * take(t, o=x)"', "'x' is no source of the rule"),
+        ('formula = "w * take(t, o=x)"', "'x' is not a source of the rule"),
         ('formula = "take(w, i=t)"', "take(w, i=t): w has the index 'o' already"),
         ('formula = "take(w, k=t)"', "take(w, k=t): w has no index 'k'"),
         ('formula = "take(w, t)"', "take is written take(s, g=j)"),

@@ -99,7 +99,7 @@ def test_operations_are_found(text: str, wanted: str) -> None:
         ('[tensors]\n"a" = "b"\n"b" = "a"', "with all rules together"),
         ('[tensors]\n"a.{i}.{j}.w" = "b.{j}.{i}.w"', "a renaming keeps one stretch of a name"),
         ('[tensors]\n"a.{i}.w" = "b.{i+1}.w"', "a renaming keeps one stretch of a name"),
-        ('[tensors]\n"a.{i:03}.w" = "b.{i}.w"', "{i:03} is no plain number"),
+        ('[tensors]\n"a.{i:03}.w" = "b.{i}.w"', "{i:03} is not a plain number"),
         ('[tensors]\n"a [t e]" = "b [t 1 e]"', "no operations of transformers do it in both directions"),
         ('[[rule]]\nsource = ["a [x]", "b [y]"]\ntarget = ["c [y]", "d [x]"]', "makes several tensors of several"),
         ('[tensors]\n"a" = "b"\n[make]\n"c [x]" = "zeros"', "a tensor of [make] has no name in the file"),

@@ -123,7 +123,7 @@ SAFETENSORS = [
         "safetensors",
         MODEL,
         "offsets as 1e308",
-        "which is no whole number",
+        "which is not a whole number",
         lambda: st_file(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1e308]}}', b"x"),
     ),
     file_row(

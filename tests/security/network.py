@@ -63,6 +63,6 @@ HUB: list[HubRow] = [
     HubRow(of="hub", what="an HTML page in a file's place", told="this is an HTML page", code=2, make=page),
     HubRow(of="hub", what="an index that climbs out", told="holds a path separator", code=2, make=bad_index),
     HubRow(
-        of="hub", what="a model's name that climbs out", told="no possible name of a model", code=2, make=climbing_name
+        of="hub", what="a model's name that climbs out", told="not a possible model name", code=2, make=climbing_name
     ),
 ]

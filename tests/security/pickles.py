@@ -80,7 +80,7 @@ OPCODES = [
     ("PROTO after the first", b"\x80\x02\x80\x63}.", "protocol 99"),
     ("BUILD on a class", b"\x80\x02ccollections\nOrderedDict\n}b.", "attributes for a class"),
     ("STACK_GLOBAL from the memo", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93.", "'os.system'"),
-    ("STACK_GLOBAL without strings", b"\x80\x04K\x01K\x02\x93.", "a global whose name is no string"),
+    ("STACK_GLOBAL without strings", b"\x80\x04K\x01K\x02\x93.", "a global whose name is not a string"),
     ("REDUCE of a string", b"\x80\x02X\x02\x00\x00\x00os)R.", "a call of a string"),
     (
         "a persistent id that is a class",

@@ -162,7 +162,7 @@ PROOFS = [
     ),
     proof(
         "system",
-        "a destination that is no checkpoint",
+        "a destination that is not a checkpoint",
         "holds files and no checkpoint",
         f"{WRITE}::test_only_a_checkpoint_is_ever_replaced",
     ),

@@ -500,7 +500,7 @@ def test_a_limit_is_raised_as_the_line_says(run: Run, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PORTING_LIMITS", "objects=x")
     result = run(*words)
     assert result.exit_code == 2
-    assert "PORTING_LIMITS: 'objects=x' is no limit" in result.stderr
+    assert "PORTING_LIMITS: 'objects=x' is not a limit" in result.stderr
 
 
 def test_all_that_one_command_reads_is_charged_to_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:

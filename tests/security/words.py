@@ -173,8 +173,10 @@ hidden_size = "hidden_size"
 """
 LOAD = ("load", "m", "--table", "t.toml")
 TABLES: list[Row] = [
-    Row(of="tables", what="a FIFO in its place", told="no regular file, expected a TOML table", code=2, make=fifo),
-    Row(of="tables", what="a link to /dev/zero", told="no regular file, expected a TOML table", code=2, make=endless),
+    Row(of="tables", what="a FIFO in its place", told="not a regular file, expected a TOML table", code=2, make=fifo),
+    Row(
+        of="tables", what="a link to /dev/zero", told="not a regular file, expected a TOML table", code=2, make=endless
+    ),
     Row(of="tables", what="a directory", told="a directory, expected a TOML table", code=2, make=directory),
     table_row("not TOML", "not-toml", "[tensors\n"),
     table_row("a number of 12,000 digits in base 16", "more than 300 digits", "[sizes]\nx = 0x" + "f" * 10_000),

@@ -122,13 +122,13 @@ class WithGradients(Plain):
 # ------------------------------------------------------------------------------------- what a sorted look hides
 
 
-@into(SEEN, "is none of the reference's activations")
+@into(SEEN, "is not one of the reference's activations")
 class FeaturesBackwards(Plain):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         return super().forward(ids, keep, segments).flip(-1)
 
 
-@into(SEEN, "is none of the reference's activations")
+@into(SEEN, "is not one of the reference's activations")
 class FeaturesSorted(Plain):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         return super().forward(ids, keep, segments).sort(-1).values

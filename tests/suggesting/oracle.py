@@ -97,7 +97,7 @@ def apart(
     ours: Mapping[str, Tensor],
     kept: Tensor | None = None,
 ) -> float:
-    """How far the loaded module's first output is from the reference's, of its scale, at words that are no padding.
+    """How far the loaded module's first output is from the reference's, of its scale, at words that are not padding.
 
     ``kept`` says where, [b t], if the words of the output are not those of the attention mask.
     """

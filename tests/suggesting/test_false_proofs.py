@@ -62,7 +62,7 @@ def test_what_no_batch_can_show_is_said(source: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_gain_that_the_checkpoint_does_not_have_is_filled_with_the_only_value_that_fits(source: Path) -> None:
-    """It is no guess: the table says the value, and the proof runs with it."""
+    """It is not a guess: the table says the value, and the proof runs with it."""
     found = suggest(source, ItsOwnGain)
     assert found.proven, str(found)
     assert "[make]" in found.text

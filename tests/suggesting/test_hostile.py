@@ -160,5 +160,5 @@ def test_a_module_that_deepcopy_refuses_is_taken_all_the_same(
 
 @pytest.mark.parametrize("wrong", [3, "my_model:build", None])
 def test_what_builds_nothing_is_refused(source: Path, wrong: Any) -> None:
-    with pytest.raises(TargetError, match=r"is no module, and nothing that builds one"):
+    with pytest.raises(TargetError, match=r"is neither a module nor something that builds one"):
         suggest(source, wrong)

@@ -225,7 +225,7 @@ class OneNormed(Pictures):
 
 
 class OneNormedOtherwise(OneNormed):
-    """As before, and what comes behind is no part of the reference: only the search sees what the norm gives."""
+    """As before, and what comes behind is not a part of the reference: only the search sees what the norm gives."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -315,7 +315,7 @@ class OfSizes(Encoder):
 
 
 class Fused(nn.Module):
-    """One projection for the queries and for fewer heads of keys and values; its shape is no tensor's."""
+    """One projection for the queries and for fewer heads of keys and values; its shape is not a tensor's."""
 
     def __init__(self, vocab_size: int, d: int = 64, h: int = 8, k: int = 2, multiple_of: int = 16) -> None:
         super().__init__()

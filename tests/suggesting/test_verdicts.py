@@ -112,7 +112,7 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
         (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.{i}.act"),
         (Probabilities, Verdict.IMPOSSIBLE, "sums to 1, as probabilities do, whatever the weights are"),
         (NeverCalled, Verdict.IMPOSSIBLE, "the forward never uses 12 of the module's 14 matrices"),
-        (NormedAgain, Verdict.NOT_FOUND, "is none of the reference's activations"),
+        (NormedAgain, Verdict.NOT_FOUND, "is not one of the reference's activations"),
     ],
 )
 def test_the_reason_is_named(source: Path, kind: type[nn.Module], expected: Verdict, said: str) -> None:

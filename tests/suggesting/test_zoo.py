@@ -46,4 +46,4 @@ def test_the_table_is_found_and_proven(animal: Animal, source: Path) -> None:
 def test_positions_in_a_plain_attribute_are_named_as_the_reason(source: Path) -> None:
     found = suggest(source, PositionAttribute)
     assert found.verdict is Verdict.IMPOSSIBLE
-    assert any("pe is no parameter and no persistent buffer" in reason.said for reason in found.reasons)
+    assert any("pe is neither a parameter nor a persistent buffer" in reason.said for reason in found.reasons)

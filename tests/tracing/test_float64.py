@@ -149,7 +149,7 @@ def test_without_verbose_float32_inside_is_one_line_and_rows_that_are_right_are_
 
 
 class Gelu(Rough):
-    """A constant in float32, a projection that is no module, so that no probe stands in between, and an activation."""
+    """A constant in float32, a projection that is not a module, so no probe stands in between, and an activation."""
 
     def forward(self, x: Tensor) -> Tensor:
         constants = torch.arange(1, 9, dtype=torch.float32).cos()

@@ -1,4 +1,4 @@
-"""Trials of what is no token, of tokens beside it, and of other values that each token has."""
+"""Trials of what is not a token, of tokens beside it, and of other values that each token has."""
 
 from __future__ import annotations
 

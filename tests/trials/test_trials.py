@@ -244,7 +244,7 @@ def test_padded_places_are_no_fault_and_are_reported() -> None:
     report = verified(wrong(zeroed))
     assert report.faithful, str(report)
     assert ". -> logits" in report.padded
-    assert "differs at padded places only, which is no fault" in " ".join(report.details().split())
+    assert "differs at padded places only, which is not an error" in " ".join(report.details().split())
 
 
 class Maskless(Encoder):

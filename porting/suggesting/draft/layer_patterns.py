@@ -1,4 +1,4 @@
-"""From the rules of every single layer to the few that a person would have written.
+"""Combine the rules of the single layers into the few that a person would have written.
 
 Numbers that vary together become an index: ``layer.0 = blocks.0`` and ``layer.1 = blocks.1`` are ``layer.{i} =
 blocks.{i}``; ``layer.1 = layers.2`` after ``layer.0 = layers.0`` makes ``layer.{i} = layers.{2*i}``.  A weight and its
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def terms(self) -> Terms:
-        """Those of both sides."""
+        """The terms of both sides."""
         return (*self.sources, *self.targets)
 
     @property
@@ -134,7 +134,7 @@ def _spelled_out(line: Line, read: Sequence[str], written: Sequence[str]) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What the names of a pattern look like, with ``{2*i+1}`` in it as factor and shift."""
+    """The form of a pattern's names, with ``{2*i+1}`` in it as factor and shift."""
 
     text: re.Pattern[str]
     factor: int
@@ -142,7 +142,7 @@ class _Shape:
 
     @classmethod
     def of(cls, name: str, index: str) -> _Shape | None:
-        """That of a pattern's one index that is counted; None where it has none."""
+        """Make the form of a pattern with one counted index; None where it has none."""
         computed = re.search(rf"\{{(?:(\d+)\*)?{index}([+-]\d+)?\}}", name)
         if computed is None:
             return None
@@ -162,7 +162,7 @@ class _Shape:
 
 
 def _placeholder(part: str, index: str = r"\d+") -> str:
-    """What may stand in a part of a pattern; ``index``: in the place of an index whose spellings it does not say.
+    """The regular expression for a part of a pattern; ``index``: for an index whose spellings it does not say.
 
     Those of ``{p}`` may stand on the rule's other side, and be words.
     """
@@ -175,7 +175,7 @@ def _placeholder(part: str, index: str = r"\d+") -> str:
 
 @cache
 def name_pattern(name: str) -> re.Pattern[str]:
-    """What the names of a pattern look like: an index is a number, an enumerated one is one of its spellings.
+    """The regular expression of a pattern's names: an index is a number, an enumerated one is one of its spellings.
 
     >>> bool(name_pattern("h.{i}.{w:weight,bias}").fullmatch("h.11.bias")), bool(name_pattern("h.{*rest}").match("g.0"))
     (True, False)
@@ -326,7 +326,7 @@ def _inner_first(group: Sequence[Line], varying: Sequence[int]) -> list[int]:
 
 
 def _glued(line: Line) -> list[bool]:
-    """Which of the numbers stand behind a letter or an underscore: ``ln_1``."""
+    """Whether each number stands after a letter or an underscore: ``ln_1``."""
     return [
         found.start() > 0 and name[found.start() - 1] != "."
         for name, _ in line.terms
@@ -376,7 +376,7 @@ def _as_one(some: Sequence[Line], sources: Terms, targets: Terms) -> Line:
 
 
 def _why(some: Sequence[Line]) -> str:
-    """What decided lines that become one: a guess is one in any layer, and what is tried is tried in the first."""
+    """The evidence for lines that become one: a guess if any is one, else that of the first proven line."""
     guess = next((line.why for line in some if line.why == GUESS), "")
     return guess or next((line.why for line in some if line.proven), some[0].why)
 
@@ -449,7 +449,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
 
 
 def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
-    """What is common in front, what differs, what is common behind; None when a placeholder is among what differs."""
+    """The common beginning, the differing parts and the common end; None when a placeholder is among what differs."""
     before, middles, after = parted([re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names])
     if not all(middles) or any("{" in one for one in middles) or len(set(middles)) < len(middles):
         return None
@@ -461,7 +461,7 @@ _TWINS = {"y": "s", "z": "r", "w": "u"}
 """Letters of a key's rotary pairs beside a query's, and those that do where there is no query."""
 
 _FOLLOW = ("r", "z")
-"""What remains of a head once its halves are known."""
+"""The names of the rest of a head once its halves are known."""
 
 
 def plainer(line: Line) -> Line:
@@ -510,7 +510,7 @@ def _follows(index: str, line: Line, known: set[str]) -> bool:
 
 
 def part_sizes(texts: Mapping[int, str], lines: Sequence[Line], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """What [sizes] says of parts of different sizes, ``(a|b)``: the joined tensor alone does not show them.
+    """The lines of [sizes] for parts of different sizes, ``(a|b)``: the joined tensor alone does not show them.
 
     Args:
         texts: number -> the expression for it.

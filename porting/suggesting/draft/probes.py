@@ -23,13 +23,13 @@ Axes = tuple[str, str]
 """The reference's and the port's, as a table writes them."""
 
 Lines = Sequence[tuple[str, str]]
-"""Of [probes]: the reference's point and the port's."""
+"""Lines of [probes]: the reference's point and the port's."""
 
 Outputs = Mapping[str, Tensor]
 """Path of a module -> its output."""
 
 NEAR, LOOSE = 1e-9, 0.05
-"""What is one activation, and what may be one that is computed a little differently, of the activation's scale."""
+"""The tolerances for the same activation and for one that is computed a little differently, relative to its scale."""
 
 
 def probes(
@@ -388,7 +388,7 @@ def attention_probes(port: Attention, reference: Attention, bound: float) -> lis
 
 
 def _matches(value: Tensor, port: Outputs, bound: float) -> Iterator[tuple[Sequence[str], str, str]]:
-    """Which of the port's are this one: their names, and the axes of both sides where these differ."""
+    """The port's activations equal to this one: their names, and the axes of both sides where these differ."""
     if value.ndim != len(AXES.split()):
         return
     letters = AXES.split()
@@ -446,5 +446,5 @@ def _first(path: str) -> str:
 
 
 def _zeroth(expression: str) -> str:
-    """What ``i``, ``i+1`` or ``2*i+1`` is in the first layer."""
+    """The value of ``i``, ``i+1`` or ``2*i+1`` in the first layer."""
     return expression.rpartition("+")[2] if "+" in expression else "0"

@@ -1,4 +1,4 @@
-"""From what the search found to a table that accounts for every tensor of the checkpoint and of the module."""
+"""Draft a table that accounts for every tensor of the checkpoint and of the module, from the result of a search."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def draft(
     drops |= dict.fromkeys(patterns(sorted(counts), [one for one in twin.tensors if one not in counts]), _COUNTED)
     known = {*used, *copies, *found.ignored_biases, *counts}
     unused = [name for name in twin.tensors if name not in known]
-    several = found.trace.returned  # the model itself is no module with one output then
+    several = found.trace.returned  # the model itself is not a module with one output then
     # A layer with weights that stands in a list several times has one path here; an activation has all of its names.
     own = {path for path, _ in module.named_modules()}
     everywhere = module.named_modules(remove_duplicate=False)
@@ -406,7 +406,7 @@ def _behind_layers(stacks: Mapping[str, tuple[int, int]], twins: int, depth: int
 
 
 def _content(value: str, behind: Callable[[str], str]) -> str:
-    """What [make] fills a tensor with; another tensor's name is of the same depth."""
+    """The content that [make] gives a tensor; another tensor's name is of the same depth."""
     return f"{EQUALS}{behind(value.removeprefix(EQUALS))}" if value.startswith(EQUALS) else value
 
 

@@ -69,7 +69,7 @@ _NEUTRAL = "# parameters that the checkpoint does not have: copies of others, or
 
 
 def quoted(text: str) -> str:
-    """A text as TOML writes it; half of a surrogate pair, as in the name of a file that is no text, is written out."""
+    """A text as TOML writes it; half of a surrogate pair, as in the name of a file that is not text, is written out."""
     text = text.encode(errors="backslashreplace").decode()
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -177,7 +177,7 @@ def _rule(line: Line) -> list[str]:
 
 
 def _mark(line: Line) -> str:
-    """What decided a line, where that is no matter of course."""
+    """The evidence for a line, as a comment where it is not obvious."""
     if line.why in {GUESS, UNSEEN, COMPUTED, UNRUN}:
         return f"  # {line.why}"
     return f"  # by {line.why}" if line.proven else ""
@@ -213,7 +213,7 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
 
 
 def dropped(names: Sequence[str], others: Iterable[str]) -> list[str]:
-    """As :func:`patterns`, of names in which any character may stand: a checkpoint's own, which no model has.
+    """Patterns as of :func:`patterns`, for names with any characters: a checkpoint's own, which no model has.
 
     A name that a table cannot spell is matched by what it begins with; without such a pattern it is left out.
 
@@ -237,7 +237,7 @@ REST = "{*rest}"
 
 
 def _patterns(name: str) -> Iterator[str]:
-    """What a name may be a case of: all below a beginning of it, the shortest first; then all that differ in a number.
+    """Patterns that a name may match: all below a prefix of it, the shortest first; then all that differ in a number.
 
     Numbers are an index of their own each; if that is too much, they stay as they are.
     """

@@ -56,7 +56,7 @@ class Unmapped:
 
 
 def listed(unmapped: Sequence[Unmapped]) -> list[str]:
-    """What has no counterpart, in words: all of the module's, and what of the checkpoint's may be one of these.
+    """The tensors without a counterpart, in words: all of the module's, and the checkpoint's that may be one of these.
 
     >>> some = [Unmapped(name=f"h.{i}.up.{w}", shape=(3,), where="never") for i in (0, 1) for w in ("weight", "bias")]
     >>> listed(some)
@@ -132,13 +132,13 @@ def leftover(ours: Shapes, tensors: Mapping[str, Tensor], found: SearchResult, u
 
 
 def _nearest(name: str, shape: tuple[int, ...], others: Shapes) -> Iterator[str]:
-    """Those of the same sizes first, then by name."""
+    """The names of tensors with the same sizes first, then by name."""
     alike = sorted(others, key=lambda one: (sorted(others[one]) != sorted(shape), -similarity(one, name)))
     return (one for one in alike[:FEW] if sorted(others[one]) == sorted(shape) or similarity(one, name) > ALIKE)
 
 
 def behind(trace: OperationTrace) -> dict[str, str]:
-    """Where each tensor runs: behind which other one, or for nothing that is returned."""
+    """The place where each tensor runs: after which other one, or for nothing that is returned."""
     found: dict[str, str] = {}
     before = ""
     for unit in trace.units:

@@ -1,4 +1,4 @@
-"""Which places of two models are the same: activations and rules are compared.
+"""Find the corresponding places of two models: activations and rules are compared.
 
 A norm that divides by the unbiased deviation is recognised too: a table can take that into the gain.
 """
@@ -35,7 +35,7 @@ def normed(unit: Unit) -> Tensor:
 
 
 _NORMED: MutableMapping[Tensor, dict[tuple[bool, int], Tensor]] = WeakTensorKeyDictionary()
-"""By operand, as long as it is kept: each is compared with those of all layers many times."""
+"""A cache by operand, as long as it is kept: each is compared with those of all layers many times."""
 
 
 def is_other_norm(unit: Unit, mate: Unit) -> bool:
@@ -70,7 +70,7 @@ def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def apart(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
-    """How far two activations are from each other, whatever their layouts, at the positions that both have.
+    """The distance of two activations, whatever their layouts, at the positions that both have.
 
     Args:
         bound: more than this need not be known exactly.
@@ -106,7 +106,7 @@ def has_scores(group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrac
 
 
 MASKED = 1e4
-"""No score is as large: it is what a mask adds."""
+"""The size from which on a score is a mask's."""
 
 
 def whole(one: Unit, other: Unit) -> bool:
@@ -210,7 +210,7 @@ def extents(names: Sequence[str], shapes: Shapes) -> list[list[int]]:
 
 
 def first_part(some: Sequence[Unit], units: Sequence[Unit]) -> list[Unit]:
-    """Those of the first one's part.
+    """The units of the first one's part.
 
     The keys and values of every decoder layer are given the same activation, what the encoder returns.  They are
     distinguished by what is computed from them: a part ends at the first matrix whose operand comes from the part.

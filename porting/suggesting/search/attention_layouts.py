@@ -192,7 +192,7 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
             continue  # each by itself, as it is
         within = {"groups", "innermost"} & {their_form, our_form}
         if within and "blocks" in {their_form, our_form} and (order.theirs or not equal):
-            continue  # a block's queries are no box over a group's
+            continue  # a block's queries are not a box over a group's
         shared = ("h" if equal else "g") if within else ""
         ways = [
             _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal, queries=heads_of)

@@ -68,7 +68,7 @@ def formula(factor: float, config: Mapping[str, object]) -> str:
 
 
 _CALLED = re.compile(r"scal|mult|factor")
-"""What fields that are factors are called."""
+"""Words in the names of config fields that are factors."""
 
 
 def _powers(name: str, value: float, powers: Sequence[float]) -> Iterator[tuple[str, float]]:
@@ -120,7 +120,7 @@ class FactorSearch(ScoreTableSearch):
         return any(factor is not None and self._multiplied(one.names, factor, unit, like) for one, factor in factors)
 
     def _branch_factor(self, branch: Unit, unit: Unit, like: Sequence[Unit]) -> float | None:
-        """What a branch has to be multiplied by for the sum that it is a part of to be the reference's.
+        """The factor of a branch that makes its sum equal to the reference's.
 
         Args:
             branch: the last matrix of it.

@@ -1,4 +1,4 @@
-"""Which lookup tables become which: words, positions and segments, summed before anything else happens."""
+"""Pair the lookup tables: words, positions and segments, which are summed before anything else happens."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _assigned(
 
 
 STATISTICS = frozenset({"running_mean", "running_var"})
-"""What torch's batch norms call what they count: neither side's own names, and never one for the other."""
+"""The names of the counts of torch's batch norms: they are not names of either side's own, and are never paired."""
 
 
 def _statistic(one: Unit) -> str:
@@ -259,7 +259,7 @@ def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:
 
 
 def where_to_fold(moves: Sequence[CandidateRule], tables: Collection[str]) -> Question | None:
-    """Which table a row goes into that the module has no table for; None where there is one only.
+    """Ask which table to add a row to that the module has no table for; None where there is only one.
 
     Args:
         tables: the module's tensors that are looked up, or added row by row.

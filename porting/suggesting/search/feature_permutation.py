@@ -62,7 +62,7 @@ class PositionTables:
 
 
 def positions(port: OperationTrace, reference: OperationTrace, parameters: frozenset[str]) -> PositionTables | None:
-    """What is known from tables that are computed on both sides; None where there are none.
+    """The order of features that tables computed on both sides show; None where there are none.
 
     Args:
         parameters: the module's learned tensors.

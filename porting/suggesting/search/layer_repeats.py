@@ -32,7 +32,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """What the names of its tensors begin with.
+        """The beginning of the names of its tensors.
 
         >>> Layer("encoder.layer.", 3).name
         'encoder.layer.3'

@@ -38,7 +38,7 @@ class RuleTerm:
 
     @property
     def term(self) -> str:
-        """As a table writes it."""
+        """The term as a table writes it."""
         return f"{self.pattern} [{self.axes}]" if self.axes else self.pattern
 
 
@@ -72,7 +72,7 @@ class CandidateRule:
 
     @property
     def constants(self) -> dict[str, str]:
-        """What its elements are multiplied by and what is added to them, as a table writes it."""
+        """The factor and the addend of its elements, as a table writes them."""
         return {key: text for key, text in (("scale", self.scale), ("offset", self.offset)) if text}
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class CandidateRule:
 
     @property
     def rule(self) -> Rule:
-        """As the notation has it."""
+        """The rule in the table's notation."""
         return make_rule(
             [Term.parse(one.term, rows=self.fold) for one in self.sources],
             [Term.parse(one.term) for one in self.targets],
@@ -136,7 +136,7 @@ class Matrix:
     parts: tuple[str, ...] = ()
 
     def term(self, out: str, *, into_first: bool) -> RuleTerm:
-        """Its term in a rule, with these axes for what comes out; as it is where there are none."""
+        """The term in a rule, with these axes for the output; unchanged where there are none."""
         return RuleTerm(self.weights[0], self.weights, out and (f"e {out}" if into_first else f"{out} e"))
 
 
@@ -165,7 +165,7 @@ def transformed(
     sizes: Mapping[str, int],
     config: Mapping[str, object],
 ) -> dict[str, Tensor] | None:
-    """What the module's tensors become; None when the move does not fit them."""
+    """The module's tensors after the move; None when it does not fit them."""
     try:
         rule = move.rule
     except NotationError:  # a candidate that cannot be written down
@@ -225,7 +225,7 @@ def first_columns(value: Tensor, like: Tensor) -> Tensor:
 
 
 def distance(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
-    """How far two activations are from each other whatever their layouts, relative to the larger's scale.
+    """The distance of two activations whatever their layouts, relative to the larger's scale.
 
     Both are sorted: equal numbers in another order are no distance.
 

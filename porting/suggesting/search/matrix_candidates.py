@@ -179,7 +179,7 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Ways:
 
 
 def _regrouped(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[CandidateRule]:
-    """What goes in by heads, with those that share a key next to each other on one side, and apart on the other."""
+    """Inputs by heads, where heads that share a key are next to each other on one side and apart on the other."""
     count, groups = heads.get("h", 0), heads.get("g", 0)
     if len(ours.shape) != 2 or not 1 < groups < count or theirs.summed % count or count % groups:
         return
@@ -189,7 +189,7 @@ def _regrouped(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterat
 
 
 def _exchanged(ours: Matrix, theirs: Matrix) -> Ways:
-    """What comes out in two halves, in the other order: a gate in front of what it opens, or behind it."""
+    """Outputs in two halves that are exchanged: a gate before or after the values that it multiplies."""
     if len(ours.shape) != 2 or len(ours.weights) > 1 or bool(ours.biases) != bool(theirs.biases):
         return
     biased = zip(theirs.biases, ours.biases, strict=True)
@@ -208,7 +208,7 @@ def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:
 
 
 def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool, int]:
-    """What comes out and what goes in do not share an axis; then as the operation showed it; then fewer indices."""
+    """A sort key: ways that mix inputs and outputs in an axis last, then those unlike the operation, then by size."""
     axes = re.findall(r"\([^)]*\)|\S+", moves[0].targets[0].axes)
     inside = [re.findall(r"\w+", axis) for axis in axes]
     mixed = any("e" in one and len(one) > 1 for one in inside)

@@ -130,7 +130,7 @@ def pattern(names: Sequence[str], index: str) -> str:
 
 
 def parted(names: Sequence[Sequence[str]]) -> tuple[str, list[str], str]:
-    """What names that are cut into words share in front, what is each one's own, and what they share behind.
+    """The common beginning of names that are cut into words, the part of each that differs, and the common end.
 
     >>> parted([["a", ".", "q", ".", "w"], ["a", ".", "k", ".", "w"]])
     ('a.', ['q', 'k'], '.w')

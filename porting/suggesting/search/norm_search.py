@@ -14,7 +14,7 @@ from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
 
 OFFSET = 0.1
-"""With 1 added to a gain, or taken from it, no more than this share of a norm's difference is left."""
+"""The share of a norm's difference that may be left when 1 is added to its gain, or taken from it."""
 
 
 class NormSearch(FactorSearch):
@@ -85,7 +85,7 @@ class NormSearch(FactorSearch):
         return (float("inf"), None) if now is None else (apart(now.output, mate.output), now)
 
     def _bessel(self, mate: Unit) -> str:
-        """What a gain is multiplied by to take in Bessel's correction, over the config where that has the width."""
+        """The factor of a gain that makes up for Bessel's correction, over the config where that has the width."""
         size = self.reference.shapes[mate.names[0]][-1]
         width = next((name for name in fields_of(Role.HIDDEN, self._config) if self._config[name] == size), str(size))
         return f"({width} / ({width} - 1)) ** 0.5"

@@ -42,7 +42,7 @@ from porting.suggesting.subjects.operation_trace import TABLES, OperationTrace, 
 from porting.tracing.angle_tables import angle_columns, replacements, with_columns
 
 BY_NAME, ROUNDED = "its name", 1e-5
-"""Why a tensor goes where it is called alike; and how far what is returned may be then, where a part is in float32."""
+"""The reason for a tensor that goes by its name; and the tolerance for the outputs then, where a part is in float32."""
 
 
 REPEATED = 2
@@ -124,7 +124,7 @@ class WeightSearch(NormSearch):
         return changed
 
     def _guess_as_in_other_layers(self) -> None:
-        """Make each guess as another layer, which is no guess, pairs the tensors of these names.
+        """Make each guess as another layer, which is not a guess, pairs the tensors of these names.
 
         Behind a place that fits nothing, which of two ways comes nearer is chance.
         """
@@ -466,7 +466,7 @@ class WeightSearch(NormSearch):
     def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
         """The first place behind a group that has something to fill, or whose operand can be known."""
         last = max(trace.units.index(one) for one in group)
-        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is no place of its own
+        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is not a place of its own
         return next(
             (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
              and one.kind in {WeightUse.LINEAR, WeightUse.NORM} and set(one.names) & self.port.loadable - self._asleep),
@@ -521,7 +521,7 @@ class WeightSearch(NormSearch):
     def _custom_guess(
         self, tried: Sequence[tuple[tuple[CandidateRule, ...], float]], far: float
     ) -> tuple[CandidateRule, ...] | None:
-        """Where none fits, the way of an earlier layer if it comes about as near as the nearest; None for none."""
+        """The way of an earlier layer where none fits, if it comes about as near as the nearest; None for none."""
         near = {tuple(habit(move) for move in moves): moves for moves, left in tried if left <= HABITUAL * far}
         return next((near[custom] for custom in self._habits if custom in near), None)
 
@@ -577,7 +577,7 @@ class WeightSearch(NormSearch):
         following: Unit | None,
         later: Sequence[Unit],
     ) -> float:
-        """How far the run with these values is from the reference's, at the place where that shows first."""
+        """The distance of the run with these values from the reference's, at the first place where it shows."""
         last = max(one.number for one in group)
         beside = self._beside(group, following)
         until = None if following is None else max([following.number, *beside])
@@ -620,7 +620,7 @@ class WeightSearch(NormSearch):
         return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
 
     def _usual(self, moves: Sequence[CandidateRule]) -> float:
-        """How far is near enough for what was the nearest of all ways in an earlier layer: no other is tried then.
+        """The distance that is near enough for the best way of an earlier layer: no other is tried then.
 
         A module with another eps is off a little in every layer, whatever is tried.  Where nothing fits, what was the
         nearest of all in some layers is as good a guess in the others.
@@ -632,7 +632,7 @@ class WeightSearch(NormSearch):
         return math.inf if self._repeats[custom] >= REPEATED else 0.0
 
     def _by_habit(self, ways: Ways) -> Ways:
-        """What was chosen in an earlier layer first."""
+        """The same ways, those chosen in an earlier layer first."""
         listed = []
         for moves in ways:
             listed.append(moves)
@@ -716,7 +716,7 @@ class WeightSearch(NormSearch):
         return (fits or list(like))[0]
 
     def _nearest(self, unit: Unit, like: Sequence[Unit]) -> tuple[tuple[str, float], ...]:
-        """What of the reference's comes nearest to what the unit is given."""
+        """The reference's activations that are nearest to the unit's input."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
 

@@ -1,4 +1,4 @@
-"""What a search works with and what it comes to: the two models, the activations in between, and what was found."""
+"""The inputs and the result of a search: the two models, the activations in between, and the tensors found."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ GUESS = "a guess, which nothing behind it confirms"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was tried at a place.
+    """The alternatives that were tried at a place.
 
     Attributes:
         far: with it, how far what comes behind is from the reference's activation.
@@ -75,7 +75,7 @@ class Choice:
 
 @dataclass
 class SearchResult:
-    """What the search came to.
+    """The result of the search.
 
     Attributes:
         moves: in order of execution.

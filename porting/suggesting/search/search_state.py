@@ -1,4 +1,4 @@
-"""What a search works on and has filled so far, and how something more is filled or noted.
+"""The state of a search: what it has filled so far, and how more is filled or noted.
 
 Tables that are added to the scores of attention stand between the projections and the place where these show, so they
 are filled first.  No activation goes into one, and its output can be compared with the reference's by itself.
@@ -93,7 +93,7 @@ def remaining(
 
 
 def _nearest(name: str, others: Sequence[str], *, alone: bool) -> str:
-    """Of those that end alike, the one that has most in common with a name; empty where that is little.
+    """The name, of those with the same end, that has most in common with a given one; empty where that is little.
 
     Args:
         alone: there is one of its size on either side, so that a word in common is enough: mask_emb, masked_spec_embed.
@@ -161,7 +161,7 @@ class SearchState:
         self._stored = dict(stored or {})
         self._used: set[str] = set()
         self._forced = ForcedActivations()
-        self._angled = ForcedActivations()  # of these, what is no difference of the module's but its rounding
+        self._angled = ForcedActivations()  # of these, what is not a difference of the module's but its rounding
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
         self._repeats = Counter[tuple[str, ...]]()  # in how many layers each was chosen
         self._without_offset = math.inf  # how far a norm was from its mate that no offset of its gain mended
@@ -249,7 +249,7 @@ class SearchState:
             self.found.mates[one.number] = mates[0]
 
     def _apart(self, unit: Unit, mate: Unit, bound: float = math.inf) -> float:
-        """How far two units' operands are from each other, whatever their layouts; exactly up to the bound."""
+        """The distance of two units' operands, whatever their layouts; exact up to the bound."""
         if unit.operand is None or mate.operand is None:
             return float("inf")
         if unit.kind is WeightUse.NORM:
@@ -257,7 +257,7 @@ class SearchState:
         return apart(unit.operand, mate.operand, bound)
 
     def _least(self, unit: Unit, mates: Iterable[Unit]) -> tuple[float, Unit | None]:
-        """How far the nearest of some is, and which it is; infinitely far, and none, where there are none."""
+        """The distance of the nearest of some units, and the unit; infinity and None without units."""
         far, nearest = math.inf, None
         for mate in mates:
             now = self._apart(unit, mate, far)
@@ -271,7 +271,7 @@ class SearchState:
         self._used |= set(() if mate is None else mate.names)
 
     def _force(self, unit: Unit, mate: Unit) -> None:
-        """From now on the unit is given the reference's operand."""
+        """Give the unit the reference's operand from now on."""
         if unit.operand is None or mate.operand is None or not any(shared(unit.operand, mate.operand)):
             return
         if unit.given is not None and mate.given is not None and unit.given.numel() == mate.given.numel():
@@ -305,7 +305,7 @@ class SearchState:
         self._filled |= set(known)
 
     def _neutral(self, unit: Unit, names: Sequence[str]) -> tuple[str, ...]:
-        """With what content a unit may do nothing; none where it always does something."""
+        """The contents with which a unit may do nothing; empty where it always does something."""
         shapes = [self.port.shapes[name] for name in names]
         if unit.kind is WeightUse.LINEAR:
             square = [one for one in shapes if len(one) > 1]

@@ -1,4 +1,4 @@
-"""What the arguments of a forward mean, by their names and their order, and what a table's [inputs] say of them."""
+"""The meanings of the arguments of a forward, by their names and order, and their lines in a table's [inputs]."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _NEVER = re.compile(
 
 
 class Unmasked(StrEnum):
-    """Why tokens that are masked in the reference are seen."""
+    """The reasons why tokens that are masked in the reference are seen."""
 
     ABSENT = "takes no attention mask"
     IGNORED = "takes a mask and ignores it"
@@ -107,7 +107,7 @@ class ArgumentMapping:
 
     @property
     def sources(self) -> dict[str, str]:
-        """For each of the module's arguments the reference's that it is made from."""
+        """The argument of the reference that each of the module's arguments is made from."""
         return {ours.partition(" ")[0]: _source(theirs) for theirs, ours in self.rules}
 
     @property
@@ -288,7 +288,7 @@ def unexplained(module: nn.Module, available: Sequence[str]) -> list[str]:
 
 
 def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
-    """What an argument of that name means, given what those before it do."""
+    """The meaning of an argument of that name, given the meanings of those before it."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
     if role in VISUAL:
         return next((one for one in VISUAL if one in available), PIXELS)
@@ -315,7 +315,7 @@ def _say(available: Sequence[str]) -> str:
 
 
 _Layout = Mapping[str, tuple[str, str]]
-"""For each mask of the reference what the module's is made from, and its axes there."""
+"""The source of the module's mask and its axes there, for each mask of the reference."""
 
 
 MASK_FORMS = ("", *MASK_KINDS)
@@ -454,7 +454,7 @@ _DECODER_SIDE = r"(decoder|dec|tgt|trg|target|causal|look_?ahead|future|subseque
 
 
 def _padding_first(names: Sequence[str], words: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of several masks those of padding, and the others; without such a name the first is one."""
+    """Split masks into those of padding and the others; if none has such a name, the first is taken for padding."""
     padding = tuple(name for name in names if "pad" in words[name])
     others = tuple(name for name in names if name not in padding)
     return (padding, others) if padding else (tuple(names[:1]), tuple(names[1:]))

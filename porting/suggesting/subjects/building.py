@@ -123,7 +123,7 @@ class Fields(Mapping[str, Any]):
         return self.kept[name]
 
     def asked(self) -> dict[str, str]:
-        """What was read, with the names of what holds it in front -> the config's field."""
+        """The fields that were read: their names, after the names of what holds them -> the config's field."""
         inner = (
             (f"{name}.{ours}", theirs) for name, one in self._sections.items() for ours, theirs in one.asked().items()
         )
@@ -199,7 +199,7 @@ def fixed_value(field: str) -> bool | int | None:
 _GIVEN = "_fields_by_name"
 
 _Made = tuple[Any, dict[str, str], dict[str, object]]
-"""What a builder gave, what it asked for, and its own defaults that it kept."""
+"""The result of a builder, the fields that it read, and its own defaults that it kept."""
 
 
 class UnknownSizesError(TargetError):
@@ -337,7 +337,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
         return _built(_module(type(into), copied), given=True)
     maker: object = into
     if not callable(maker):
-        message = f"{into!r} is no module, and nothing that builds one"
+        message = f"{into!r} is neither a module nor something that builds one"
         hint = "pass a torch.nn.Module, a class, or a function that builds one"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     made, asked, kept = _called(into, config, given)
@@ -375,7 +375,7 @@ def shapes_for(into: Callable[..., Any], config: Mapping[str, object], within: B
 
 
 def _module(into: Callable[..., Any], made: object) -> nn.Module:
-    """What a builder gave, if it is a module with weights that can be run."""
+    """The result of a builder, if it is a module with weights that can be run."""
     message, hint = f"{_title(into)} gave {_said(made)}, expected a torch.nn.Module", ""
     if isinstance(made, type):
         hint = f"call it: return {made.__name__}(...)"
@@ -416,7 +416,7 @@ def _title(into: object) -> str:
 
 
 def _called(into: Callable[..., Any], config: Mapping[str, object], given: Mapping[str, str]) -> _Made:
-    """What the builder gives, what it asked for, and its defaults for the rest."""
+    """Call the builder: its result, the fields that it read, and its defaults for the rest."""
     parameters = parameters_of(into)
     required = [name for name, one in parameters.items() if one.default is one.empty]
     asked = _arguments(parameters, config, given)
@@ -475,7 +475,7 @@ class _Part:
         self.made: object = self._own[0] if self._own is not None else Fields(fields, own, into=into, within=name)
 
     def asked(self) -> dict[str, str]:
-        """What was read, in the builder's words -> the checkpoint's field."""
+        """The fields that were read: the builder's name -> the checkpoint's field."""
         found = self.made.asked() if isinstance(self.made, Fields) else self._own[1] if self._own is not None else {}
         return {f"{self._name}.{ours}": self._spelled(theirs) for ours, theirs in found.items()}
 
@@ -486,7 +486,7 @@ class _Part:
         )
 
     def kept(self) -> dict[str, object]:
-        """What has a value of the builder's own."""
+        """The fields for which the builder's own value was kept."""
         if isinstance(self.made, Fields):
             return self.made.kept
         asked = self._own[1] if self._own is not None else {}
@@ -639,7 +639,7 @@ _SIDED = frozenset({Role.IMAGE, Role.PATCH})
 
 
 def _device() -> torch.device:
-    """Where a builder makes its parameters: on the CPU, but for a module of which the shapes alone are wanted."""
+    """The device on which a builder makes its parameters: the CPU, or meta where only the shapes are wanted."""
     return torch.device("meta" if torch.get_default_device().type == "meta" else "cpu")
 
 

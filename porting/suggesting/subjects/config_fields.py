@@ -1,4 +1,4 @@
-"""What the fields of a config mean, whoever named them: a role, and the words that the field uses for it.
+"""The meaning of a config's fields, in whatever project: a role, and the words that the field uses for it.
 
 The reference's config is shrunk by role, and a builder of the user's is given the field of the role that it asks for.
 """
@@ -16,7 +16,7 @@ from porting.notation.field import value_of
 
 
 class Role(StrEnum):
-    """What a number of a config says."""
+    """The meaning of a number of a config."""
 
     HIDDEN = "hidden"
     DEPTH = "depth"
@@ -59,7 +59,7 @@ class Role(StrEnum):
 SYNONYMS: Mapping[str, Any] = tomllib.loads(
     resources.files("porting.suggesting").joinpath("synonyms.toml").read_text(encoding="utf-8")
 )
-"""What fields and tensors are called: the one file of names, with the projects that they come from."""
+"""The names of fields and tensors: one file for all, with the projects that they come from."""
 
 WORDS: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, names in SYNONYMS["fields"].items()}
 """The names of each role, the most usual one first."""
@@ -70,7 +70,7 @@ STAGES: Mapping[Role, tuple[str, ...]] = {Role(role): tuple(names) for role, nam
 
 
 def _composed() -> Iterator[tuple[Role, tuple[tuple[frozenset[str], ...], frozenset[str]]]]:
-    """For each role the sets of words of each of which one is required in a name, and all words that may be in it."""
+    """The sets of words for each role, of each of which one is required in a name, and all words that may be in it."""
     given = SYNONYMS["words"]
     for role, texts in given["roles"].items():
         sets = [frozenset(text.format(count=given["count"], size=given["size"]).split()) for text in texts]
@@ -95,10 +95,10 @@ class Part(StrEnum):
 _PART_WORDS: Mapping[str, tuple[Part, ...]] = {
     word: tuple(map(Part, parts.split())) for parts, words in SYNONYMS["parts"].items() for word in words.split()
 }
-"""What a word in a name says of the part that is meant: a text is what a decoder makes, if it is not a tower's."""
+"""The parts of a model that a word in a name may mean: ``text`` is a decoder's output, unless it is a tower's."""
 
 _INSTEAD = {Role.EXPERT_INNER: Role.INNER}
-"""Where a config has no field of a role: an expert is as wide as the feed-forward part that it stands for."""
+"""The field to use where a config has none of a role: an expert is as wide as the feed-forward part in its place."""
 
 SECTIONS = frozenset(" ".join(SYNONYMS["sections"]["names"]).split())
 """Names under which a config of the user's holds further fields: ``config.attention.heads``."""
@@ -107,7 +107,7 @@ NESTED: Mapping[str, str] = SYNONYMS["nested"]
 """Fields that stand inside another, as a table spells them."""
 
 SHARE: str = NESTED["partial_rotary_factor"]
-"""Where a config says which part of a head is rotated."""
+"""The field that says which part of a head is rotated."""
 
 _ROLES: dict[str, Role] = {word: role for role in reversed(list(WORDS)) for word in WORDS[role]}
 
@@ -118,7 +118,7 @@ def normal(word: str) -> str:
 
 
 def role_of(word: str) -> Role | None:
-    """What a config's field or a builder's parameter of this name says, as far as the name tells.
+    """The role of a config's field or a builder's parameter, as far as its name tells.
 
     >>> role_of("n_embd"), role_of("nLayers"), role_of("colour")
     (<Role.HIDDEN: 'hidden'>, <Role.DEPTH: 'depth'>, None)
@@ -127,7 +127,7 @@ def role_of(word: str) -> Role | None:
 
 
 def composed_role(word: str) -> Role | None:
-    """What a name says that is made of usual words, in whatever order; the first role that knows all of them.
+    """The role of a name that is made of usual words, in any order; the first role that knows all of them.
 
     A single word says too little, and a size of a head is none of heads.  A word for a part of the model says nothing
     of the role.
@@ -319,7 +319,7 @@ _ORIGINAL = re.compile(r"^(original|initial|pretrained)_")
 
 
 def _inside(word: str, config: Mapping[str, object]) -> str | None:
-    """The field of that name within a field that holds options and is no part's config, if it is one.
+    """The field of that name within a field that holds options and is not a part's config, if it is one.
 
     >>> config = {"rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192}}
     >>> [_inside(one, config) for one in ("factor", "original_context_length", "colour")]
@@ -439,7 +439,7 @@ def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> s
 
 
 _OTHERWISE = {"hidden_dim": Role.INNER, "channels": Role.CHANNELS, "k": Role.CHOSEN}
-"""What words mean that are the width by themselves and something else beside another name for it."""
+"""Words that alone mean the width, and beside another name for it something else."""
 
 
 def ratio(config: Mapping[str, object], *, whole: bool = True) -> str | None:

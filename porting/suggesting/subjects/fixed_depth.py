@@ -118,7 +118,7 @@ def cut(into: Builder, depths: Mapping[int, int], *, staged: bool = False) -> Bu
 
 
 def uncut(into: Builder) -> Builder:
-    """What builds the module with all of its layers, with the config's fields that were found for the cut one."""
+    """A builder of the module with all of its layers, with the config's fields that were found for the cut one."""
     before: Builder | None = getattr(into, _WHOLE, None)
     if before is None:
         return into

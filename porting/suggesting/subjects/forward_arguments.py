@@ -1,4 +1,4 @@
-"""What a forward takes, found out by what it does with what it is given.
+"""Find the arguments of a forward by the effect of the values that it is given.
 
 No name tells whether a mask is True where it hides.  What does: with the right one, words that are masked change
 nothing where words are not.  And rows of a batch do not depend on each other, which tells [b s] from [s b].
@@ -63,7 +63,7 @@ class OperationCounter(DispatchMode):
 
 
 UNSET = (None, 0, 1)
-"""What an argument is given of which nothing tells what it is, until the forward runs."""
+"""The values that an argument of unknown meaning is given until the forward runs."""
 
 
 def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, ask: Asker) -> ArgumentMapping:
@@ -106,7 +106,7 @@ def _may_take_embeddings(module: nn.Module, sampler: Sampler) -> bool:
     """Whether a module may take embeddings where its argument's name says token ids: a decoder without its embeddings.
 
     Nothing may stand between the embeddings of tokens and the reference's layers, such as those of positions: a stack
-    of layers may lack that, and is no wrong model for it.
+    of layers may lack that, and is not a wrong model for it.
     """
     if EMBEDDED not in sampler.offered or any(isinstance(one, nn.Embedding) for one in module.modules()):
         return False
@@ -246,7 +246,7 @@ class _Search:
 
 @dataclass
 class _Tried:
-    """What came of the ways in which a forward was called.
+    """The results of the ways in which a forward was called.
 
     Attributes:
         faults: what is wrong with each; nothing for the last, where one is right.
@@ -309,7 +309,7 @@ class _Tried:
 
 
 def _copies(module: nn.Module) -> Callable[[], nn.Module]:
-    """What makes copies of a module as it is now: with its own weights, and with nothing of what later calls leave."""
+    """A function that copies a module as it is now: with its weights, and without what later calls leave behind."""
     shared: dict[int, object] = {id(one): one for one in (*module.parameters(), *module.buffers())}
     kept = duplicate(module, dict(shared))
     return lambda: duplicate(kept, dict(shared))
@@ -318,7 +318,7 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
 def _unmasked(
     working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], sampler: Sampler
 ) -> tuple[ArgumentMapping, Unmasked]:
-    """Why masked tokens change the others, whichever way the mask is given, and the way in which it is."""
+    """The way in which the mask is given, and why masked tokens change the others in each way."""
     first = working[0]
     if MASK not in first.named:
         return first, Unmasked.ABSENT
@@ -358,7 +358,7 @@ def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> t
 
 
 def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
-    """What was raised by the run that came furthest: the others failed at what a forward was given on trial."""
+    """The error of the run that came furthest: the others failed at values that were given on trial."""
     said = Counter(f"{type(one).__name__}: {one}" for one, _ in errors)
 
     def rank(raised: tuple[Exception, int]) -> tuple[bool, int, int]:
@@ -411,7 +411,7 @@ def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sampler, *, causal: bool = False) -> set[str]:
-    """What is wrong with a way: masked words change what is computed elsewhere, rows change each other, words nothing.
+    """The faults of a way: masked tokens change others, rows change each other, or tokens change nothing.
 
     Where the reference is causal, it is wrong as well that a word changes what is computed in front of it: a mask that
     a forward takes may replace the causal one that it makes by itself.
@@ -467,7 +467,7 @@ def _excused(sampler: Sampler) -> frozenset[str]:
     reference = sampler.reference
     try:
         return frozenset(_seen(lambda: reference, way, sampler)) & {PADDED}
-    except Exception:  # noqa: BLE001  # what the reference refuses is no excuse
+    except Exception:  # noqa: BLE001  # what the reference refuses is not an excuse
         return frozenset()
 
 

@@ -59,14 +59,14 @@ class AskedKeys(NamedTensors):
         return self._tensors[role]
 
     def __missing__(self, key: object) -> Tensor:
-        """What a key means."""
+        """The tensor of a key."""
         found = self._answer(key)
         if found is None:
             raise KeyError(key)
         return found
 
     def get(self, key: object, default: Any = None) -> Any:
-        """What a key means, or the default."""
+        """The tensor of a key, or the default."""
         found = self._answer(key)
         return default if found is None else found
 
@@ -86,7 +86,7 @@ class AskedKeys(NamedTensors):
 def grouped_roles(
     module: nn.Module, found: Mapping[str, str], tensors: Mapping[str, Tensor]
 ) -> Iterator[dict[str, str]]:
-    """What the arguments of a forward mean if one of them holds several tensors.
+    """The meanings of a forward's arguments if one of them holds several tensors.
 
     Args:
         module: the model, in float64.
@@ -135,7 +135,7 @@ def _keys_read(
 
 
 def _tuples(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ...]]:
-    """What a tuple of tensors may be: tokens first, then the others in any order."""
+    """Possible meanings of a tuple of tensors: tokens first, then the others in any order."""
     first = next((one for one in tensors if one == IDS), next(iter(tensors)))
     rest = [one for one in (MASK, SEGMENTS, DECODER_IDS, DECODER_MASK) if one in tensors]
     for length in range(2, MOST + 1):

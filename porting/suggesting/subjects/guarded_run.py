@@ -82,7 +82,7 @@ def bounded(until: Deadline) -> Iterator[None]:
 
 
 STAY = "keep it where its inputs and weights are: device=x.device"
-"""What to do about it."""
+"""The advice for a tensor on another device."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def unpatched() -> Iterator[None]:
 
 
 def _computing(owner: Any) -> dict[str, object]:
-    """What of a module, or of a class of layers, says what is computed; and what draws weights, which many replace."""
+    """The functions of a module or a class of layers that compute, and those that draw weights, which many replace."""
     if owner is torch:
         return {name: one for name, one in vars(torch).items() if isinstance(one, BuiltinFunctionType)}
     if isinstance(owner, type):
@@ -195,7 +195,7 @@ class _End(io.TextIOBase):
 
 @contextmanager
 def _held() -> Iterator[None]:
-    """What is printed inside is written if that is refused, each line once."""
+    """Hold back what is printed inside; if it is refused, write it afterwards, each line once."""
     end = _End()
     try:
         with redirect_stdout(end):

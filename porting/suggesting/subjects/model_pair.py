@@ -69,7 +69,7 @@ from porting.verification.reference import model_class
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """What is compared.
+    """The two models that are compared.
 
     Attributes:
         into: what builds the user's module.
@@ -136,7 +136,7 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
 
 
 def _properties(config: object) -> dict[str, object]:
-    """What a config of transformers computes, as its number of labels: a builder may read it as a field."""
+    """The computed properties of a transformers config, such as its number of labels: a builder may read them."""
     kind = type(config)
     parts = ((name, getattr(kind, name, None)) for name in dir(kind) if name[0] != "_")
     names = [name for name, one in parts if isinstance(one, property) and one.fset is not None]  # what it can be given
@@ -243,7 +243,7 @@ POWERS = (8, 16, 64)
 _CHUNK = re.compile("chunk|block|window|segment|bucket")
 
 _MULTIPLE = re.compile("AssertionError|multiple|divisib|is invalid for input of size|[Dd]on't add up")
-"""What modules say of rows that they cannot cut into parts."""
+"""Errors of modules about rows that they cannot cut into parts."""
 
 
 def _prepared(

@@ -1,4 +1,4 @@
-"""What a module does with its weights, seen operation by operation while it runs.
+"""The use that a module makes of its weights, operation by operation, while it runs.
 
 A *unit* is a weight at work: a table that is looked up, a matrix with its bias, a norm's gain with its shift.  It is
 known by the activation that goes in and the one that comes out.  Whether the matrix is an ``nn.Linear``, a raw
@@ -53,13 +53,13 @@ def tensors_of(returned: object) -> list[Tensor]:
 
 
 def numbers_of(returned: object) -> list[Tensor]:
-    """Those of floating-point numbers."""
+    """The floating-point tensors of a result."""
     return [one for one in tensors_of(returned) if one.is_floating_point()]
 
 
 @dataclass(frozen=True)
 class TensorOrigin:
-    """Where a tensor comes from.
+    """The origin of a tensor.
 
     Attributes:
         weights: the weights that it is made of; with activations among its makers, nothing.
@@ -79,7 +79,7 @@ CONSTANT = TensorOrigin()
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSource:
-    """Where an activation was made.
+    """The place at which an activation was made.
 
     Attributes:
         number: of the operation that made it.
@@ -105,7 +105,7 @@ LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "embedding_
 STATISTICS = frozenset({
     "mean", "var", "var_mean", "std", "std_mean", "pow", "square", "norm", "linalg_vector_norm", "sum",
 })  # fmt: skip
-"""What a norm that is written by hand counts over the features: their mean, their squares."""
+"""The statistics over the features in a norm that is written by hand: their mean, their squares."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "dot", "matmul", "linear"})
 NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"})
 ROOTS = NORMS | {
@@ -132,7 +132,7 @@ class WeightUse(StrEnum):
 
 
 TABLES = frozenset({WeightUse.LOOKUP, WeightUse.TABLE, WeightUse.OTHER})
-"""What is no matrix and no norm."""
+"""The uses of weights that are neither matrices nor norms."""
 
 
 @dataclass(eq=False)
@@ -219,7 +219,7 @@ class OperationTrace:
     idle: frozenset[str] = frozenset()
 
     def up_to(self, number: int) -> OperationTrace:
-        """What a run that ends behind this operation sees of units and scores."""
+        """The trace of a run that ends after this operation: its units and scores."""
         return OperationTrace(
             units=[one for one in self.units if one.number <= number],
             scores=[one for one in self.scores if one[0] <= number],
@@ -233,7 +233,7 @@ def _several(output: object) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in found.items()} if len(found) > 1 else {}
 
 
-class _Enough(Exception):  # noqa: N818  # it ends a run and is no error
+class _Enough(Exception):  # noqa: N818  # it ends a run and is not an error
     """The run has come as far as it was asked to."""
 
 
@@ -273,7 +273,7 @@ def trace_operations(
 
 
 def outputs_of(module: nn.Module, call: Call) -> list[Tensor]:
-    """What a run that is not looked into returns: the numbers of one that is."""
+    """The outputs of a run without tracing, the same numbers as with it."""
     with _in_one_spelling(module):
         return [one.detach() for one in tensors_of(call(module))]
 
@@ -487,7 +487,7 @@ class _OperationRecorder(DispatchMode):
             self._joined[result.untyped_storage().data_ptr()] = pieces
 
     def _part(self, tensor: Tensor, origin: TensorOrigin) -> TensorOrigin:
-        """What a slice of a row of weights is made of."""
+        """The weights that a slice of a row of weights consists of."""
         pieces = self._joined.get(tensor.untyped_storage().data_ptr()) if self._joined and tensor.numel() else None
         if pieces is None:
             return origin
@@ -655,7 +655,7 @@ class _OperationRecorder(DispatchMode):
         return bool(units) and before.moved and all(one.kind in {WeightUse.LOOKUP, WeightUse.TABLE} for one in units)
 
     def _orient(self, unit: Unit, effective: Tensor, args: tuple[Any, ...]) -> None:
-        """Which axis of the weight is summed over, by the strides in which the product takes it."""
+        """Find the axis of the weight that is summed over, by the strides in which the product takes it."""
         matrices = [one for one in args if isinstance(one, Tensor)][-2:]
         left = matrices[0] is effective
         axis = effective.ndim - 1 if left or effective.ndim == 1 else effective.ndim - 2
@@ -672,7 +672,7 @@ class _OperationRecorder(DispatchMode):
 
 
 def _given_back(result: Any, value: Tensor, args: tuple[Any, ...]) -> Any:  # what an operation gives
-    """What an operation gave, or the first of several, with another value; in place where it was done in place."""
+    """The result of an operation, or the first of several, with another value; in place if the operation was."""
     first, *rest = result if isinstance(result, tuple) else (result,)
     made = value.reshape(first.shape).clone()
     if args and first is args[0]:  # the caller keeps the tensor that it has

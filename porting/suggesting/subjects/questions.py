@@ -88,7 +88,7 @@ def which_architecture(names: Sequence[str], usual: Sequence[str], held: str) ->
 
 
 def what_argument(forward: str, name: str, free: Sequence[str], *, required: bool) -> Question:
-    """What the reference's argument is that one of the module's stands for.
+    """Ask which argument of the reference one of the module's stands for.
 
     Args:
         required: the forward cannot be called without it.

@@ -114,7 +114,7 @@ class Sampler:
 
     @classmethod
     def of(cls, reference: nn.Module, config: Mapping[str, object]) -> Sampler:
-        """What batches for a reference are made of, by its signature and its config.
+        """The sampler of batches for a reference, by its signature and its config.
 
         Raises:
             VerifyError: it takes nothing of which batches are made.
@@ -225,7 +225,7 @@ def ordinary_tokens(vocabulary: int) -> tuple[int, int]:
 
 
 FEWEST = 5
-"""Of no more tokens all are drawn."""
+"""The size of a vocabulary up to which all of its tokens are drawn."""
 
 FRAMES = 2
 """Frames for each position of the encoder: one of its convolutions takes every second."""

@@ -24,7 +24,7 @@ _LAYOUTS = {
 
 
 def _layouts(rules: tuple[tuple[str, str], ...], sampler: Sampler) -> Iterator[tuple[tuple[str, str], ...]]:
-    """The lines of [inputs] as they are, and with other layouts of what is no token."""
+    """The lines of [inputs] as they are, and with other layouts of what is not a token."""
     yield rules
     known = {theirs: _LAYOUTS.get(len(sampler.shapes[theirs]), ()) for theirs, _ in rules if theirs in sampler.shapes}
     for number in range(1, max(map(len, known.values()), default=0)):

@@ -1,4 +1,4 @@
-"""What the shapes of a module tell of its sizes: which field a builder means, and what it makes of one by itself."""
+"""Infer a module's sizes from shapes: which field a builder means, and what it computes from one."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ SHORT = 2
 """Names of so many letters mean different sizes in different projects."""
 
 LARGER, SPARE = 64, 1 << 22
-"""What is built with a wrong size, such as a number of layers, may be so many times as large as the reference, and have
-so many numbers besides."""
+"""The largest module that is built with a size on trial, such as a number of layers: so many times as large as the
+reference, and so many numbers more."""
 
 MOST_UNUSUAL = 8
-"""Of so many names pairs are tried that may stand for another number than a size."""
+"""The number of names for which pairs are tried that may stand for a number other than a size."""
 
 MOST_SHOWN = 3
-"""With so many other values a name that shapes depend on changes them, or nothing can be built."""
+"""The number of other values that are tried to see whether a name changes shapes or makes the builder fail."""
 
 ROUNDS = 12
 """How often each size is searched again, with what was found for the others."""
@@ -181,7 +181,7 @@ def _side(name: str) -> str:
 
 
 def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Collection[str]) -> list[tuple[str, str]]:
-    """What names may mean besides a field that is a size, each with a field.
+    """Other meanings of names besides a field that is a size, each with a field.
 
     A multiple that sizes are rounded up to is 1 where none are, and so is the number of groups in multi-query
     attention, whatever a config calls the number of its key heads.  What a builder has a factor for is a ratio.  The
@@ -204,7 +204,7 @@ def _unusual_sizes(built: BuiltModule, config: Mapping[str, object], known: Coll
 def better_switches(
     into: Builder, names: Sequence[str], config: Mapping[str, object], shapes: Iterable[Sequence[int]]
 ) -> dict[str, str]:
-    """What names that ask for whether something is there are given, of those that are off: ``{"qkv_bias": "true"}``.
+    """The values of switches that are off, where they should be on: ``{"qkv_bias": "true"}``.
 
     Something is there where more of the module's tensors have a shape of the reference's with it than without, or
     where its biases and gains come nearer to as many numbers as the reference's have: one side may have them in one.
@@ -224,7 +224,7 @@ def _in_one_axis(shapes: Shapes) -> int:
 
 
 def untold(into: Builder, names: Iterable[str], config: Mapping[str, object], within: Bounds) -> list[str]:
-    """Those of a builder's names whose fields are guesses: no shape changes with them, and no name says what they mean.
+    """The names of a builder whose fields are guesses: no shape changes with them, and no name says what they mean.
 
     Args:
         into: with the fields that were found for the names.
@@ -369,7 +369,7 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 @cache
 def hinted(name: str) -> Role | None:
-    """What a name may be short for.
+    """The role that a name may be short for.
 
     >>> hinted("npos"), hinted("nseg"), hinted("d")
     (<Role.POSITIONS: 'positions'>, <Role.SEGMENTS: 'segments'>, None)
@@ -384,7 +384,7 @@ def hinted(name: str) -> Role | None:
 
 @cache
 def abbreviated(name: str) -> dict[Role, int]:
-    """What the letters of a short name may stand for: the first letters of the words of a usual field.
+    """The roles that a short name may stand for: its letters begin the words of a usual field.
 
     Returns:
         Role -> the place of that field in the list of the role's names, the most usual of which is the first.
@@ -407,7 +407,7 @@ def abbreviated(name: str) -> dict[Role, int]:
 
 
 _NUMBERS = (frozenset({Role.DEPTH}), frozenset({Role.HEADS, Role.GROUPS}))
-"""What names of numbers, and not of widths, may mean each."""
+"""The roles of names of counts, as opposed to widths."""
 
 
 def _number(name: str) -> frozenset[Role] | None:
@@ -543,7 +543,7 @@ class _Sizes:
         return self._fields[size][0] if size in self._fields else self._unusual[size]
 
     def _likely(self, name: str, size: Size) -> tuple[bool, float, int]:
-        """What speaks for a size besides shapes: the name, and how usual it is to come first."""
+        """The evidence for a size besides shapes: the name, and how usual it is to come first."""
         roles = {role for field in self._fields.get(size, ()) if (role := role_of(field)) is not None}
         usual = min((USUAL.index(role) for role in roles if role in USUAL), default=len(USUAL))
         short = abbreviated(name)
@@ -562,7 +562,7 @@ class _Sizes:
         return self._surplus(self._shapes(fields, self._config))
 
     def unusual(self, ways: Sequence[tuple[str, str]], found: Mapping[str, str]) -> dict[str, str]:
-        """Those of these fields with which the module is more like the reference: each by itself, and in pairs."""
+        """The fields with which the module is more like the reference: each tried alone, and in pairs."""
         best, chosen = self._fit_of(found), dict[str, str]()
         if best[1]:  # as many numbers in matrices as the reference: nothing is missing
             return chosen
@@ -578,7 +578,7 @@ class _Sizes:
         return self._surplus(built), built is not None and _total(_matrices(built)) in self._in_matrices
 
     def missing_numbers(self, fields: Mapping[str, str]) -> float:
-        """By how much the numbers in tensors of one axis, biases and gains, differ from those of the reference."""
+        """The difference between module and reference in the number of elements of biases and gains."""
         found = self._shapes(fields, self._config)
         return math.inf if found is None else abs(_in_one_axis(found) - _in_one_axis(self._wanted))
 
@@ -612,7 +612,7 @@ class _Sizes:
         return one is not None and more is not None and more.total() > one.total()
 
     def _shapes(self, fields: Mapping[str, str], config: Mapping[str, object]) -> Shapes | None:
-        """Of what is built; None where it cannot be."""
+        """The shapes of the built module; None if it cannot be built."""
         try:
             told = {**named_fields(self._into), **fields}
             with bounded(self._within):

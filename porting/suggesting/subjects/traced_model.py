@@ -99,13 +99,13 @@ class TracedModel:
         return found
 
     def first_side(self) -> int:
-        """Which of the two kinds of inputs is computed with first."""
+        """The number of the kind of inputs that is computed with first."""
         units = trace_operations(self.module, self.call, self.leaves, self.inputs).units
         return next((side.index(True) for one in units if sum(side := self._depends.get(one.number, ())) == 1), 0)
 
     @cached_property
     def _depends(self) -> dict[int, tuple[bool, ...]]:
-        """For each unit, by its number, which of the kinds of inputs it depends on."""
+        """The kinds of inputs that each unit depends on, by the unit's number."""
         units = trace_operations(self.module, self.call, self.leaves, self.inputs).units
         others = [trace_operations(self.module, call, self.leaves, given).units for call, given in self.sides]
         found: dict[int, tuple[bool, ...]] = {}

@@ -80,7 +80,7 @@ LOUD = 40.0
 """The gain of a loud feature."""
 
 _WILD = 1e6
-"""No weight is larger: a tensor that is has never been given values."""
+"""The size beyond which a weight was never given a value."""
 
 _TOKEN = re.compile("token_(id|index)$")
 
@@ -122,7 +122,7 @@ class Twin:
 
     @property
     def config(self) -> Mapping[str, object]:
-        """Its ``config.json``."""
+        """The contents of ``config.json``."""
         return self.checkpoint.config
 
 
@@ -535,7 +535,7 @@ def _raise(model: nn.Module) -> None:
 
 
 def _named(reference: nn.Module, held: Mapping[str, Tensor]) -> dict[str, str]:
-    """Which name of the file each of the reference's tensors has: by the bits, since those are all different."""
+    """The file's name of each of the reference's tensors: found by the bits, since those are all different."""
     found: dict[str, str] = {}
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, tensor in held.items():

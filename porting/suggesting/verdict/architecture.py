@@ -1,4 +1,4 @@
-"""What no weights can change: how many matrices and norms stand one behind the other, and how many numbers there are.
+"""The properties that no weights can change: how many matrices and norms follow each other, and the number of weights.
 
 Neither says which tensor is which.  So both hold where the search came to a part of the table only.
 """
@@ -27,7 +27,7 @@ UNIT, MOST = 0.02, 0.9
 
 @dataclass(frozen=True)
 class Place:
-    """Where a matrix stands.
+    """The place of a matrix in the model.
 
     Attributes:
         matrices: so many are in front of it on the longest path from the input.
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What places are sorted by."""
+        """The sort key of places."""
         return self.matrices, self.norms or 0, self.fewest or 0
 
 
@@ -119,7 +119,7 @@ def _is_norm(unit: Unit) -> bool:
 
 
 def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
-    """What shows that the module cannot be the reference, whatever its weights are."""
+    """The differences that show that the module cannot be the reference, whatever its weights are."""
     if any(one.what == "shared" for one in found.divergences):  # what these are due to, the checkpoint's values decide
         return
     words = config_number(subjects.twin.config, Role.VOCABULARY)

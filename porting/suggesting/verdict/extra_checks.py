@@ -47,7 +47,7 @@ than float32: what differs by more is no rounding."""
 
 
 def in_float32(into: Builder, subjects: ModelPair) -> Iterator[Reason | str]:
-    """What a module computes otherwise in float32 than in float64, by more than rounding.
+    """The differences of a module in float32 from itself in float64 that are larger than rounding.
 
     Where it asks for less than float32 by itself, which the proof in float64 takes out, that is a limit, in words.
     """
@@ -68,7 +68,7 @@ def _batch(subjects: ModelPair) -> dict[str, Tensor]:
 
 
 def outputs_of_other_weights(subjects: ModelPair, seed: int) -> list[Tensor]:
-    """What the module returns, in float64, with weights that are drawn anew; nothing where it does not run."""
+    """The module's outputs, in float64, with newly drawn weights; empty where it does not run."""
     module = duplicate(subjects.built.module)
     draw_parameters(module, seed, buffers=False)
     try:
@@ -78,7 +78,7 @@ def outputs_of_other_weights(subjects: ModelPair, seed: int) -> list[Tensor]:
 
 
 def _in_float32(into: Builder, subjects: ModelPair, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """What another module of the same builder gives with the same weights in float32; None if it cannot be run so."""
+    """The outputs of another module of the same builder with the same weights in float32; None if it cannot run so."""
     values = dict(named_tensors(subjects.built.module))
     try:
         config = completed_config(subjects.twin.config, subjects.twin.architecture)
@@ -110,7 +110,7 @@ def _apart(some: list[Tensor], others: list[Tensor]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraChecks:
-    """What the checks after the proof found.
+    """The results of the checks after the proof.
 
     Attributes:
         reasons: where the module differs.
@@ -129,7 +129,7 @@ class ExtraChecks:
 
 
 def untried_checks(own: Proof | None) -> ExtraChecks:
-    """What is known where there was no time: what was tried on the checkpoint itself, or that nothing was."""
+    """The checks when there was no time: what was tried on the checkpoint itself, or a note that nothing was."""
     if own is None or own.report is None or not own.whole:
         return ExtraChecks(reasons=(met("other rows, masks and calls were tried"),))
     scopes = [own.report.scope]
@@ -195,7 +195,7 @@ def _covers(own: Proof | None, config: Mapping[str, object]) -> bool:
 
 
 def _differing(scopes: Sequence[Scope]) -> Iterator[Reason]:
-    """What the output differs on, by the property of the batch; no weights can repair a mask."""
+    """The properties of batches on which the output differs; no weights can repair a mask."""
     told: set[Kind] = set()
     for scope in scopes:
         kinds: dict[Kind, list[Result]] = {}
@@ -223,7 +223,7 @@ def _impure(scopes: Sequence[Scope]) -> Iterator[Reason]:
 
 
 def _compared(reports: Sequence[Report]) -> Iterator[Reason]:
-    """What else takes a verdict of ``verify`` away: larger rounding errors."""
+    """Other reasons why ``verify`` does not say faithful: larger rounding errors."""
     for report in reports:
         if report.verdict == IMPRECISE:
             probes = [one for one in report.probes if one.imprecise or one.drifts]

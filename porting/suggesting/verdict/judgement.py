@@ -250,7 +250,7 @@ def _all(
 
 
 def whatever_the_weights(subjects: ModelPair) -> Iterator[Reason]:
-    """What speaks against a module before weights are looked for: which tokens and rows depend on which."""
+    """Differences that are seen before weights are looked for: which tokens and rows depend on which."""
     yield from _rows(subjects)
     yield from _mask(subjects)
     yield from _later(subjects)
@@ -274,7 +274,7 @@ def _rounded(found: SearchResult, proof: Proof) -> Iterator[Reason]:
 
 
 def _unseen(found: SearchResult, proof: Proof) -> Iterator[Reason]:
-    """What differed in the search where the proof compares nothing, as at a norm of the first position alone."""
+    """Differences in the search where the proof compares nothing, as at a norm of the first position alone."""
     some = [one for one in found.divergences if one.what in {"activation", "norm"} and not one.cause]
     compared = probed(proof.report)
     some = [one for one in some if one.port.rpartition(".")[0] not in compared]  # within verify's bound
@@ -335,11 +335,11 @@ def _sentence(
 
 
 def _order(verdict: Verdict, found: SearchResult) -> str:
-    """What is to be known of a module that returns the residual stream in its own order, or more than is wanted."""
+    """A note on a module that returns the residual stream in its own order, or more than is needed."""
     if verdict in NEGATIVE:
         return ""
     if more := _wider(found):
-        return f" What it returns has {more} more columns at its end, which are no tokens of the checkpoint."
+        return f" What it returns has {more} more columns at its end, which are not tokens of the checkpoint."
     if not _reordered(found):
         return ""
     basis = found.basis
@@ -382,7 +382,7 @@ def _mapped(found: SearchResult) -> list[str]:
 
 
 def _without_padding(verdict: Verdict, subjects: ModelPair) -> str:
-    """What is to be known of a forward that nothing tells which words are padding."""
+    """A note on a forward without an input that says which tokens are padding."""
     if not _unmasked(subjects) or subjects.way.unmasked is not Unmasked.ABSENT or verdict in NEGATIVE:
         return ""
     said = " Without padding: the forward takes no attention mask, and padded rows would differ."
@@ -451,7 +451,7 @@ def _later(subjects: ModelPair) -> Iterator[Reason]:
 
 
 def _idle(subjects: ModelPair, found: SearchResult, unmapped: Sequence[Unmapped]) -> list[Reason]:
-    """What speaks against a trunk that both sides have: nothing fills most of the module's matrices.
+    """Reasons against a trunk that both sides have: nothing fills most of the module's matrices.
 
     It is shown where its forward uses none of these, and the reference uses matrices of their shapes.
     """
@@ -482,9 +482,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 said = f"the module has no {one.reference.rpartition('.')[0] or one.reference} before {one.port}"
                 yield Reason(kind="missing norm", said=said, shown=True, places=places)
             case "unloadable":
-                said = (
-                    f"{one.port} is no parameter of the module that state_dict lists, so nothing can be loaded into it"
-                )
+                said = f"{one.port} is not a parameter in the module's state_dict, so nothing can be loaded into it"
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
                 yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True, places=places)
             case "shared":
@@ -548,7 +546,7 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def _strange(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
-    """What the module returns and the reference never computes, though all weights are in their places."""
+    """The outputs of the module that the reference never computes, though all weights are in their places."""
     for number in _unlike(found)[0]:
         value, which = found.outputs[number], f" as number {number}" if len(found.outputs) > 1 else ""
         sides = (found.reference.outputs, found.reference.values)
@@ -558,9 +556,7 @@ def _strange(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
             said = f"what the module returns{which} {confined}, whatever the weights are"
             yield Reason(kind="output", said=f"{said}, and what the reference returns does not", shown=True)
             continue
-        said = (
-            f"what the module returns{which} is none of the reference's activations: something is done to it at the end"
-        )
+        said = f"what the module returns{which} is not one of the reference's activations: it is changed at the end"
         yield Reason(kind="output", said=said)
 
 
@@ -580,7 +576,7 @@ def _as_many(one: Tensor, other: Tensor) -> bool:
 
 
 def _confined(value: Tensor) -> str:
-    """What holds of each row of an output [... e] with any weights, after a last step such as softmax; may be empty."""
+    """A property of each row of an output [... e] with any weights, after a last step such as softmax; may be empty."""
     if not value.is_floating_point() or value.shape[-1] < 2 or not bool(torch.isfinite(value).all()):
         return ""
     ones = torch.ones((), dtype=value.dtype)
@@ -630,11 +626,15 @@ def _is(value: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
 def _tables(found: SearchResult) -> str:
     plain = [name for unit in found.trace.units if unit.kind is WeightUse.TABLE for name in unit.names]
     plain = [name for name in plain if name not in {one for move in found.moves for one in move.writes}]
-    return f": {plain[0]} is no parameter and no persistent buffer, so nothing can be loaded into it" if plain else ""
+    return (
+        f": {plain[0]} is neither a parameter nor a persistent buffer, so nothing can be loaded into it"
+        if plain
+        else ""
+    )
 
 
 def _corrected(found: SearchResult) -> Iterator[Reason]:
-    """What a rule has taken in, but for a little."""
+    """Differences that a rule almost accounts for."""
     taken: dict[str, list[DifferingPlace]] = {}
     for one in found.divergences:
         if one.cause:

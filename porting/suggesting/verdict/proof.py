@@ -49,7 +49,7 @@ LENGTHS = (24, 21, 17, 13, 9, 6, 4, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What a proof came to.
+    """The result of a proof.
 
     Attributes:
         report: verify's; None when it could not be run.
@@ -105,7 +105,7 @@ class Proof:
 
 
 def probed(report: Report | None) -> set[str]:
-    """The modules whose outputs a report compares; scores and probabilities within them are no outputs."""
+    """The modules whose outputs a report compares; scores and probabilities within them are not outputs."""
     points = [] if report is None else [probe.port.partition(ARROW) for probe in report.probes]
     return {path for path, _, output in points if output not in INNER}
 

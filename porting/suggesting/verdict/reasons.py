@@ -1,4 +1,4 @@
-"""What speaks against a module, by the catalogue's entries, what speaks for a line, and how far a search came."""
+"""The evidence against a module, by the catalogue's entries, the evidence for a line, and how far a search came."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OTHER_FUNCTION = frozenset(
         Repaired.MASK,
     )
 )
-"""What makes another function, whatever the weights are; with the other entries, other weights might do it."""
+"""Causes that change the function whatever the weights are; for others, other weights might give the same function."""
 
 
 def _theme(parts: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def _is_other_function(parts: Sequence[str]) -> bool:
 
 
 SEVERAL = "several"
-"""What a cause is about that belongs to no theme, or to more than one."""
+"""The theme of a cause that belongs to no theme, or to more than one."""
 
 
 def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> list[Reason]:
@@ -96,12 +96,12 @@ def _reproduced(one: Finding) -> bool:
 
 
 def unnamed(proof: Proof) -> list[Finding]:
-    """What has no name, slight or not."""
+    """The findings without a name, slight or not."""
     return [one for one in _findings(proof) if not (one.name or _near(one) or _dominated(one))]
 
 
 def unknown(proof: Proof) -> list[Finding]:
-    """What has no name, and is more than slight."""
+    """The findings without a name that are more than slight."""
     return [one for one in unnamed(proof) if one.difference > SLIGHT]
 
 
@@ -208,7 +208,7 @@ def several(probes: Sequence[str]) -> str:
 
 
 def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
-    """What nobody can name, with what comes nearest to it."""
+    """Reasons for findings without a name, with the nearest entry of the catalogue."""
     for one in findings[:1]:
         near = "; ".join(
             f"{some.name}{f' ({some.detail})' if some.detail else ''} would explain {100 * some.share:.0f} % of it"
@@ -221,7 +221,7 @@ def puzzles(findings: Sequence[Finding]) -> Iterator[Reason]:
 
 
 def evidence(lines: Sequence[Line], proof: Proof, found: SearchResult) -> Iterator[Evidence]:
-    """What speaks for each line.
+    """The evidence for each line.
 
     Args:
         proof: the table's, on the twin.
@@ -238,7 +238,7 @@ def evidence(lines: Sequence[Line], proof: Proof, found: SearchResult) -> Iterat
 
 
 def _choice(line: Line, found: SearchResult) -> Choice | None:
-    """What was tried for a line, in the layer where most was."""
+    """The alternatives that were tried for a line, in the layer where most were."""
     written = set(line.writes)
     some = [one for one in found.choices if any(written & set(move.writes) for move in one.moves)]
     return max(some, key=lambda one: (one.far > SAME, one.tried), default=None)
@@ -275,7 +275,7 @@ def _tried(choice: Choice | None) -> Iterator[str]:
 
 
 def _apart(moves: Sequence[CandidateRule], chosen: Sequence[CandidateRule]) -> str:
-    """In what a rival differs."""
+    """The difference between a rival and the chosen way."""
     known = set(map(str, chosen))
     apart = [text for text in map(str, moves) if text not in known]
     return quoted("; ".join(apart[:2])) + (f" and {len(apart) - 2} more" if len(apart) > 2 else "")
@@ -288,7 +288,7 @@ def _count(line: Line) -> str:
 
 
 def _proven(line: Line, report: Report) -> Iterator[str]:
-    """Where what these weights make was compared, and how far it was off; and how much of them that showed."""
+    """The comparisons that the effect of these weights was part of, their differences, and the share that was seen."""
     if line.why == GUESS:
         return
     paths = {name.rpartition(".")[0] for name in line.writes}

@@ -1,4 +1,4 @@
-"""What came of a suggestion: the table, the verdict, and the reasons for it."""
+"""The result of a suggestion: the table, the verdict, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEANINGS = {
     Verdict.IMPOSSIBLE: "No table can make your module compute what the checkpoint's model does: change the module.",
     Verdict.NOT_FOUND: "No table was found, and nothing shows that there is none: the table holds what was found.",
 }
-"""What each verdict means for whoever wants to load the checkpoint."""
+"""The meaning of each verdict for whoever wants to load the checkpoint."""
 
 PARTLY_APPROXIMATE = "The table loads what both sides have, and that part's results differ a little, as said below."
 """The same for *approximate*, where parameters of the module stay as they are."""
@@ -70,7 +70,7 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What speaks for a line of the table.
+    """The evidence for a line of the table.
 
     Attributes:
         decided: ``"its place"`` when nothing else was possible there, ``"what it computes"`` when several were tried,
@@ -86,7 +86,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """How far a search came that found no table.
+    """The point to which a search came that found no table.
 
     Attributes:
         proven, places: so many activations in a row are the reference's own, of how many that were compared.
@@ -166,7 +166,7 @@ class Suggestion:
 
     @property
     def meaning(self) -> str:
-        """What the verdict means for whoever wants to load the checkpoint, in one sentence."""
+        """The meaning of the verdict for whoever wants to load the checkpoint, in one sentence."""
         unfilled = self.verdict is Verdict.APPROXIMATE and any(one.side == "module" for one in self.unmapped)
         return PARTLY_APPROXIMATE if unfilled else MEANINGS[self.verdict]
 
