@@ -16,7 +16,8 @@ from torch import nn
 import porting
 from porting import models
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.loading import PortingWarning, same_bits
+from porting.errors import PortingWarning
+from porting.loading import same_bits
 from porting.notation.faults import TableError
 from porting.plan.plan import PlanError
 from porting.target import TargetError

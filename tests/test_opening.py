@@ -357,14 +357,17 @@ def test_a_tensor_of_a_conversion_is_read_from_the_file_that_was_opened(tmp_path
     assert verify_files(made.path).same
 
 
-def test_a_file_that_cannot_be_looked_at_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.EROFS])
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_none(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a config.json on a failing disk is left out without a word."""
 
     def fail(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
     folder = Folder(tmp_path)
     assert folder.kind("config.json") == ""
     monkeypatch.setattr(os, "stat", fail)
-    with pytest.raises(CheckpointError, match="cannot be opened: Input/output error"):
+    with pytest.raises(CheckpointError, match=f"cannot be opened: {os.strerror(number)}"):
         folder.kind("config.json")

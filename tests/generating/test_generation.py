@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import porting
+from porting.errors import PortingWarning
 from porting.generating.settings import GenerationError, Settings, read_settings
-from porting.loading import PortingWarning
 from tests.causes.decoder import Decoder
 from tests.causes.decoders import FAMILIES
 from tests.generating import checkpoints, scratch
