@@ -526,6 +526,19 @@ def write_at(descriptor: int, data: memoryview | bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
+def read_back(target: int, piece: memoryview, at: int) -> None:
+    """Fill a buffer with what was written at a place of a file.
+
+    Raises:
+        OSError: it is not there.
+    """
+    while piece:
+        done = os.preadv(target, [piece], at)
+        if done == 0:
+            raise OSError("what was written is not there")
+        piece, at = piece[done:], at + done
+
+
 def sync(directory: Folder) -> None:
     """Flush a directory's entries to the disk."""
     descriptor = directory.listing()

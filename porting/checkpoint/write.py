@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from porting.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
+from porting.atomic import check_destination, new_directory, new_file, refused, reserve, write_all, write_at
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.container import Shard
 from porting.checkpoint.errors import FaultList, quote
@@ -158,7 +158,7 @@ class _Plan:
         for piece in self.pieces:
             write_all(descriptor, piece)
         for at, raw in self.seals():
-            os.pwrite(descriptor, raw, at)
+            write_at(descriptor, raw, at)
 
 
 def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
