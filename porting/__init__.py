@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from porting.comparing import Comparison, Digest, diff, digest
     from porting.converting import Converted, convert, verify_files
     from porting.embedded import embedded_checkpoint
-    from porting.errors import PortingError
+    from porting.errors import PortingError, PortingWarning
     from porting.exporting import Exported, export
     from porting.generating import Generated, generate, next_tokens, translate
-    from porting.loading import PortingWarning, load, provenance
+    from porting.loading import load, provenance
     from porting.notation import Table, parse_table, read_table
     from porting.plan import Plan
     from porting.plan.check import check
@@ -91,10 +91,10 @@ _HOMES = {
     "porting.comparing": ("Comparison", "Digest", "diff", "digest"),
     "porting.converting": ("Converted", "convert", "verify_files"),
     "porting.embedded": ("embedded_checkpoint",),
-    "porting.errors": ("PortingError",),
+    "porting.errors": ("PortingError", "PortingWarning"),
     "porting.exporting": ("Exported", "export"),
     "porting.generating": ("Generated", "generate", "next_tokens", "translate"),
-    "porting.loading": ("PortingWarning", "load", "provenance"),
+    "porting.loading": ("load", "provenance"),
     "porting.notation": ("Table", "parse_table", "read_table"),
     "porting.plan": ("Plan", "check"),
     "porting.recordings": ("load_recording", "save_recording"),

@@ -15,13 +15,14 @@ import re
 import secrets
 import shutil
 import stat
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from porting.errors import CheckpointError, Code, Fault, Message, Option
-from porting.opening import MORE_FILES, READING, RESERVE, Folder, descriptors_kept, remove_directory
+from porting.errors import CheckpointError, Code, Fault, Message, Option, PortingWarning
+from porting.opening import MORE_FILES, READING, RESERVE, Folder, close, descriptors_kept, remove_directory
 from porting.printable import quote, shell_word
 from porting.write_failure import described, longest_name
 
@@ -124,20 +125,33 @@ class Writing:
     """The progress of writing.
 
     Attributes:
+        parent: the folder that its path lies in, opened once: whatever takes the folder's name later, nothing else
+            is written to.
         complete: it stands at its path.
+        temporary: the name in ``parent`` of the file or directory in which it is made; empty while there is none, and
+            where it is to stay.
+        own: what may stand at that name; empty where it could not be examined.
     """
 
+    parent: Folder
     complete: bool = False
+    temporary: str = ""
+    own: list[os.stat_result] = field(default_factory=list)
 
 
 @contextmanager
 def explained(path: Path, needed: int) -> Iterator[Writing]:
     """Turn a system error while ``path`` is written into an error that says what to do.
 
+    Temporary files that could not be removed are named by that error, or else by a warning.
+
     Yields:
         What the block marks as complete once it is: a failure after that has another message.
+
+    Raises:
+        CheckpointError: the folder cannot be opened, or writing failed.
     """
-    writing = Writing()
+    writing = Writing(Folder(path.parent))
     try:
         with descriptors_kept(3 * RESERVE):
             pass  # as many are free: whatever is made can be removed
@@ -149,42 +163,69 @@ def explained(path: Path, needed: int) -> Iterator[Writing]:
             reason, hint = "a file that the values are read from was cut short meanwhile", "restore it, and try again"
         elif error.errno in {errno.EMFILE, errno.ENFILE}:
             hint = MORE_FILES
-        left = _abandoned_siblings(path)
-        message = f"writing failed{'' if left is None else ', and nothing was left behind'}: {reason}"
-        names = ", ".join(map(quote, left or ()))
-        if left:
-            message = f"writing failed, and {names} was left behind in {path.parent}: {reason}"
-            hint += "; the next attempt removes it or goes on from it"
+        left = _abandoned_siblings(writing.parent, path.name)
+        remains = f", and {', '.join(map(quote, left))} was left behind in {path.parent}" if left else ""
+        if left is None and writing.temporary:
+            remains = f", and {quote(writing.temporary)} may have been left behind in {path.parent}"
+        message = f"writing failed{', and nothing was left behind' if left == [] else remains}: {reason}"
+        hint += "; the next attempt removes it or goes on from it" if remains else ""
         if writing.complete:
-            message = f"it is complete, but its name may not survive a power cut: {reason}"
-            message += f"; {names} was left behind in {path.parent}" if left else ""
+            message = f"it is complete, but its name may not survive a power cut: {reason}{remains}"
             hint = "run `sync` once the disk is well, and compare it after the next start (porting verify-files)"
         raise CheckpointError(Fault(code=Code.WRITE_FAILED, where=str(path), message=message, hint=hint)) from error
+    except BaseException:
+        _warn_of_remains(writing, path)
+        raise
+    _warn_of_remains(writing, path)
 
 
-def _abandoned_siblings(path: Path) -> list[str] | None:
-    """The temporary siblings of ``path`` of this user that no writer has locked; None if they cannot be listed."""
+def _warn_of_remains(writing: Writing, path: Path) -> None:
+    """Warn of a temporary file or directory that could not be removed."""
+    said = ""
     try:
-        parent = Folder(path.parent)
-        names = [name for name in parent.names() if name.startswith(f".{path.name}{MARK}")]
-    except CheckpointError:
+        if writing.temporary:
+            status = writing.parent.status(writing.temporary)
+            own = not writing.own or any(os.path.samestat(status, one) for one in writing.own)
+            said = "was left behind" if own else ""
+    except FileNotFoundError:
+        return
+    except OSError:
+        said = "may have been left behind"
+    if said:
+        state = "is complete" if writing.complete else "was not written"
+        message = f"{path} {state}, and {quote(writing.temporary)} {said} in {path.parent}"
+        warnings.warn(f"{message}; the next attempt removes it", PortingWarning, stacklevel=2)
+
+
+def _abandoned_siblings(parent: Folder, destination: str) -> list[str] | None:
+    """The temporary siblings of a destination of this user that no writer has locked; None if that is not known."""
+    try:
+        names = [name for name in parent.names() if name.startswith(f".{destination}{MARK}")]
+        return sorted(name for name in names if _is_abandoned(parent, name))
+    except (CheckpointError, OSError):
         return None
-    return sorted(name for name in names if _is_abandoned(parent, name))
 
 
 def _is_abandoned(parent: Folder, name: str) -> bool:
+    """Whether this user's temporary file or directory is locked by no writer.
+
+    Raises:
+        OSError: that is not known.
+    """
     try:
-        handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
-    except OSError:
-        return False
-    try:
-        if os.fstat(handle).st_uid != os.geteuid():
+        if parent.status(name).st_uid != os.geteuid():
             return False
+        handle = os.open(name, READING | os.O_NOFOLLOW, dir_fd=parent.descriptor)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:  # gone; or a link or a socket, which is no sibling
+            return False
+        raise
+    try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return name.endswith(SHARED)  # the first process of several holds it for all
     finally:
-        os.close(handle)
+        close(handle)
     return True
 
 
@@ -198,43 +239,42 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
         overwrite: whether it may take the place of what stands there.
     """
     with explained(path, needed) as writing:
-        sweep(path)
-        if shutil.disk_usage(path.parent).free < needed:
+        parent = writing.parent
+        sweep(parent, path.name)
+        if shutil.disk_usage(parent.descriptor).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        parent = Folder(path.parent)
-        made, lock = _locked_sibling(parent, path)
+        made, lock = _locked_sibling(writing, path)
         name = made.path.name
-        own_status: list[os.stat_result] = []
         try:
-            own_status.append(os.fstat(lock))
+            writing.own.append(os.fstat(lock))
             with descriptors_kept():
                 yield made
             _require_same(parent, name, lock, path)
             with suppress(OSError):  # after an exchange this is at the name, and goes last
-                own_status.append(parent.status(path.name))
-            publish(name, parent, parent, path, overwrite=overwrite, writing=writing)
+                writing.own.append(parent.status(path.name))
+            publish(name, parent, path, overwrite=overwrite, writing=writing)
         finally:
             with suppress(OSError):
-                if any(os.path.samestat(parent.status(name), status) for status in own_status):
+                if any(os.path.samestat(parent.status(name), status) for status in writing.own):
                     remove_directory(name, parent.descriptor)
-            os.close(lock)
+            close(lock)
 
 
-def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite: bool, writing: Writing) -> None:
+def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: Writing) -> None:
     """Move a complete directory to ``path`` in one step.
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
         folder: the folder that it was made in.
-        parent: the folder that ``path`` lies in, as it was opened before anything was written.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
-        writing: what :func:`explained` gave; marked as complete.
+        writing: what :func:`explained` gave, with the folder that ``path`` lies in; marked as complete.
 
     Raises:
         CheckpointError: something appeared there meanwhile; or the folder is not at its path any more.
         OSError: it cannot be renamed; or it is complete, and its name may not be on the disk yet.
     """
+    parent = writing.parent
     sync(Folder(folder.path / made, inside=folder))
     _require_at_its_path(parent, path)
     to = {"src_dir_fd": folder.descriptor, "dst_dir_fd": parent.descriptor}
@@ -250,10 +290,11 @@ def publish(made: str, folder: Folder, parent: Folder, path: Path, *, overwrite:
     sync(parent)
 
 
-def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
+def _locked_sibling(writing: Writing, path: Path) -> tuple[Folder, int]:
     """Make a temporary directory beside ``path``; returns it, and the descriptor that holds its lock."""
+    parent = writing.parent
     while True:
-        name = f".{path.name}{MARK}{secrets.token_hex(4)}"
+        writing.temporary = name = f".{path.name}{MARK}{secrets.token_hex(4)}"
         os.mkdir(name, dir_fd=parent.descriptor)
         with suppress(FileNotFoundError):  # swept by another process before it could be locked
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -262,7 +303,7 @@ def _locked_sibling(parent: Folder, path: Path) -> tuple[Folder, int]:
                 try:
                     return _opened_sibling(parent, name, lock, path), lock
                 except BaseException:
-                    os.close(lock)  # else it would seem to be in use
+                    close(lock)  # else it would seem to be in use
                     raise
 
 
@@ -273,7 +314,7 @@ def _opened_sibling(parent: Folder, name: str, lock: int, path: Path) -> Folder:
         CheckpointError: another one stands at its name.
     """
     if os.fstat(lock).st_uid != os.geteuid():
-        raise _moved_by_others(path)
+        raise moved_by_others(path)
     made = Folder(parent.path / name, inside=parent)
     _require_same(parent, name, lock, path, opened=made.descriptor)
     return made
@@ -288,10 +329,11 @@ def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: i
     """
     status = parent.status(name) if opened is None else os.fstat(opened)
     if not os.path.samestat(status, os.fstat(lock)):
-        raise _moved_by_others(path)
+        raise moved_by_others(path)
 
 
-def _moved_by_others(path: Path) -> CheckpointError:
+def moved_by_others(path: Path) -> CheckpointError:
+    """The error for a destination beside which another directory took the place of the temporary one."""
     hint = "choose a destination in a directory that only you can write to"
     return refused(path, "lies in a directory in which another user moved the temporary files", hint)
 
@@ -305,20 +347,23 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         pass
     except BaseException:
-        os.close(descriptor)  # else it would seem to be in use
+        close(descriptor)  # else it would seem to be in use
         raise
-    os.close(descriptor)
+    close(descriptor)
     return False
 
 
-def sweep(path: Path) -> None:
-    """Remove the temporary siblings of ``path`` whose writers have died; interrupted conversions stay.
+def sweep(parent: Folder, destination: str) -> None:
+    """Remove the temporary siblings of a destination whose writers have died; interrupted conversions stay.
 
     That may be hours of work; the next conversion to the same destination goes on from it, and removes it in the end.
+
+    Args:
+        parent: the folder that the destination lies in.
+        destination: its name there.
     """
-    parent = Folder(path.parent)
     for name in parent.names():
-        if name.startswith(f".{path.name}{MARK}") and SIBLING.fullmatch(name, len(path.name) + 1):
+        if name.startswith(f".{destination}{MARK}") and SIBLING.fullmatch(name, len(destination) + 1):
             with suppress(OSError):
                 _sweep_one(parent, name)
 
@@ -345,7 +390,7 @@ def _sweep_one(parent: Folder, name: str) -> None:
                 folder.clear()
                 os.rmdir(name, dir_fd=parent.descriptor)
     finally:
-        os.close(handle)
+        close(handle)
 
 
 def _is_unfinished(folder: Folder) -> bool:
@@ -395,9 +440,9 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
         overwrite: whether it may take the place of what stands there.
     """
     with explained(path, size) as writing:
-        sweep(path)
-        parent = Folder(path.parent)
-        temporary, descriptor = _locked_file(parent, path)
+        parent = writing.parent
+        sweep(parent, path.name)
+        temporary, descriptor = _locked_file(writing, path)
         try:
             reserve(descriptor, size)
             yield descriptor
@@ -409,12 +454,11 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
             writing.complete = True
             sync(parent)
         finally:
-            try:
-                with suppress(FileNotFoundError):
-                    if os.path.samestat(parent.status(temporary), os.fstat(descriptor)):
-                        os.unlink(temporary, dir_fd=parent.descriptor)
-            finally:
-                os.close(descriptor)
+            with suppress(OSError):
+                writing.own.append(os.fstat(descriptor))
+                if os.path.samestat(parent.status(temporary), os.fstat(descriptor)):
+                    os.unlink(temporary, dir_fd=parent.descriptor)
+            close(descriptor)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -446,13 +490,13 @@ def _appeared(path: Path) -> CheckpointError:
     return refused(path, "appeared while this was being written", hint)
 
 
-def _locked_file(parent: Folder, path: Path) -> tuple[str, int]:
+def _locked_file(writing: Writing, path: Path) -> tuple[str, int]:
     """The name of a temporary file beside ``path``, and its descriptor, which holds its lock."""
     while True:
-        temporary = f".{path.name}{MARK}{secrets.token_hex(4)}"
+        writing.temporary = temporary = f".{path.name}{MARK}{secrets.token_hex(4)}"
         # The mode is less the umask, as for any new file.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o666, dir_fd=parent.descriptor)
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=writing.parent.descriptor)
         if _locked(descriptor):
             return temporary, descriptor
 
@@ -482,10 +526,23 @@ def write_at(descriptor: int, data: memoryview | bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
+def read_back(target: int, piece: memoryview, at: int) -> None:
+    """Fill a buffer with what was written at a place of a file.
+
+    Raises:
+        OSError: it is not there.
+    """
+    while piece:
+        done = os.preadv(target, [piece], at)
+        if done == 0:
+            raise OSError("what was written is not there")
+        piece, at = piece[done:], at + done
+
+
 def sync(directory: Folder) -> None:
     """Flush a directory's entries to the disk."""
     descriptor = directory.listing()
     try:
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        close(descriptor)

@@ -451,6 +451,20 @@ class CheckpointError(PortingError):
     """A checkpoint cannot be read or written as asked."""
 
 
+class PortingWarning(UserWarning):
+    """Something that is allowed and should be known, such as parameters that are new.
+
+    >>> import porting
+    >>> source = porting.embedded_checkpoint()
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True, category=PortingWarning) as told:
+    ...     warnings.simplefilter("always")
+    ...     model = porting.load(source, architecture="BertForTokenClassification", fresh=True)
+    >>> "new and untrained" in str(told[0].message)
+    True
+    """
+
+
 class RankError(PortingError):
     """Another of several processes that work together could not do its part."""
 

@@ -243,7 +243,8 @@ def _directory(checkpoint: Checkpoint) -> Folder:
             )
         )
         raise checkpoint_error(Code.FILE_MISSING, checkpoint.location, message, hint)
-    return Folder(checkpoint.path)
+    home = checkpoint.home
+    return home if home is not None and os.fstat(home.descriptor).st_nlink else Folder(checkpoint.path)
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:

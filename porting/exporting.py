@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
 from porting.checkpoint.write import Content as FileContent
-from porting.errors import Code, Fault, Message, Option, alike
+from porting.errors import Code, Fault, Message, Option, PortingWarning, alike
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
-from porting.loading import PortingWarning, cast, provenance, require_floating, same_bits
+from porting.loading import cast, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
 from porting.ops import Content

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from porting.build import bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Code, Fault, Message, Option, PortingError, nearest
+from porting.errors import Code, Fault, Message, Option, PortingError, PortingWarning, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
 from porting.plan.check import check
@@ -32,20 +32,6 @@ from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, in_eval_mode, named_tensors, unwrapped
 
 Into = nn.Module | Callable[..., nn.Module] | None
-
-
-class PortingWarning(UserWarning):
-    """Something that is allowed and should be known, such as parameters that are new.
-
-    >>> import porting
-    >>> source = porting.embedded_checkpoint()
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True, category=PortingWarning) as told:
-    ...     warnings.simplefilter("always")
-    ...     model = porting.load(source, architecture="BertForTokenClassification", fresh=True)
-    >>> "new and untrained" in str(told[0].message)
-    True
-    """
 
 
 @contextmanager

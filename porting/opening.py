@@ -40,8 +40,8 @@ MORE_FILES = "run `ulimit -n 4096`: files that may be open at once"
 
 LINKED = "it gained or lost a hard link since, and may have been written to as well"
 
-UNKNOWN = frozenset({errno.EIO, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT})
-"""Errors that do not mean that a file is not there."""
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""Errors that mean that nothing has a name; after any other one that is not known."""
 
 MOST_LINKED = 8
 """How often the names of an open file may change; each time, what was read is read again."""
@@ -179,7 +179,7 @@ class Folder:
         try:
             return os.listdir(listing)
         finally:
-            os.close(listing)
+            close(listing)
 
     def status(self, name: str) -> os.stat_result:
         """The status of what has a name; of a link, that of the link.
@@ -193,12 +193,12 @@ class Folder:
         """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing.
 
         Raises:
-            CheckpointError: the disk or its connection failed, so whether it exists is not known.
+            CheckpointError: whether it exists is not known, as when the disk failed.
         """
         try:
             status = self.status(name)
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in UNKNOWN:
+            if isinstance(error, OSError) and error.errno not in ABSENT:
                 raise open_error(error, self.path / name, where=str(self.path / name)) from error
             return ""
         return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
@@ -261,7 +261,7 @@ class Folder:
         try:
             return opened.change(descriptor)
         finally:
-            os.close(descriptor)
+            close(descriptor)
 
     def _open(self, name: str, limit: int | None) -> Opened:
         path = self.path / name
@@ -305,7 +305,7 @@ class Folder:
             require_regular(status, str(self.path / name))
             _require_one_name(status, str(self.path / name))
         except BaseException:
-            os.close(descriptor)
+            close(descriptor)
             raise
         return descriptor
 
@@ -332,7 +332,7 @@ def descriptors_kept(count: int = RESERVE) -> Iterator[None]:
     """
     with ExitStack() as kept:
         for _ in range(count):
-            kept.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            kept.callback(close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         yield
 
 
@@ -355,7 +355,7 @@ def remove_directory(name: str, folder: int) -> None:
             with suppress(OSError):
                 waiting += _remove_entry(waiting.pop(), outermost)
     finally:
-        os.close(outermost)
+        close(outermost)
     os.rmdir(name, dir_fd=folder)
 
 
@@ -376,7 +376,7 @@ def _remove_entry(name: str, outermost: int) -> list[str]:
                 else:
                     os.unlink(inner_name, dir_fd=inner)
     finally:
-        os.close(inner)
+        close(inner)
     with suppress(OSError):
         os.rmdir(name, dir_fd=outermost)
     return moved
@@ -387,7 +387,7 @@ def _names_in(directory: int) -> list[str]:
     try:
         return os.listdir(listing)
     finally:
-        os.close(listing)
+        close(listing)
 
 
 @dataclass(frozen=True)
@@ -455,7 +455,7 @@ def _open_checked(path: Path, where: str, limit: int | None, name: str, folder: 
         _require_size(status, where, limit)
     except BaseException as error:
         if descriptor >= 0:
-            os.close(descriptor)
+            close(descriptor)
         if isinstance(error, OSError | ValueError):  # ValueError: a NUL in the name
             raise open_error(error, path, where=where) from error
         raise
@@ -475,7 +475,7 @@ def _directory(name: str, folder: int | None, path: Path, stack: ExitStack) -> i
         descriptor = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         raise open_error(error, path, where=str(path)) from error
-    stack.callback(os.close, descriptor)
+    stack.callback(close, descriptor)
     return descriptor
 
 
@@ -486,7 +486,7 @@ def read_opened(opened: Opened) -> bytes:
     except OSError as error:
         raise open_error(error, opened.path, where=opened.where) from error
     finally:
-        os.close(opened.descriptor)
+        close(opened.descriptor)
     if len(content) < opened.status.st_size:
         message = "the file changed after it was opened: it was truncated while it was being read"
         hint = "try again once nothing writes to it"

@@ -23,6 +23,7 @@ from porting.embedded import embedded_checkpoint
 from porting.errors import Code, Fault, Message, Option, PortingError, Wording
 from porting.loading import Into, load
 from porting.notation.table import Table
+from porting.opening import Folder
 from porting.plan.config import arguments
 from porting.tables import chosen_for, find_table
 from porting.target import with_arguments
@@ -140,7 +141,7 @@ class TextModel:
     config: Mapping[str, object]
     where: str
     reader: LogitsReader
-    folder: Path | None = None
+    folder: Folder | None = None
 
     @property
     def title(self) -> str:
@@ -324,7 +325,7 @@ def open_text_model(
         return source
     checkpoint = open_checkpoint(embedded_checkpoint() if source is None else source, revision=revision)
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
-    tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
+    tokenizer = read_tokenizer(checkpoint.home, where=checkpoint.location)
     if tasks and into is None and architecture is None:
         architecture = _architecture(chosen, checkpoint, tasks)
     with chosen_for(table, into, chosen):
@@ -337,7 +338,7 @@ def open_text_model(
         config={**arguments(chosen, checkpoint.config), **chosen.defaults, **checkpoint.config},
         where=checkpoint.location,
         reader=LogitsReader(module, chosen, type(module).__name__),
-        folder=checkpoint.path,
+        folder=checkpoint.home,
     )
 
 

@@ -29,6 +29,9 @@ from porting.tokenizer_check import ELSEWHERE, is_known, piece_fault, require_bo
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
+FILES = {"a file", "a link"}
+"""The kinds of what is read."""
+
 LARGEST = 256 << 20
 """Bytes; the largest vocabularies in use are below 40 MB."""
 
@@ -91,28 +94,28 @@ class TextTokenizer:
         return f"<{token}>" if spelled is None else spelled
 
 
-def read_tokenizer(directory: Path | None, *, where: str) -> TextTokenizer:
+def read_tokenizer(folder: Folder | None, *, where: str) -> TextTokenizer:
     """Read the tokenizer beside a checkpoint's weights.
 
     Args:
-        directory: the checkpoint's directory; None when it has none on this machine.
+        folder: the checkpoint's directory; None when it has none on this machine.
 
     Raises:
         TokenizerError: there is none, or its files are not what they should be.
         CheckpointError: a file cannot be read.
     """
-    if directory is not None and (directory / TOKENIZER).is_file():
-        return _from_json(directory)
-    if directory is not None and (directory / VOCABULARY).is_file():
-        return _from_vocabulary(directory)
+    if folder is not None and folder.kind(TOKENIZER) in FILES:
+        return _from_json(folder)
+    if folder is not None and folder.kind(VOCABULARY) in FILES:
+        return _from_vocabulary(folder)
     message = f"the checkpoint has no tokenizer: neither {TOKENIZER} nor {VOCABULARY} lies beside its weights"
     hint = "copy the tokenizer's files there, from where the weights came from"
     raise TokenizerError(Fault(code=Code.NO_TOKENIZER, where=where, message=message, hint=hint))
 
 
-def _from_json(directory: Path) -> TextTokenizer:
-    path = directory / TOKENIZER
-    raw = Folder(directory).read(TOKENIZER, limit=LARGEST)
+def _from_json(folder: Folder) -> TextTokenizer:
+    path = folder.path / TOKENIZER
+    raw = folder.read(TOKENIZER, limit=LARGEST)
     content = _parsed(raw, path)
     fault = piece_fault(content)
     if fault:
@@ -127,7 +130,7 @@ def _from_json(directory: Path) -> TextTokenizer:
         tokenizer = Tokenizer.from_buffer(raw)
     tokenizer.no_truncation()  # a text that is too long is a fault, not something to cut
     tokenizer.no_padding()
-    settled = _settled(directory)
+    settled = _settled(folder)
     spelled = {role: token for role in ROLES if isinstance(token := settled.get(role), str)}
     for role, usual in (*ROLES.items(), ("mask_token", "<mask>")):
         if role not in spelled and tokenizer.token_to_id(usual) is not None:
@@ -136,10 +139,10 @@ def _from_json(directory: Path) -> TextTokenizer:
     return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path), strange=None if known else raw)
 
 
-def _from_vocabulary(directory: Path) -> TextTokenizer:
+def _from_vocabulary(folder: Folder) -> TextTokenizer:
     """Make a tokenizer of a ``vocab.txt``: one word piece per line, whose number is the line."""
-    path = directory / VOCABULARY
-    raw = Folder(directory).read(VOCABULARY, limit=LARGEST)
+    path = folder.path / VOCABULARY
+    raw = folder.read(VOCABULARY, limit=LARGEST)
     charge_text(raw, where=str(path))
     charge("objects", 2 * raw.count(b"\n"), where=str(path))
     try:
@@ -147,18 +150,18 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     except UnicodeDecodeError as error:
         raise _invalid(path, f"it is not UTF-8: {error.reason} at byte {error.start}") from error
     vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
-    settled = _settled(directory)
+    settled = _settled(folder)
     special = {role: str(settled.get(role) or usual) for role, usual in ROLES.items()}
     missing = [special[role] for role in ("unk_token", "cls_token", "sep_token") if special[role] not in vocabulary]
     if missing:
         raise _invalid(path, f"the vocabulary lacks {', '.join(map(repr, missing))}")
     special = {role: token for role, token in special.items() if token in vocabulary}
-    lowercase = _switch(settled, "do_lower_case", default=True, directory=directory)
+    lowercase = _switch(settled, "do_lower_case", default=True, directory=folder.path)
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=special["unk_token"]))
     tokenizer.normalizer = PlainTextNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(_switch(settled, "tokenize_chinese_chars", default=True, directory=directory)),
-        strip_accents=_switch(settled, "strip_accents", default=None, directory=directory),
+        handle_chinese_chars=bool(_switch(settled, "tokenize_chinese_chars", default=True, directory=folder.path)),
+        strip_accents=_switch(settled, "strip_accents", default=None, directory=folder.path),
         lowercase=bool(lowercase),
     )
     tokenizer.pre_tokenizer = PunctuationSplitter()
@@ -175,21 +178,23 @@ def _from_vocabulary(directory: Path) -> TextTokenizer:
     return TextTokenizer(tokenizer=tokenizer, special=special, where=str(path))
 
 
-def _settled(directory: Path) -> dict[str, object]:
+def _settled(folder: Folder) -> dict[str, object]:
     """The settings of ``tokenizer_config.json``, and the special tokens of ``special_tokens_map.json`` over them."""
     settled: dict[str, object] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = directory / name
-        if not path.is_file():
+        path = folder.path / name
+        if folder.kind(name) not in FILES:
             continue
-        content = _parsed(Folder(directory).read(name, limit=LARGEST), path, allow_nan=True)
+        content = _parsed(folder.read(name, limit=LARGEST), path, allow_nan=True)
         if not isinstance(content, Mapping):
             raise _invalid(path, "it is JSON but not an object")
         settled |= content
     found = {key: _token(value) if key in ROLES else value for key, value in settled.items()}
     for role in ROLES:
         if isinstance(token := found.get(role), str) and any("\ud800" <= character <= "\udfff" for character in token):
-            raise _invalid(directory / "special_tokens_map.json", f"{role} is {shown(token)}, which is no Unicode text")
+            raise _invalid(
+                folder.path / "special_tokens_map.json", f"{role} is {shown(token)}, which is no Unicode text"
+            )
     return found
 
 

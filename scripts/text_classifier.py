@@ -148,7 +148,7 @@ def make_classifier(
     checkpoint = open_checkpoint(source)
     chosen = find_table(table, checkpoint.config)
     architecture, exported = _classifying(chosen, checkpoint)
-    tokenizer = read_tokenizer(checkpoint.path, where=checkpoint.location)
+    tokenizer = read_tokenizer(checkpoint.home, where=checkpoint.location)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", porting.PortingWarning)  # a new head is what is wanted here
         loaded = porting.load(

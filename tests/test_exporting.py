@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -15,14 +16,19 @@ from torch import nn
 
 import porting
 from porting import models
-from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.loading import PortingWarning, same_bits
+from porting.checkpoint import CheckpointError, TensorFile, open_checkpoint, write_directory
+from porting.errors import PortingWarning
+from porting.export_files import weight_files
+from porting.loading import same_bits
 from porting.notation.faults import TableError
+from porting.opening import Folder
 from porting.plan.plan import PlanError
+from porting.sharding.places import Places, layout
 from porting.target import TargetError
 from tests import own, small_checkpoint
 from tests.mappings.spellings import SPELLINGS, missing_and_unexpected, modern, tensors_of
 from tests.models.twins import HEADS, TINY, inputs_for
+from tests.small_checkpoint import write_checkpoint
 
 
 @pytest.fixture
@@ -342,3 +348,58 @@ def test_a_source_whose_config_changed_is_not_mixed_in(module: own.Own, source: 
     with pytest.raises(CheckpointError, match=r"config\.json: it is not what it was when the checkpoint was opened"):
         porting.export(module, None, tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each call of the system write and read half of what it is asked to, as it may."""
+    write, pwrite, pread, preadv = os.write, os.pwrite, os.pread, os.preadv
+
+    def front(raw: bytes | memoryview) -> memoryview:
+        return memoryview(raw).cast("B")[: -(-len(raw) // 2)]
+
+    monkeypatch.setattr(os, "write", lambda to, raw: write(to, front(raw)))
+    monkeypatch.setattr(os, "pwrite", lambda to, raw, at: pwrite(to, front(raw), at))
+    monkeypatch.setattr(os, "pread", lambda of, count, at: pread(of, -(-count // 2), at))
+    monkeypatch.setattr(os, "preadv", lambda of, rows, at: preadv(of, [front(rows[0])], at))
+
+
+@pytest.mark.parametrize("to", [None, "bin", "dcp/model", "gguf", "npz"])
+@pytest.mark.parametrize("how", ["export", "convert"])
+def test_calls_that_do_less_than_they_are_asked_to_give_the_same_files(
+    how: str, to: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str) -> dict[str, bytes]:
+        path = tmp_path / name
+        if how == "export":
+            porting.export(loaded, None, path, to=to)
+        else:
+            porting.convert(tmp_path / "c", path, "bert", to=to)
+        return {one.name: one.read_bytes() for one in path.iterdir()}
+
+    loaded = porting.load(write_checkpoint(tmp_path / "c"))
+    expected = make("whole")
+    half(monkeypatch)
+    assert make("halves") == expected
+
+
+@pytest.mark.parametrize("to", ["dcp", "npz"])
+def test_checksums_that_several_processes_write_are_whole(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"a": torch.randn(50, 7), "b": torch.arange(9)}
+    files = weight_files(None, tensors, to=to, where="x")
+    write_directory(tmp_path / "d", files)
+    (name,) = (name for name, content in files.items() if isinstance(content, TensorFile))
+    expected, content = (tmp_path / "d" / name).read_bytes(), files[name]
+    assert isinstance(content, TensorFile)
+    assert content.shard is not None
+    with (tmp_path / "d" / name).open("r+b") as file:
+        for seal in content.shard.seals.values():
+            for at in seal.places:
+                file.seek(at)
+                file.write(bytes(4))
+    assert (tmp_path / "d" / name).read_bytes() != expected
+    half(monkeypatch)
+    with Places(layout({name: content}), Folder(tmp_path / "d")) as places:
+        places.seal(0, 1)
+    assert (tmp_path / "d" / name).read_bytes() == expected

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import porting
 from porting import models
 from porting.checkpoint import open_checkpoint
-from porting.errors import PortingError
-from porting.loading import PortingWarning, same_bits
+from porting.errors import PortingError, PortingWarning
+from porting.loading import same_bits
 from porting.notation.table import parse_table
 from porting.plan.plan import PlanError
 from porting.target import TargetError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,8 +17,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import convert, verify_files
+from porting.generating.settings import read_settings
 from porting.notation.table import parse_table
 from porting.opening import Folder, open_file, read_file
 from porting.trials.inputs import special_tokens
@@ -276,7 +279,7 @@ def test_there_is_one_way_to_write() -> None:
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
 def test_special_tokens_are_a_hint_and_no_failure(raw: bytes, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(raw)
-    assert special_tokens(tmp_path, {"pad_token_id": 3}) == [3]
+    assert special_tokens(Folder(tmp_path), {"pad_token_id": 3}) == [3]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
@@ -293,7 +296,7 @@ def test_special_tokens_are_not_read_from_what_is_no_file_of_a_checkpoint(how: s
     else:
         (tmp_path / "outside").write_text(content)
         path.symlink_to("../outside")
-    assert special_tokens(tmp_path / "m", {}) == []
+    assert special_tokens(Folder(tmp_path / "m"), {}) == []
 
 
 HANGING = """
@@ -357,14 +360,46 @@ def test_a_tensor_of_a_conversion_is_read_from_the_file_that_was_opened(tmp_path
     assert verify_files(made.path).same
 
 
-def test_a_file_that_cannot_be_looked_at_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.EROFS])
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_none(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a config.json on a failing disk is left out without a word."""
 
     def fail(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
     folder = Folder(tmp_path)
     assert folder.kind("config.json") == ""
     monkeypatch.setattr(os, "stat", fail)
-    with pytest.raises(CheckpointError, match="cannot be opened: Input/output error"):
+    with pytest.raises(CheckpointError, match=f"cannot be opened: {os.strerror(number)}"):
         folder.kind("config.json")
+
+
+@pytest.mark.parametrize("what", ["text", "settings", "special", "convert", "export"])
+def test_what_lies_beside_the_weights_is_read_in_the_directory_that_was_opened(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another checkpoint takes its name, or a link to one, after it was opened: nothing of that is used."""
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    checkpoint = open_checkpoint(folder)
+    module = porting.load(checkpoint)
+    expected = {name: (folder / name).read_bytes() for name in ("tokenizer.json", "generation_config.json")}
+    folder.rename(tmp_path / "aside")
+    other = shutil.copytree(tmp_path / "aside", tmp_path / "other")
+    (other / "tokenizer.json").write_text("{}")
+    (other / "generation_config.json").write_text('{"eos_token_id": 8}')
+    folder.symlink_to(other)
+    if what == "text":
+        monkeypatch.setattr("porting.text.open_checkpoint", lambda *arguments, **options: checkpoint)
+        assert porting.fill_mask("the [MASK]", folder)
+    elif what == "settings":
+        assert checkpoint.home is not None
+        assert read_settings(checkpoint.home, {}, decoder=False, vocabulary=40).ends == {7}
+    elif what == "special":
+        assert len(special_tokens(checkpoint.home, {})) > 1
+    else:
+        out = tmp_path / "out"
+        convert(checkpoint, out, "bert") if what == "convert" else porting.export(module, None, out)
+        assert {name: (out / name).read_bytes() for name in expected} == expected

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from porting.checkpoint.strict_json import Json
 from porting.embedded import embedded_checkpoint
 from porting.errors import PortingError
+from porting.opening import Folder
 from porting.tokenizer import TextTokenizer, TokenizerError, read_tokenizer
 from porting.tokenizer_check import is_known
 from tests.small_checkpoint import WORDS, tokenizer_json, write_checkpoint
@@ -35,12 +36,12 @@ def from_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(real_files() / name, folder)
-    return read_tokenizer(folder, where="vocabulary")
+    return read_tokenizer(Folder(folder), where="vocabulary")
 
 
 @pytest.fixture(scope="module")
 def from_json() -> TextTokenizer:
-    return read_tokenizer(real_files(), where="json")
+    return read_tokenizer(Folder(real_files()), where="json")
 
 
 def same(first: TextTokenizer, other: TextTokenizer, *texts: str) -> None:
@@ -90,7 +91,10 @@ class _Once:
             with tempfile.TemporaryDirectory() as name:
                 for file in ("vocab.txt", "tokenizer_config.json"):
                     shutil.copy(real_files() / file, name)
-                self._pair = read_tokenizer(Path(name), where=""), read_tokenizer(real_files(), where="")
+                self._pair = (
+                    read_tokenizer(Folder(Path(name)), where=""),
+                    read_tokenizer(Folder(real_files()), where=""),
+                )
         return self._pair
 
 
@@ -99,7 +103,7 @@ _ONCE = _Once()
 
 def test_nothing_is_cut_and_nothing_is_padded(tmp_path: Path) -> None:
     """The file asks for at most 6 word pieces, padded to 20."""
-    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c"), where="c")
+    tokenizer = read_tokenizer(Folder(write_checkpoint(tmp_path / "c")), where="c")
     encoding = tokenizer.encode("the bank of the river, the bank of the river")
     assert len(encoding.ids) == 2 + 11
     assert set(encoding.attention_mask) == {1}
@@ -107,7 +111,7 @@ def test_nothing_is_cut_and_nothing_is_padded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["tokenizer.json", "vocab.txt"])
 def test_a_pair_has_two_segments(tmp_path: Path, form: str) -> None:
-    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c", tokenizer=form), where="c")
+    tokenizer = read_tokenizer(Folder(write_checkpoint(tmp_path / "c", tokenizer=form)), where="c")
     encoding = tokenizer.encode("the bank", "of the river")
     assert encoding.tokens == ["[CLS]", "the", "bank", "[SEP]", "of", "the", "river", "[SEP]"]
     assert encoding.type_ids == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -130,12 +134,12 @@ def settle(folder: Path, **settings: Any) -> Path:
 )
 def test_the_settings_are_honoured(tmp_path: Path, settings: dict[str, bool], tokens: list[str]) -> None:
     folder = settle(write_checkpoint(tmp_path / "c", tokenizer="vocab.txt"), **settings)
-    assert read_tokenizer(folder, where="c").encode("Café cafe").tokens[1:-1] == tokens
+    assert read_tokenizer(Folder(folder), where="c").encode("Café cafe").tokens[1:-1] == tokens
 
 
 def test_lower_case_without_accents_is_only_without_accents(tmp_path: Path) -> None:
     folder = settle(write_checkpoint(tmp_path / "c", tokenizer="vocab.txt"), do_lower_case=False, strip_accents=True)
-    assert read_tokenizer(folder, where="c").encode("café").tokens[1:-1] == ["cafe"]
+    assert read_tokenizer(Folder(folder), where="c").encode("café").tokens[1:-1] == ["cafe"]
 
 
 def test_a_mask_token_may_be_spelled_as_an_object_and_otherwise(tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_a_mask_token_may_be_spelled_as_an_object_and_otherwise(tmp_path: Path) 
     lines = [word.replace("[MASK]", "<hole>") for word in WORDS]
     (folder / "vocab.txt").write_text("\n".join(lines) + "\n")
     (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": {"content": "<hole>", "lstrip": True}}))
-    tokenizer = read_tokenizer(folder, where="c")
+    tokenizer = read_tokenizer(Folder(folder), where="c")
     assert tokenizer.mask == "<hole>"
     assert tokenizer.encode("the <hole>").ids[2] == lines.index("<hole>")
 
@@ -153,14 +157,14 @@ def test_a_special_token_of_a_vocabulary_is_no_part_of_a_template(tmp_path: Path
     folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
     (folder / "vocab.txt").write_text("\n".join(spelled if word == "[CLS]" else word for word in WORDS))
     (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": spelled}))
-    tokens = read_tokenizer(folder, where="c").encode("the bank").tokens
+    tokens = read_tokenizer(Folder(folder), where="c").encode("the bank").tokens
     assert tokens == [spelled, "the", "bank", "[SEP]"]
 
 
 def test_the_last_line_of_a_vocabulary_needs_no_end(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c", tokenizer="vocab.txt")
     (folder / "vocab.txt").write_text("\r\n".join(WORDS))
-    tokenizer = read_tokenizer(folder, where="c")
+    tokenizer = read_tokenizer(Folder(folder), where="c")
     assert tokenizer.spell(len(WORDS) - 1) == WORDS[-1]
     assert tokenizer.spell(len(WORDS)) == f"<{len(WORDS)}>"
 
@@ -170,7 +174,7 @@ def test_no_tokenizer_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(
         TokenizerError, match=r"^the-place: the checkpoint has no tokenizer: neither tokenizer\.json nor"
     ):
-        read_tokenizer(folder, where="the-place")
+        read_tokenizer(Folder(folder), where="the-place")
     with pytest.raises(TokenizerError, match=r"\[no-tokenizer\]$"):
         read_tokenizer(None, where="the-place")
 
@@ -203,7 +207,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named(
     folder = write_checkpoint(tmp_path / "c", tokenizer="tokenizer.json" if name == "tokenizer.json" else "vocab.txt")
     (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message) as caught:
-        read_tokenizer(folder, where="c")
+        read_tokenizer(Folder(folder), where="c")
     assert "\n" not in str(caught.value)
 
 
@@ -336,7 +340,7 @@ def test_usual_tokenizers_need_no_trial(content: Json) -> None:
 def test_a_tokenizer_has_one_reading(tmp_path: Path, raw: bytes, message: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(raw)
     with pytest.raises(TokenizerError, match=message):
-        read_tokenizer(tmp_path, where="a folder")
+        read_tokenizer(Folder(tmp_path), where="a folder")
 
 
 def test_a_panic_of_the_library_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,10 +350,10 @@ def test_a_panic_of_the_library_is_a_line(tmp_path: Path, monkeypatch: pytest.Mo
     def panic(*given: object) -> NoReturn:
         raise PanicException("index out of bounds")
 
-    tokenizer = read_tokenizer(write_checkpoint(tmp_path / "c"), where="c")
+    tokenizer = read_tokenizer(Folder(write_checkpoint(tmp_path / "c")), where="c")
     monkeypatch.setattr("porting.tokenizer.Tokenizer", SimpleNamespace(from_buffer=panic))
     with pytest.raises(TokenizerError, match="cannot read it: index out of bounds"):
-        read_tokenizer(tmp_path / "c", where="c")
+        read_tokenizer(Folder(tmp_path / "c"), where="c")
     library: Any = SimpleNamespace(encode=panic, decode=panic)
     broken = replace(tokenizer, tokenizer=library)
     for use in (lambda: broken.encode("a"), lambda: broken.decode([1])):
@@ -362,7 +366,7 @@ def test_what_a_strange_decoder_makes_is_tried_out(tmp_path: Path, monkeypatch: 
     more = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 30}
     content["decoder"] = {"type": "Sequence", "decoders": [more] * 8}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer = read_tokenizer(tmp_path, where="a folder")
+    tokenizer = read_tokenizer(Folder(tmp_path), where="a folder")
     monkeypatch.setenv("PORTING_LIMITS", "seconds=2")
     for use in (lambda: tokenizer.decode([6]), lambda: tokenizer.encode("bank a")):
         with pytest.raises(PortingError, match="tried out in a process of its own"):
@@ -382,4 +386,4 @@ def test_a_library_that_aborts_is_a_line(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(PortingError, match="tokenizers library"):
-        read_tokenizer(tmp_path, where="a folder")
+        read_tokenizer(Folder(tmp_path), where="a folder")

@@ -16,6 +16,7 @@ from porting.checkpoint.index import ShardIndex, check_against_shards, total_siz
 from porting.checkpoint.layout import ChecksummedRange, Chunk, Contents, ElementType, Extent, TensorInfo, WeightFile
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import grant_tensors
+from porting.opening import Folder
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,7 @@ class Checkpoint:
         contents: what the headers of its files say.
         sources: the files.
         folder: what they lie in; None when only headers were fetched.
+        home: ``path`` as it was opened: what lies beside the weights is read in it, whatever takes its name later.
         shared: groups of names that stand for one range of a storage; only ``.bin`` files can say so.
         warnings: what is wrong without changing any value.
 
@@ -93,6 +95,7 @@ class Checkpoint:
         commit: str | None = None,
         notes: tuple[Fault, ...] = (),
         folder: InPlace | None = None,
+        home: Folder | None = None,
         part: str | None = None,
         ranks: int = 0,
         config_name: str = "",
@@ -107,6 +110,7 @@ class Checkpoint:
         self.contents = contents
         self.sources = sources
         self.folder = folder
+        self.home = home
         self.config_name = config_name
         self.joined = dict(joined or {})
         self.config: Mapping[str, object] = config or next((one.config for one in contents if one.config), {})

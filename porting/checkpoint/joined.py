@@ -49,6 +49,7 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
         commit=first.commit,
         notes=tuple(dict.fromkeys(note for one in every for note in one.warnings)),
         folder=Folders(one.folder for one in every if one.folder is not None),
+        home=first.home,
         part=first.part,
         ranks=first.ranks,
         joined={name: one.path for name, one in further.items()},

@@ -99,7 +99,7 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
 
 def joined(
     location: str,
-    home: Path,
+    home: Folder,
     ranks: Iterable[Rank],
     opened: Iterable[Checkpoint],
     config_name: str,
@@ -116,12 +116,12 @@ def joined(
         CheckpointError: two different files would get one name.
     """
     opened = tuple(opened)
-    parts = ((f"rank{rank.number}.", _folder(home, one), one) for rank, one in zip(ranks, opened, strict=True))
+    parts = ((f"rank{rank.number}.", _folder(home.path, one), one) for rank, one in zip(ranks, opened, strict=True))
     contents, sources = merged(location, parts)
     notes = (note for one in opened for note in one.warnings)
     return Checkpoint(
         location=location,
-        path=home,
+        path=home.path,
         config=config,
         config_name=config_name,
         contents=contents,
@@ -129,6 +129,7 @@ def joined(
         index=None,
         notes=tuple(dict.fromkeys(notes)),
         folder=Folders(one.folder for one in opened if one.folder is not None),
+        home=home,
         part=opened[-1].part,
         ranks=len(opened),
     )

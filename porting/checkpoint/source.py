@@ -235,7 +235,7 @@ def _open_ranks(pattern: str, *, location: str, part: str | None, follow_links: 
         home = Folder(home_of(pattern), follow_links=follow_links)
         ranks = find_ranks(pattern, home)
         opened = [_open_rank(home, rank.parts, location=location, part=part) for rank in ranks]
-        checkpoint = joined(location, home.path, ranks, opened, *read_config(home))
+        checkpoint = joined(location, home, ranks, opened, *read_config(home))
         checkpoint.require_in_place()
         return checkpoint
 
@@ -291,6 +291,7 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
             commit=commit,
             notes=found.notes,
             folder=place.folder,
+            home=place.folder,
             part=part,
         )
         place.folder.require_in_place()

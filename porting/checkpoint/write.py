@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from porting.atomic import check_destination, new_directory, new_file, refused, reserve, write_all
+from porting.atomic import check_destination, new_directory, new_file, refused, reserve, write_all, write_at
 from porting.checkpoint.checkpoint import Checkpoint
 from porting.checkpoint.container import Shard
 from porting.checkpoint.errors import FaultList, quote
@@ -158,7 +158,7 @@ class _Plan:
         for piece in self.pieces:
             write_all(descriptor, piece)
         for at, raw in self.seals():
-            os.pwrite(descriptor, raw, at)
+            write_at(descriptor, raw, at)
 
 
 def _write(path: Path, plan: _Plan, *, overwrite: bool) -> None:
@@ -302,15 +302,20 @@ def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
 
 
 def check_replaceable(destination: Path) -> None:
-    """Require that a directory to be replaced holds a checkpoint and nothing else."""
-    if not destination.exists():
+    """Require that a directory to be replaced holds a checkpoint and nothing else.
+
+    Raises:
+        CheckpointError: it holds something else, or cannot be examined.
+    """
+    if not os.path.lexists(destination):
         return
     if not destination.is_dir():
         raise refused(destination, "is a file", "choose another destination")
-    entries = list(destination.iterdir())
-    folders = sorted(entry.name for entry in entries if entry.is_dir())
+    folder = Folder(destination)
+    names = folder.names()
+    folders = sorted(name for name in names if folder.kind(name) == "a directory")
     if folders:
         raise refused(destination, f"holds the folder {quote(folders[0])}, which would be lost", "remove it yourself")
     known = (*MARKS, "config.json")
-    if entries and not any(entry.name.endswith(known) for entry in entries):
+    if names and not any(name.endswith(known) for name in names):
         raise refused(destination, "holds files and no checkpoint", "choose another destination")

@@ -242,19 +242,26 @@ class Screen(AbstractContextManager["Screen"]):
         self.document({**failed, "faults": fields or [{"message": line} for line in lines]})
         for line in lines if typed.get("verbose") or not faults else _in_brief(faults, "verbose" in typed):
             self._aside("error", line, "bold red")
+        if self._made:
+            self._aside("note", self._complete, "dim")
         words = next_command(self.command, typed, faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
 
     def _say_lost(self, error: OSError) -> None:
         """Say that standard output could not be written, and what is complete all the same."""
-        made = f"; complete are {', '.join(self._made)}" if len(self._made) > 1 else ""
-        made = made or "".join(f"; {one} is complete" for one in self._made)
+        made = f"; {self._complete}" if self._made else ""
         self._aside("error", f"{OutputError(error.errno, error.strerror)}{made}", "bold red")
         raise typer.Exit(WRONG) from error
 
+    @property
+    def _complete(self) -> str:
+        """What was written completely, in words."""
+        made = ", ".join(self._made)
+        return f"{made} is complete" if len(self._made) == 1 else f"complete are {made}"
+
     def made(self, path: Path | str) -> None:
-        """Note a file that was written completely, in case standard output cannot be written."""
+        """Note a file that was written completely, in case the command fails after that."""
         self._made.append(str(path))
 
     def _show_warning(

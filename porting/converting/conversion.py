@@ -24,6 +24,7 @@ from porting.export_files import check_directory_name, chosen_writer, protected,
 from porting.limits import spending
 from porting.loading import Into, require_floating
 from porting.notation.table import Table
+from porting.opening import Folder
 from porting.plan.plan import LeftOut
 from porting.sharding import require_equal, require_same, unequal
 from porting.target import TargetError
@@ -210,7 +211,8 @@ def prepare(
     followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
     sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
     if os.path.lexists(path) and not options.overwrite:
-        sweep(path)  # a process that died between the directory's appearing and its own tidying up
+        # A process may have died between the directory's appearing and its own tidying up.
+        sweep(Folder(path.parent), path.name)
     check_destination(path, overwrite=options.overwrite, sources=sources)
     check_replaceable(path)
     if reverse:
@@ -248,7 +250,7 @@ def carry_out(
     with (
         shared_failures(group),
         explained(path, draft.outline.size) as writing,
-        workplace(path, first=first) as place,
+        workplace(path, writing, first=first) as place,
     ):
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since
@@ -263,7 +265,7 @@ def carry_out(
         meter.stage = "publishing"
         meter.look()
         if first:
-            publish(FILES, place.folder, place.parent, path, overwrite=overwrite, writing=writing)
+            publish(FILES, place.folder, path, overwrite=overwrite, writing=writing)
         group.gather(None)
     progress = meter.now
     return Converted(

@@ -177,8 +177,8 @@ def draft_back(
     """
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
-    if not port.config_name and chosen.config_file and port.path is not None:
-        port = _with_config(port, port.path, chosen.config_file)
+    if not port.config_name and chosen.config_file and port.home is not None:
+        port = _with_config(port, port.home, chosen.config_file)
         config = port.config or config
     config = source_config(chosen, config)
     if _recorded(port, like, chosen) is None and config.get("tie_word_embeddings") is True:
@@ -200,9 +200,9 @@ def draft_back(
         return _draft(port, like, chosen, recipes, options, where)
 
 
-def _with_config(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
+def _with_config(checkpoint: Checkpoint, home: Folder, name: str) -> Checkpoint:
     """The checkpoint with the config in a file of a name that only a table gives; itself if there is none."""
-    found, config = read_config(Folder(path), name)
+    found, config = read_config(home, name)
     if not found:
         return checkpoint
     other = copy.copy(checkpoint)
@@ -236,9 +236,9 @@ def _recorded(port: Checkpoint, like: Checkpoint | None, table: Table | None = N
 
 def _record(port: Checkpoint) -> Record | None:
     """The record that a conversion into the port's layout wrote; None if there is none."""
-    if port.path is None or is_single_file(port):
+    if port.home is None or is_single_file(port):
         return None
-    record = read_record(Folder(port.path))
+    record = read_record(port.home)
     return None if record is None or record.damage or record.content.get("reverse") else record
 
 
@@ -392,7 +392,7 @@ def _tokenizer(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, by
     texts, unread, folder = dict[str, bytes](), dict[str, str](), checkpoint.path or Path()
     for name, one in files.items():
         if one is None:
-            kind = Folder(folder).kind(name)
+            kind = checkpoint.home.kind(name) if checkpoint.home is not None else ""
             unread[name] = (
                 f"has more than {LARGEST} bytes" if kind == "a file" else f"is {kind or 'not there any more'}"
             )

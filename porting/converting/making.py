@@ -13,10 +13,11 @@ import torch
 import xxhash
 from torch import Tensor
 
+from porting.atomic import read_back
 from porting.checkpoint import Checkpoint
 from porting.converting.casts import NONE, CountedCasts, Losses
 from porting.converting.digests import PIECE, StreamDigests, Sum, of_range
-from porting.converting.output import BLOCK, Output, read_back
+from porting.converting.output import BLOCK, Output
 from porting.plan.clipping import window
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from porting.atomic import write_at
@@ -51,16 +50,3 @@ class Output(Sum):
                 self._at += len(piece)
                 block = block[len(piece) :]
         self._on_written(len(raw))
-
-
-def read_back(target: int, piece: memoryview, at: int) -> None:
-    """Fill a buffer with what was written at a place of a file.
-
-    Raises:
-        OSError: it is not there.
-    """
-    while piece:
-        done = os.preadv(target, [piece], at)
-        if done == 0:
-            raise OSError("what was written is not there")
-        piece, at = piece[done:], at + done

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from porting.atomic import SHARED, UNFINISHED, reserve, sweep, write_at
+from porting.atomic import SHARED, UNFINISHED, Writing, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.errors import Code, RankError
-from porting.opening import Folder, descriptors_kept, kind_of
+from porting.opening import Folder, close, descriptors_kept, kind_of
 from porting.printable import quote
 
 OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
@@ -38,22 +38,21 @@ class Workplace:
     """A temporary directory that this process, or another one of its group, has locked.
 
     Args:
+        parent: the folder that it lies in, and the destination.
         root: the directory; None to open it when it is used first.
-        parent: the folder that it lies in; None as well.
         untouched: whether it is still as an earlier process left it.
 
     Attributes:
+        path: the destination.
         root: the directory's path.
         untouched: as above; set to False before something is written in it.
     """
 
-    def __init__(
-        self, path: Path, root: Folder | None = None, parent: Folder | None = None, *, untouched: bool = False
-    ) -> None:
+    def __init__(self, path: Path, parent: Folder, root: Folder | None = None, *, untouched: bool = False) -> None:
         self.root = root_of(path)
         self._parent = parent
         self.untouched = untouched
-        self._path = path
+        self.path = path
         self._folder = root
 
     @cached_property
@@ -64,14 +63,14 @@ class Workplace:
             CheckpointError: it is not this user's.
         """
         if self._folder is None:
-            self._folder = Folder(self.root, inside=self.parent)
-            _require_ours(self._folder, self._path)
+            self._folder = Folder(self.root, inside=self._parent)
+            _require_ours(self._folder, self.path)
         return self._folder
 
-    @cached_property
-    def parent(self) -> Folder:
-        """The folder that it lies in, and the destination."""
-        return self._parent or Folder(self.root.parent)
+    @property
+    def inode(self) -> int:
+        """The directory's inode, which is the same on all machines that share it."""
+        return os.fstat(self.folder.descriptor).st_ino
 
     @cached_property
     def files(self) -> Folder:
@@ -118,7 +117,7 @@ def root_of(path: Path) -> Path:
 
 
 @contextmanager
-def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
+def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[Workplace]:
     """Lock the temporary directory of a destination; it is removed afterwards.
 
     It stays when the user interrupts, and after an error while it still is as an earlier process left it: what that
@@ -127,6 +126,7 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
     What dead processes left beside the destination is swept first.
 
     Args:
+        writing: what :func:`explained` gave, with the folder that the destination lies in.
         first: whether this process is the first of those that work there together, and holds the lock for all.
 
     Raises:
@@ -134,75 +134,90 @@ def workplace(path: Path, *, first: bool = True) -> Iterator[Workplace]:
             name is not this user's, can be written to by others, or holds what no conversion puts there.
     """
     if not first:
-        yield Workplace(path)
+        yield Workplace(path, writing.parent)
         return
-    parent = Folder(path.parent)
-    folder, lock, made = _locked(parent, path)
-    place = Workplace(path, folder, parent, untouched=not made)
+    parent = writing.parent
+    folder, lock, made = _locked(writing, path)
+    place = Workplace(path, parent, folder, untouched=not made)
     try:
         with descriptors_kept():
-            sweep(path)
+            sweep(parent, path.name)
             yield place
     except (KeyboardInterrupt, RankError):
         raise  # the same command goes on from here
     except BaseException:
         if not place.untouched:
-            _remove(folder, parent)
+            _remove(folder, writing)
         raise
     else:
-        _remove(folder, parent)
+        _remove(folder, writing)
     finally:
-        os.close(lock)
+        close(lock)
 
 
-def _remove(folder: Folder, parent: Folder) -> None:
+def _remove(folder: Folder, writing: Writing) -> None:
     """Remove the directory; another one that took its name meanwhile is removed only if it is empty."""
-    folder.clear()
-    with suppress(OSError):
-        os.rmdir(folder.path.name, dir_fd=parent.descriptor)
+    writing.temporary = folder.path.name
+    with suppress(CheckpointError, OSError):
+        writing.own.append(os.fstat(folder.descriptor))
+        folder.clear()
+        os.rmdir(folder.path.name, dir_fd=writing.parent.descriptor)
 
 
-def _locked(parent: Folder, path: Path) -> tuple[Folder, int, bool]:
+def _locked(writing: Writing, path: Path) -> tuple[Folder, int, bool]:
     """Open or make the directory; returns it, the descriptor that holds its lock, and whether it was made."""
-    root = root_of(path)
+    name, parent = root_of(path).name, writing.parent.descriptor
     while True:
         made = False
         with suppress(FileExistsError):
-            os.mkdir(root.name, 0o700, dir_fd=parent.descriptor)
+            os.mkdir(name, 0o700, dir_fd=parent)
             made = True
-        kind = parent.kind(root.name)
-        if not kind:
-            continue  # swept by another process meanwhile
-        if kind != "a directory":
-            raise _not_ours(path, f"is {kind}")
         try:
-            folder = Folder(root, inside=parent)
-            lock = folder.listing()
-        except (CheckpointError, OSError):
-            if parent.kind(root.name) != kind:
-                continue
-            if made:
-                with suppress(OSError):
-                    os.rmdir(root.name, dir_fd=parent.descriptor)
-            raise
-        try:
-            if not made:
-                _require_ours(folder, path)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), parent.status(root.name)):
-                    _prepare(folder, parent, path, made=made)
-                    return folder, lock, made
-        except BlockingIOError as error:
-            os.close(lock)
-            raise _busy(folder, path) from error
+            entered = _entered(writing, path, made=made)
         except BaseException:
-            os.close(lock)
+            if made:
+                writing.temporary = name
+                with suppress(OSError):
+                    os.rmdir(name, dir_fd=parent)
             raise
-        os.close(lock)
+        if entered is not None:
+            return (*entered, made)
 
 
-def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
+def _entered(writing: Writing, path: Path, *, made: bool) -> tuple[Folder, int] | None:
+    """Open, lock and prepare the directory; None if another process removed it meanwhile."""
+    root, parent = root_of(path), writing.parent
+    kind = parent.kind(root.name)
+    if not kind:
+        return None
+    if kind != "a directory":
+        raise _not_ours(path, f"is {kind}")
+    try:
+        folder = Folder(root, inside=parent)
+        lock = folder.listing()
+    except (CheckpointError, OSError):
+        if parent.kind(root.name) != kind:
+            return None
+        raise
+    try:
+        if not made:
+            _require_ours(folder, path)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), parent.status(root.name)):
+                _prepare(folder, writing, path, made=made)
+                return folder, lock
+    except BlockingIOError as error:
+        close(lock)
+        raise _busy(folder, path) from error
+    except BaseException:
+        close(lock)
+        raise
+    close(lock)
+    return None
+
+
+def _prepare(folder: Folder, writing: Writing, path: Path, *, made: bool) -> None:
     """Prepare the directory's folders; of an existing one, all content is checked before anything is written."""
     if not made:
         _require_plain(folder, path)
@@ -219,7 +234,7 @@ def _prepare(folder: Folder, parent: Folder, path: Path, *, made: bool) -> None:
                 os.close(descriptor)
     except BaseException:
         if made:
-            _remove(folder, parent)
+            _remove(folder, writing)
         raise
 
 
@@ -276,11 +291,11 @@ def _busy(folder: Folder, path: Path) -> CheckpointError:
     )
 
 
-def require_room(root: Path, needed: int) -> None:
-    """Require that the disk has room for ``needed`` more bytes.
+def require_room(folder: Folder, needed: int) -> None:
+    """Require that the disk of a folder has room for ``needed`` more bytes.
 
     Raises:
         OSError: it has not.
     """
-    if shutil.disk_usage(root).free < needed:
+    if shutil.disk_usage(folder.descriptor).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

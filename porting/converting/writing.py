@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from porting.atomic import write_at
+from porting.atomic import moved_by_others, write_at
 from porting.checkpoint.container import Shard
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
@@ -56,7 +56,10 @@ def write_files(
     keys = group.gather(settled)
     same_everywhere(key["plan"] for key in keys)
     key = keys[0]  # the number of a device is that of one machine: all go by what the first one sees
-    (before, *_) = group.gather(_prepare_files(draft, place, key) if group.rank == 0 else None)
+    prepared = (_prepare_files(draft, place, key), place.inode) if group.rank == 0 else (None, 0)
+    ((before, inode), *_) = group.gather(prepared)
+    if place.inode != inode:  # the folder was exchanged before this process opened it
+        raise moved_by_others(place.path)
     journal = Journal(place.journals, f"{group.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:
@@ -84,7 +87,7 @@ def _prepare_files(draft: Draft, place: Workplace, key: Mapping[str, object]) ->
     if before is None:
         place.clear()
     allocated = sum(place.files.status(name).st_blocks * 512 for name in place.files.names())
-    require_room(place.root, max(0, draft.outline.size - allocated))
+    require_room(place.files, max(0, draft.outline.size - allocated))
     place.untouched = False
     with _opened(draft, place) as shards:
         for shard in draft.outline.shards:

@@ -11,10 +11,9 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from porting.answers import Answer, Guess, Prediction, Word, guesses, words_of
-from porting.errors import Code, Fault, Message, Option
+from porting.errors import Code, Fault, Message, Option, PortingWarning
 from porting.generating.search import Continuation, Draw, beams, likeliest, one_by_one, sampler
 from porting.generating.settings import GenerationError, Settings, read_settings
-from porting.loading import PortingWarning
 from porting.text import NEXT_TOKEN, TARGET_TOKEN, ModelArguments, Source, TextModel, open_text_model, require_top
 from porting.trials.inputs import decoder_words
 from porting.trials.logits import Wanted

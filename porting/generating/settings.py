@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -146,7 +145,7 @@ def _repeating(row: Sequence[int], size: int) -> list[int]:
     return [row[start + size - 1] for start in starts if row[start : start + size - 1] == last]
 
 
-def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder: bool, vocabulary: int) -> Settings:
+def read_settings(folder: Folder | None, config: Mapping[str, object], *, decoder: bool, vocabulary: int) -> Settings:
     """The settings of a checkpoint.
 
     Args:
@@ -159,10 +158,10 @@ def read_settings(folder: Path | None, config: Mapping[str, object], *, decoder:
     """
     fields = dict(config)
     where = "config.json"
-    if folder is not None and (folder / FILE).is_file():
-        where = str(folder / FILE)
+    if folder is not None and folder.kind(FILE) in {"a file", "a link"}:
+        where = str(folder.path / FILE)
         try:
-            content = parse(Folder(folder).read(FILE, limit=LARGEST), where=where, allow_nan=True)
+            content = parse(folder.read(FILE, limit=LARGEST), where=where, allow_nan=True)
         except JsonError as error:
             raise _malformed(where, f"it cannot be read: {error}") from error
         if not isinstance(content, Mapping):

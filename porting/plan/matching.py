@@ -83,9 +83,11 @@ class Matcher(Generic[Line]):
 
     def _candidates(self, name: str) -> Sequence[tuple[int, Name]]:
         candidates: list[tuple[int, Name]] = []
-        digits = _DIGITS.findall(name)
-        for spelled_out, by_numbers in self._by_skeleton.get(_DIGITS.sub("#", name), {}).items():
-            candidates += by_numbers.get(tuple([digits[place] for place in spelled_out]), [])
+        known = self._by_skeleton.get(_DIGITS.sub("#", name)) if self._by_skeleton else None
+        if known:  # else the name, which may be long, is gone through once
+            digits = _DIGITS.findall(name)
+            for spelled_out, by_numbers in known.items():
+                candidates += by_numbers.get(tuple([digits[place] for place in spelled_out]), [])
         for length in self._lengths:
             candidates += self._by_beginning.get(name[:length], [])
         return candidates

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from porting.atomic import write_at
+from porting.atomic import read_back, write_at
 from porting.checkpoint import TensorFile
 from porting.checkpoint.container import Shard
 from porting.checkpoint.write import shard_around
@@ -142,9 +142,11 @@ class Places:
             place, crc = self._layout.places[name], 0
             descriptor = self._descriptor(place.file)
             for start in range(0, place.nbytes, PIECE):
-                crc = zlib.crc32(os.pread(descriptor, min(PIECE, place.nbytes - start), place.start + start), crc)
+                piece = memoryview(bytearray(min(PIECE, place.nbytes - start)))
+                read_back(descriptor, piece, place.start + start)
+                crc = zlib.crc32(piece, crc)
             for at in seal.places:
-                os.pwrite(descriptor, seal.of(crc, place.nbytes), at)
+                write_at(descriptor, seal.of(crc, place.nbytes), at)
 
     def _descriptor(self, file: str) -> int:
         if file not in self._open:

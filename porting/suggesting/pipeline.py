@@ -21,9 +21,9 @@ from torch import nn
 from porting.build import bounded as bounded_size
 from porting.build import bounds, build
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.errors import Fault, Message, Option, PortingError, VerifyError
+from porting.errors import Fault, Message, Option, PortingError, PortingWarning, VerifyError
 from porting.limits import untimed
-from porting.loading import PortingWarning, maker
+from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
 from porting.suggesting.draft.layer_patterns import Line

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -310,12 +309,11 @@ def _integer(config: Mapping[str, object], field: str, default: int | None = Non
     return value
 
 
-def special_tokens(directory: Path | None, config: Mapping[str, object]) -> list[int]:
+def special_tokens(folder: Folder | None, config: Mapping[str, object]) -> list[int]:
     """The ids of the special tokens: those of ``tokenizer.json`` or ``vocab.txt``, and those that the config names."""
     named = [value for field, value in config.items() if field.endswith("_token_id")]
     found = [one for one in named if isinstance(one, int) and not isinstance(one, bool)]
     try:
-        folder = Folder(directory) if directory else None
         if folder is not None and folder.kind("tokenizer.json"):
             content = parse(folder.read("tokenizer.json", limit=LARGEST), allow_nan=True)
             tokens = content.get("added_tokens") if isinstance(content, dict) else None

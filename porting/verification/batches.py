@@ -243,7 +243,7 @@ def make_batches(
         taken = parameters_of(reference.module) if reference is not None else {}
         words = fields.get(WORDS)
         fields |= {TYPES: words} if SEGMENTS in taken and words else {}  # as in GPT-2, whose segments are token ids
-    special = tuple(dict.fromkeys(special_tokens(checkpoint.path, fields)))
+    special = tuple(dict.fromkeys(special_tokens(checkpoint.home, fields)))
 
     def maker(ending: int | None = None) -> Maker:
         return Maker(

@@ -33,6 +33,7 @@ class HeldWeights(Checkpoint):
         self.warnings = ()
         self.sources = {}
         self.folder = None
+        self.home = None
         self._held = dict(named_tensors(held) if isinstance(held, nn.Module) else held)
         names: dict[int, set[str]] = {}
         for name, tensor in self._held.items():

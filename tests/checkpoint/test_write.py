@@ -23,6 +23,7 @@ from porting.checkpoint import (
     write_directory,
     write_safetensors,
 )
+from porting.opening import Folder
 from tests.checkpoint.hostile import entry, index, st_file
 
 
@@ -345,7 +346,7 @@ def test_killed_writer_leaves_nothing_half_made_and_the_next_sweeps_up(tmp_path:
         assert process.stdout.readline() == b"here\n"
     (alive,) = os.listdir(tmp_path)
     assert alive.startswith(".d.porting-")
-    atomic.sweep(tmp_path / "d")
+    atomic.sweep(Folder(tmp_path), "d")
     assert os.listdir(tmp_path) == [alive], "its maker is alive"
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,19 @@ def test_export_from_a_module_of_ones_own(run: Run, checkpoint: Path, monkeypatc
     exported = load_file("back/model.safetensors")
     assert all(exported[name].equal(tensor) for name, tensor in tensors().items() if name in exported)
     assert any("query" in name for name in exported)
+
+
+def test_an_error_after_the_files_are_complete_says_so(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The written files are compared with the checkpoint's, and cannot be read."""
+
+    def broken(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("porting.cli.export._differing", broken)
+    result = run("export", checkpoint, "back")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1] == "note: back is complete"
+    monkeypatch.undo()
+    assert run("hash", "back").exit_code == 0

@@ -4,7 +4,7 @@
 
 Each writes a line: its rank, how many tensors and bytes it saw to, and ``done`` or its error.  The process of rank
 ``VICTIM`` is killed when it has made three tensors (``HOW`` is ``killed``), or cannot read any more (``fails``), or has
-another source (``strays``).
+another source (``strays``), or finds another folder where the destination's was (``led``).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def work(
     Maker.make = make  # type: ignore[method-assign]  # in a process of its own
     try:
         place = source.parent / "nowhere" if how == "strays" else source
+        destination = destination.parent / "elsewhere" / destination.name if how == "led" else destination
         done = convert(place, destination, parse_table(table.read_text()), shard_size=40_000, threads=1, to=to)
         sys.stdout.write(f"{rank} {len(made)} {sum(made)} done {done.tensors}\n")
     except PortingError as error:

@@ -91,6 +91,19 @@ def test_when_one_dies_the_others_say_so_and_the_same_command_goes_on(work: Path
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
 
 
+def test_a_process_that_opened_another_folder_writes_nothing_there(work: Path, tmp_path: Path) -> None:
+    """The folder was exchanged before that process opened it: its part would be missing in what appears."""
+    other = tmp_path / "elsewhere" / ".out.porting-convert"
+    for name in ("files", "journals"):
+        (other / name).mkdir(parents=True)
+    other.chmod(0o700)
+    failed, said = together(work, tmp_path / "out", 2, 1, "led")
+    assert failed == 2
+    assert "lies in a directory in which another user moved the temporary files" in said[1][2]
+    assert list(other.rglob("*.safetensors")) == []
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "reason"), [("fails", "Input/output error"), ("strays", "no such file or directory")])
 def test_what_one_cannot_do_the_others_are_told(how: str, reason: str, work: Path, tmp_path: Path) -> None:

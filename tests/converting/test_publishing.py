@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from porting.atomic import explained
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import Converted, Progress, convert, prepare
 from porting.converting.making import Made, Maker
@@ -284,7 +285,8 @@ def test_kill_at_random_moments() -> None:
 
 
 def test_the_second_process_says_who_the_first_one_is(source: Path) -> None:
-    with workplace(source.parent / "out") as place:
+    out = source.parent / "out"
+    with explained(out, 0) as writing, workplace(out, writing) as place:
         (place.files.path / "mine").write_text("unharmed")
         with pytest.raises(CheckpointError, match=rf"process {os.getpid()} is converting into this destination"):
             run(source)

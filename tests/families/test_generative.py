@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.models.language_model import LanguageModel, LanguageModelConfig
 from porting.models.positions import sinusoidal_positions
 from porting.models.seq2seq import Seq2Seq, Seq2SeqConfig

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import porting
+from porting.opening import Folder
 from porting.tokenizer import read_tokenizer
 from tests.families.pairs import MINILM_TABLES
 
@@ -31,7 +32,7 @@ def similarities(hidden: Tensor, mask: Tensor) -> list[float]:
 
 @pytest.mark.parametrize("table", MINILM_TABLES, ids=str)
 def test_sentence_similarities(table: str | None, source: Path) -> None:
-    pieces = [read_tokenizer(source, where=str(source)).encode(sentence).ids for sentence in SENTENCES]
+    pieces = [read_tokenizer(Folder(source), where=str(source)).encode(sentence).ids for sentence in SENTENCES]
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(piece) for piece in pieces], batch_first=True)  # 0 is [PAD]
     mask = (ids != 0).long()
     with torch.no_grad():

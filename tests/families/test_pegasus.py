@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.models.classifier import Classifier
 from porting.models.positions import sinusoidal_positions
 from porting.plan.plan import PlanError

@@ -14,8 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import porting
+from porting.errors import PortingWarning
 from porting.generating.settings import GenerationError, Settings, read_settings
-from porting.loading import PortingWarning
+from porting.opening import Folder
 from tests.causes.decoder import Decoder
 from tests.causes.decoders import FAMILIES
 from tests.generating import checkpoints, scratch
@@ -176,7 +177,7 @@ def test_options_that_no_search_can_follow(tmp_path: Path, options: dict[str, An
 def settings_of(folder: Path, **fields: object) -> Settings:
     folder.mkdir(exist_ok=True)
     (folder / "generation_config.json").write_text(json.dumps(fields))
-    return read_settings(folder, {}, decoder=False, vocabulary=40)
+    return read_settings(Folder(folder), {}, decoder=False, vocabulary=40)
 
 
 def test_rules_that_are_repeated_are_read_once(tmp_path: Path) -> None:

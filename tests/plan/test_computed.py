@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.plan.plan import Plan, PlanError
 from porting.target import TargetError
 from tests import own

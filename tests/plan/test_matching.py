@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from porting.notation.name import Name
+from porting.plan import matching
 from porting.plan.matching import MOST_SKELETONS, Matcher
 
 PATTERNS = [
@@ -90,3 +94,30 @@ def test_a_rest_is_read_behind_the_prefix_where_the_name_has_it() -> None:
     found = matcher(["trunk.{*rest}"], "trunk.")
     assert [match.bindings for match in found.read("trunk.a.weight")] == [{"rest": "a.weight"}]
     assert [match.bindings for match in found.read("a.weight")] == [{"rest": "a.weight"}]
+
+
+def test_a_name_that_no_pattern_can_spell_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may have as many bytes of names as its header has room for, and each is matched several times."""
+    passes: list[str] = []
+
+    class Counted:
+        def sub(self, by: str, name: str) -> str:
+            passes.append("sub")
+            return re.sub("[0-9]+", by, name)
+
+        def findall(self, name: str) -> list[str]:
+            passes.append("findall")
+            return re.findall("[0-9]+", name)
+
+    pattern = Name.parse("layer.{i}.weight")
+    matcher = Matcher([(pattern, 1)])
+    monkeypatch.setattr(matching, "_DIGITS", Counted())
+    assert matcher.read("z" * 3000 + "1") == []
+    assert passes == ["sub"]
+    passes.clear()
+    assert [match.line for match in matcher.read("layer.3.weight")] == [1]
+    assert passes == ["sub", "findall"]
+    passes.clear()
+    rest = Matcher([(Name.parse("{*rest}"), 1)])
+    assert len(rest.read("z" * 3000)) == 1
+    assert passes == []

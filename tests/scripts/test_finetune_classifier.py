@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import porting
+from porting.opening import Folder
 from porting.target import named_tensors
 from scripts import finetune_classifier
 from scripts.compare_starts import run
@@ -142,7 +143,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of a tokenizer of 37 words, which every small checkpoint has room for."""
     folder = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS[:37]), encoding="utf-8")
-    tokenizer = porting.tokenizer.read_tokenizer(folder, where="words")
+    tokenizer = porting.tokenizer.read_tokenizer(Folder(folder), where="words")
     return {"tokenizer.json": tokenizer.tokenizer.to_str(), "tokenizer_config.json": '{"pad_token": "[PAD]"}'}
 
 

@@ -362,8 +362,8 @@ def unigram(folder: Path, pieces: list[str]) -> Path:
 
 def test_a_piece_of_a_vocabulary_is_no_longer_than_a_word(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="a piece of its vocabulary has 5000 characters"):
-        read_tokenizer(unigram(tmp_path, ["a" * 5000]), where="a folder")
-    assert read_tokenizer(unigram(tmp_path, ["a" * 500]), where="a folder").tokenizer.get_vocab_size() == 2
+        read_tokenizer(Folder(unigram(tmp_path, ["a" * 5000])), where="a folder")
+    assert read_tokenizer(Folder(unigram(tmp_path, ["a" * 500])), where="a folder").tokenizer.get_vocab_size() == 2
 
 
 def test_the_tree_of_a_vocabulary_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,9 +371,12 @@ def test_the_tree_of_a_vocabulary_is_charged(tmp_path: Path, monkeypatch: pytest
     limited(monkeypatch, "objects", 50_000)
     letters = np.random.default_rng(0).choice(list("abcdef"), (200, 100))
     apart = ["".join(letter) for letter in letters]
-    refused(lambda: read_tokenizer(unigram(tmp_path, apart), where="a folder"), "objects")
+    refused(lambda: read_tokenizer(Folder(unigram(tmp_path, apart)), where="a folder"), "objects")
     alike = [apart[0][: number % 100] + "z" for number in range(100)]  # as many characters, and a few beginnings
-    assert read_tokenizer(unigram(tmp_path, sorted(set(alike))), where="a folder").tokenizer.get_vocab_size() == 101
+    assert (
+        read_tokenizer(Folder(unigram(tmp_path, sorted(set(alike)))), where="a folder").tokenizer.get_vocab_size()
+        == 101
+    )
 
 
 def few_bytes(path: Path) -> Path:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import porting
 from porting import atomic
-from porting.atomic import new_directory, new_file
+from porting.atomic import explained, new_directory, new_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
 from porting.converting import convert, verify_files
 from porting.converting.journal import Past, past
@@ -383,6 +383,38 @@ def test_a_folder_that_is_exchanged_leads_nothing_outside(
     assert names[0] == names[1], "nothing temporary is left"
 
 
+@pytest.mark.parametrize("made", ["conversion", "directory", "file"])
+def test_a_folder_is_opened_once(made: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its path leads to after it was opened is neither written to nor swept."""
+    folder, home, real = tmp_path / "folder", tmp_path / "elsewhere", os.open
+    for each in (folder, home):
+        each.mkdir()
+    for name in ("out", "file"):
+        (home / f".{name}.porting-01234567").mkdir()
+        (home / f".{name}.porting-01234567" / "precious").write_bytes(b"precious")
+    before = contents_of(home)
+    done: list[int] = []
+
+    def exchange(path: Any, *arguments: Any, **options: Any) -> int:
+        descriptor = real(path, *arguments, **options)
+        if path == folder and not done:
+            folder.rename(tmp_path / "aside")
+            folder.symlink_to(home)
+            done.append(1)
+        return descriptor
+
+    calls: dict[str, Callable[[], object]] = {
+        "conversion": lambda: convert(source, folder / "out", parse_table(TABLE), threads=1),
+        "directory": lambda: write_directory(folder / "out", {"config.json": b"{}"}),
+        "file": lambda: atomic.write_file(folder / "file", b"content"),
+    }
+    monkeypatch.setattr(os, "open", exchange)
+    with pytest.raises(CheckpointError, match="lies in a directory that was replaced or moved while it was written"):
+        calls[made]()
+    assert done == [1]
+    assert contents_of(home) == before
+
+
 def test_shards_are_written_in_the_directory_that_was_opened(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +448,8 @@ def test_what_takes_the_name_of_a_workplace_is_not_removed(tmp_path: Path) -> No
     precious = tmp_path / "precious"
     (precious / "sub").mkdir(parents=True)
     (precious / "sub" / "file").write_text("unharmed")
-    with workplace(tmp_path / "out"):
+    out = tmp_path / "out"
+    with explained(out, 0) as writing, workplace(out, writing):
         root_of(tmp_path / "out").rename(tmp_path / "aside")
         precious.rename(root_of(tmp_path / "out"))
     assert (root_of(tmp_path / "out") / "sub" / "file").read_text() == "unharmed"

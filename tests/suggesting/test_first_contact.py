@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.name_similarity import namesakes
 from porting.suggesting.subjects.building import build_for

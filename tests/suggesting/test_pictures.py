@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.suggesting import Suggestion, Verdict, suggest
 from porting.suggesting.search.search_state import differ_by_mask
 from porting.suggesting.subjects.twin import draw_parameters, measures, shrink

@@ -15,8 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting import suggest, verify
-from porting.errors import VerifyError
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning, VerifyError
 from porting.suggesting import Suggestion, Verdict
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, TABLE, write_base

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from porting.build import Bounds
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import field_for

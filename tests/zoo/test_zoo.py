@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import porting
-from porting.loading import PortingWarning
+from porting.errors import PortingWarning
 from porting.plan.plan import PlanError
 from tests.small_checkpoint import CONFIG, write_checkpoint
 from tests.zoo.alternating import Alternating
