@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def embedded_checkpoint() -> Path:
-    """The directory of the embedded checkpoint, in HuggingFace's layout, with its tokenizer.
+    """The directory of the bundled checkpoint, in HuggingFace's layout, with its tokenizer.
 
     >>> sorted(path.name for path in embedded_checkpoint().glob("*.safetensors"))
     ['model.safetensors']

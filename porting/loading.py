@@ -72,7 +72,7 @@ def load(
             function, called with the config if it has a parameter ``config``, else with the fields that its parameters
             are named after; or None for the handwritten model that the table names.  A module that is built here is in
             eval mode, and where its builder puts it.
-        table: a table, its file or its text, the name of a shipped one, or None to choose by the checkpoint's
+        table: a table, its file or its text, the name of a bundled one, or None to choose by the checkpoint's
             ``model_type``.
         architecture: which of the table's architectures to build; None to go by what the checkpoint holds.
         dtype: cast floating-point weights to this; None keeps the checkpoint's dtypes and allows no cast.

@@ -85,7 +85,7 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
         return found[0]
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     choices = f"these name it: {', '.join(table.name for table in found)}" if found else "none names it"
-    message = f"load() did not fill this {name}, and of the shipped tables {choices}"
+    message = f"load() did not fill this {name}, and of the bundled tables {choices}"
     raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=Message("pass ", Option("table"))))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shipped() -> Iterator[Path]:
-    """The files of the shipped tables, in order of name."""
+    """The files of the bundled tables, in order of name."""
     yield from sorted(SHIPPED.glob("*.toml"))
 
 
@@ -33,7 +33,7 @@ def find_table(
     """Find the table: the given one, or the one for the config's ``model_type``.
 
     Args:
-        table: a table, a file, the name of a shipped table, the text of a table (a string of several lines), an entry
+        table: a table, a file, the name of a bundled table, the text of a table (a string of several lines), an entry
             of transformers' registry (``"transformers:mixtral"``), or None to choose by the config.
         tensors: the checkpoint's tensors, by which an entry of transformers' registry becomes a table; None for those
             that transformers itself would save.
@@ -54,7 +54,7 @@ def find_table(
 
 
 def table_file(table: str | Path) -> Path:
-    """The file of a table: a path, or the shipped table of that name.
+    """The file of a table: a path, or the bundled table of that name.
 
     Raises:
         TableError: it is neither.
@@ -76,7 +76,7 @@ def table_file(table: str | Path) -> Path:
             Fault(code=Code.NO_TABLE, where=str(path), message="not a file, expected a TOML table", hint=hint)
         )
     message = f"{str(table)!r} is neither a file nor a bundled table"
-    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint or f"shipped: {', '.join(found)}"))
+    raise TableError(Fault(code=Code.NO_TABLE, message=message, hint=hint or f"bundled: {', '.join(found)}"))
 
 
 def _for_config(config: Mapping[str, object]) -> Table:
@@ -95,9 +95,9 @@ def _for_config(config: Mapping[str, object]) -> Table:
     if asked:
         hint = Message("it takes one that is asked for: ", Option("table", asked[0]))
     message = (
-        f"no shipped table is for model_type {model_type!r}"
+        f"no bundled table is for model_type {model_type!r}"
         if model_type is not None
-        else f"{'config.json names no model_type' if config else 'no config.json'}, so no shipped table can be chosen"
+        else f"{'config.json names no model_type' if config else 'no config.json'}, so no bundled table can be chosen"
     )
     raise TableError(Fault(code=Code.UNKNOWN_ARCHITECTURE, message=message, hint=hint))
 

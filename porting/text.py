@@ -310,7 +310,7 @@ def open_text_model(
     Every function that takes a ``source`` and a text also takes the result, so that several texts load it once.
 
     Args:
-        source: as in :func:`porting.load`; None for the embedded checkpoint; a model that was opened is returned as it
+        source: as in :func:`porting.load`; None for the bundled checkpoint; a model that was opened is returned as it
             is.
         *tasks: what it has to do, one of them: chooses among the table's architectures, where neither ``into`` nor
             ``architecture`` says what is built.
@@ -354,7 +354,7 @@ def fill_mask(
 
     Args:
         text: a text with at least one mask, ``[MASK]`` in most vocabularies.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         pair: a second segment that goes after the first.
         top: how many guesses for each mask, at least 1.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
@@ -408,7 +408,7 @@ def next_sentence(
 
     Args:
         first, second: the texts.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
     Raises:

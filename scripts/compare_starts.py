@@ -1,4 +1,4 @@
-"""How much the ported weights are worth: the same task from the embedded checkpoint and from random weights.
+"""How much the ported weights are worth: the same task from the bundled checkpoint and from random weights.
 
     python -m scripts.compare_starts
 

@@ -3,7 +3,7 @@
     python -m scripts.docstring_task train.tsv test.tsv
 
 The sentences come from :mod:`scripts.docstring_corpus`; the label is the package.  None of these packages was among the
-text that the embedded checkpoint was trained on (its card lists what was held out).
+text that the bundled checkpoint was trained on (its card lists what was held out).
 """
 
 from __future__ import annotations

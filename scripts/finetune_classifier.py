@@ -243,7 +243,7 @@ def main(
     fraction: Annotated[float, typer.Option(min=0.001, max=0.9, help="The share of DATA that is held out.")] = 0.2,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="A directory, a weight file or a model on the hub.", show_default="the embedded checkpoint"),
+        typer.Option(help="A directory, a weight file or a model on the hub.", show_default="the bundled checkpoint"),
     ] = None,
     table: Annotated[str | None, typer.Option(help="A table.", show_default="by the checkpoint's model_type")] = None,
     drawn: Annotated[bool, typer.Option("--random", help="Start from random weights instead, to compare.")] = False,

@@ -5,7 +5,7 @@
     python -m scripts.small_models classifiers ./classifiers
 
 The writer is a causal language model that has read the documentation that every Python carries, with the vocabulary of
-the embedded checkpoint.  The translator is an encoder-decoder that has seen numbers below 10,000 in English and French
+the bundled checkpoint.  The translator is an encoder-decoder that has seen numbers below 10,000 in English and French
 words, and is tested on numbers that it never saw.  The translator takes less than a minute, the writer some minutes;
 both are saved as checkpoints that transformers loads, of a GPT and a Marian.  The classifiers say what a sentence of
 documentation is about, fine-tuned from three starts: a BERT, an encoder with one matrix for each head, and nothing.

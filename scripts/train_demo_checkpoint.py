@@ -51,7 +51,7 @@ LARGEST = 6_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what comes out, beside the text. The defaults are those of the embedded checkpoint."""
+    """Everything that decides what comes out, beside the text. The defaults are those of the bundled checkpoint."""
 
     vocab_size: int = 4096
     hidden_size: int = 128

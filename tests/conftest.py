@@ -39,7 +39,7 @@ SLOW_EXAMPLES = (
     "porting.reporting.report.Report",
     "porting.verification.proof.verify",
 )
-"""Slow examples in docstrings: they verify the embedded checkpoint, as the first example of README.md does anyway."""
+"""Slow examples in docstrings: they verify the bundled checkpoint, as the first example of README.md does anyway."""
 
 
 SLOW_CASES = 2

@@ -1,4 +1,4 @@
-"""A model that nobody shipped: its module, its table and its checkpoint, with something of all that a table can say."""
+"""A model that nobody bundled: its module, its table and its checkpoint, with something of all that a table can say."""
 
 from __future__ import annotations
 

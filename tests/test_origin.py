@@ -65,7 +65,7 @@ def test_a_class_that_one_table_names_needs_no_other_hint(monkeypatch: pytest.Mo
     monkeypatch.setattr(origin, "shipped", lambda: sorted(tmp_path.glob("*.toml")))
     assert origin.table_for(own.Own(own.SIZES), None, None).name == "one"
     (tmp_path / "two.toml").write_text(text % ("two", "Own"))
-    with pytest.raises(TableError, match=r"of the shipped tables these name it: one, two \(pass table="):
+    with pytest.raises(TableError, match=r"of the bundled tables these name it: one, two \(pass table="):
         porting.export(own.Own(own.SIZES), None, tmp_path / "new")
 
 

@@ -36,7 +36,7 @@ def test_a_table_that_is_asked_for_by_name_is_never_chosen(tmp_path: Path, monke
     monkeypatch.setattr("porting.tables.SHIPPED", tmp_path)
     (tmp_path / "first.toml").write_text(text.format("by_name = true\n"))
     assert find_table("first", {}).model_types == ("toy",)
-    with pytest.raises(TableError, match="no shipped table is for model_type 'toy'"):
+    with pytest.raises(TableError, match="no bundled table is for model_type 'toy'"):
         find_table(None, {"model_type": "toy"})
     (tmp_path / "second.toml").write_text(text.format(""))
     assert find_table(None, {"model_type": "toy"}).name == "second"
@@ -82,9 +82,9 @@ def test_a_table_with_a_near_name_is_named(
     [
         ("brt", {}, "'brt' is neither a file nor a bundled table (did you mean 'bert'?) [no-table]"),
         ("nowhere.toml", {}, "nowhere.toml: not a file, expected a TOML table [no-table]"),
-        (None, {}, "no config.json, so no shipped table can be chosen"),
-        (None, {"model_type": "brt"}, "no shipped table is for model_type 'brt' (did you mean 'bert'?)"),
-        (None, {"model_type": ["bert"]}, "no shipped table is for model_type ['bert'] "),
+        (None, {}, "no config.json, so no bundled table can be chosen"),
+        (None, {"model_type": "brt"}, "no bundled table is for model_type 'brt' (did you mean 'bert'?)"),
+        (None, {"model_type": ["bert"]}, "no bundled table is for model_type ['bert'] "),
     ],
 )
 def test_what_cannot_be_found_says_so(asked: str | None, config: dict[str, object], message: str) -> None:

@@ -27,7 +27,7 @@ def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
         Its name and its content; an empty name and ``{}`` when there is none.
 
     Raises:
-        CheckpointError: it cannot be read, or is not JSON object.
+        CheckpointError: it cannot be read, or is not a JSON object.
     """
     name = next((name for name in (*CONFIG_NAMES, *more) if folder.kind(name)), "")
     if not name:
@@ -42,7 +42,7 @@ def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
         where: the file, for messages.
 
     Raises:
-        CheckpointError: it is not JSON object and no mapping of YAML.
+        CheckpointError: it is neither a JSON object nor a YAML mapping.
     """
     in_yaml = where.endswith(YAML)
     value: object

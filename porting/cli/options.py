@@ -50,7 +50,7 @@ Source = Annotated[
         help="A directory, a weight file, or a model on the hub: org/name or org/name@revision. "
         "file.pt#model is the state dict inside of a file, 'part.{r}.pt' the files of all ranks, "
         "./model+lora=./adapter two checkpoints, the second's names with lora. in front.",
-        show_default="the embedded checkpoint",
+        show_default="the bundled demo checkpoint",
     ),
 ]
 Destination = Annotated[
@@ -66,14 +66,14 @@ SourceOption = Annotated[
     typer.Option(
         "--source",
         help="A directory, a weight file, or a model on the hub: org/name or org/name@revision.",
-        show_default="the embedded checkpoint",
+        show_default="the bundled demo checkpoint",
     ),
 ]
 TableName = Annotated[
     str | None,
     typer.Option(
         "--table",
-        help="A shipped table's name, a TOML file, or transformers:TYPE.",
+        help="A bundled table's name, a TOML file, or transformers:TYPE.",
         show_default="by the model_type of config.json",
     ),
 ]
@@ -161,7 +161,7 @@ Longest = Annotated[
 TableForNames = Annotated[
     str | None,
     typer.Option(
-        "--table", help="The name of a shipped table, or a TOML file.", show_default="the same names on both sides"
+        "--table", help="The name of a bundled table, or a TOML file.", show_default="the same names on both sides"
     ),
 ]
 Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="Number of threads.")]

@@ -27,7 +27,7 @@ class Notation(StrEnum):
 def tables(
     table: Annotated[
         str | None,
-        typer.Argument(metavar="TABLE", help="A shipped table's name, or a TOML file.", show_default="list all"),
+        typer.Argument(metavar="TABLE", help="A bundled table's name, or a TOML file.", show_default="list all"),
     ] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Show how each rule was read, with its line.")] = False,
     into: Annotated[

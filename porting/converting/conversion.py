@@ -111,7 +111,7 @@ def convert(
     Args:
         source: a directory, a weight file, a hub id or an open checkpoint.
         destination: the directory to be made.
-        table: a table, its file, the name of a shipped one, or None to choose by the checkpoint's ``model_type``.
+        table: a table, its file, the name of a bundled one, or None to choose by the checkpoint's ``model_type``.
         reverse: from the port's layout, the table's right side, to the left one.
         into: what says which tensors the port has, as in :func:`porting.load`; None for the module that the table
             names or, when it names none, for what the rules make of the checkpoint.

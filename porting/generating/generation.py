@@ -103,7 +103,7 @@ def generate(
 
     Args:
         text: the text.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         max_length: tokens of the row at most, the text's included; of an encoder-decoder the decoder's tokens, its
             start token included.  By default 40 new ones, or as many as the model has positions for.
         temperature: logits are divided by it; above 0.
@@ -150,7 +150,7 @@ def translate(
 
     Args:
         text: the text.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         max_length, num_beams, top: as in :func:`generate`.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
@@ -186,7 +186,7 @@ def next_tokens(
 
     Args:
         text: the text; of an encoder-decoder the source, and the tokens are the first that it writes.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         top: how many tokens, at least 1.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 

@@ -69,7 +69,7 @@ def _rules(sections: Sections) -> list[Body]:
 
 
 def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
-    """The file of the extended table: beside the one that extends it, or a shipped one."""
+    """The file of the extended table: beside the one that extends it, or a bundled one."""
 
     def refused(message: str, hint: str = "") -> TableError:
         return TableError(Fault(code=Code.BAD_EXTENDS, where=extends.value_at(), message=message, hint=hint))
@@ -86,8 +86,8 @@ def _find(extends: Entry, path: Path | None, chain: tuple[Path, ...]) -> Path:
     if not chosen.is_file():
         folders = [SHIPPED, *([path.parent] if path else [])]
         known = [one.stem for folder in folders for one in sorted(folder.glob("*.toml")) if one != path]
-        message = f"there is no table {name!r} beside this one or among the shipped ones"
-        raise refused(message, nearest(name, known) or f"shipped: {', '.join(known)}")
+        message = f"there is no table {name!r} beside this one or among the bundled ones"
+        raise refused(message, nearest(name, known) or f"bundled: {', '.join(known)}")
     return chosen
 
 

@@ -70,7 +70,7 @@ def classify(
 
     Args:
         text: the text.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         pair: a second segment that goes after the text.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 
@@ -86,7 +86,7 @@ def classify(
 
     >>> import porting
     >>> try:
-    ...     porting.classify("Return the name.")  # the embedded checkpoint has no classifier
+    ...     porting.classify("Return the name.")  # the bundled checkpoint has no classifier
     ... except porting.PortingError as error:
     ...     print(error.faults[0].code)
     no-head

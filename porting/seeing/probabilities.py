@@ -122,7 +122,7 @@ def attention(
 
     Args:
         text: a text, which the checkpoint's tokenizer takes apart; or its word pieces, special tokens included.
-        source: as in :func:`porting.load`; None for the embedded checkpoint.
+        source: as in :func:`porting.load`; None for the bundled checkpoint.
         pair: a second segment that goes after the text.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
 

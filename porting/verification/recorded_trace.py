@@ -223,7 +223,7 @@ def _read(metadata: Mapping[str, str], key: str, kind: type, faults: list[str]) 
     except JsonError:
         found = ...
     if found is not None and not isinstance(found, kind):
-        faults.append(f"metadata {key!r} is not JSON {'object' if kind is dict else 'list'}")
+        faults.append(f"metadata {key!r} is not a JSON {'object' if kind is dict else 'list'}")
     return found if isinstance(found, kind) else kind()
 
 

@@ -187,9 +187,9 @@ def test_a_cycle_is_a_fault(folder: Path, chain: tuple[str, ...]) -> None:
     first, *_ = (*chain, "child")
     for name, above in pairwise(chain):
         (folder / f"{name}.toml").write_text(f'extends = "{above}"')
-    if chain == ("child",):  # a table never is the one beside it that it extends: it looks among the shipped ones
+    if chain == ("child",):  # a table never is the one beside it that it extends: it looks among the bundled ones
         (fault,) = refused(folder, f'extends = "{first}"')
-        assert fault.startswith("child.toml:1:11: there is no table 'child' beside this one or among the shipped ones")
+        assert fault.startswith("child.toml:1:11: there is no table 'child' beside this one or among the bundled ones")
         return
     (fault,) = refused(folder, f'extends = "{first}"')
     assert fault == (f"{chain[-2]}.toml:1:11: a table extends itself: {' -> '.join(('child', *chain))} [bad-extends]")
@@ -207,7 +207,7 @@ def test_nobody_climbs_out(folder: Path, name: str) -> None:
 def test_an_unknown_table_has_a_nearest_name(folder: Path) -> None:
     assert refused(folder, '# a comment\nextends = "parnt"') == [
         (
-            "child.toml:2:11: there is no table 'parnt' beside this one or among the shipped ones "
+            "child.toml:2:11: there is no table 'parnt' beside this one or among the bundled ones "
             "(did you mean 'parent'?) [bad-extends]"
         )
     ]

@@ -284,7 +284,7 @@ def test_an_interruption_leaves_nothing_behind(task: tuple[Path, Path], tmp_path
 
 
 def summarizer(folder: Path) -> Path:
-    """A small encoder-decoder with the embedded checkpoint's tokenizer."""
+    """A small encoder-decoder with the bundled checkpoint's tokenizer."""
     sizes = {**PEGASUS, "vocab_size": 4096, "max_position_embeddings": 64}
     directory = make(Pair("pegasus_into_classifier", "PegasusForConditionalGeneration", sizes), folder).directory
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):

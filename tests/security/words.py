@@ -44,7 +44,7 @@ CONFIGS: list[Row] = [
         code=2,
         make=tokenizer_fifo,
     ),
-    Row(of="config.json", what="missing", told="no config.json, so no shipped table", code=2, make=no_config),
+    Row(of="config.json", what="missing", told="no config.json, so no bundled table", code=2, make=no_config),
     *(
         folder_row("config.json", what, told, beside(raw))  # type: ignore[arg-type]  # a function of a folder
         for what, told, raw in (
@@ -121,10 +121,10 @@ CONFIGS: list[Row] = [
         "the checkpoint does not have it (config.json has num_hidden_layers = 4",
         {"num_hidden_layers": 4},
     ),
-    config_row("an unknown model_type", "no shipped table is for model_type 'nothing'", {"model_type": "nothing"}),
-    config_row("a model_type that is a list", "no shipped table is for model_type ['bert']", {"model_type": ["bert"]}),
+    config_row("an unknown model_type", "no bundled table is for model_type 'nothing'", {"model_type": "nothing"}),
+    config_row("a model_type that is a list", "no bundled table is for model_type ['bert']", {"model_type": ["bert"]}),
     config_row(
-        "a model_type with an escape", "no shipped table is for model_type '\\x1b[2J'", {"model_type": "\x1b[2J"}
+        "a model_type with an escape", "no bundled table is for model_type '\\x1b[2J'", {"model_type": "\x1b[2J"}
     ),
     config_row("NaN for an epsilon", "expected a number above 0", {"layer_norm_eps": float("nan")}),
     config_row("an import path for an activation", "hidden_act='os.system': expected", {"hidden_act": "os.system"}),

@@ -242,8 +242,8 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, str]], object], st
         lambda held, said: held.update({"inputs/2/input_ids": torch.ones(1, 1)}),
         "case 1 of 3 has no inputs",
     ),
-    "cases that are not a list": (lambda held, said: said.update(cases="{"), "metadata 'cases' is not JSON list"),
-    "lowered that is no object": (lambda held, said: said.update(lowered="[1]"), "'lowered' is not JSON object"),
+    "cases that are not a list": (lambda held, said: said.update(cases="{"), "metadata 'cases' is not a JSON list"),
+    "lowered that is no object": (lambda held, said: said.update(lowered="[1]"), "'lowered' is not a JSON object"),
 }
 
 
