@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from porting.errors import VerifyError
 from porting.notation.table import Table
+from porting.plan.matching import Matcher
 from porting.tracing.code_coverage import Executed, exhausted, untaken
 from porting.tracing.measure import error
 from porting.tracing.running import Side
@@ -219,6 +220,7 @@ class Explorer:
         pairs = [largest, _reversed(largest)]
         others = _of_each_shape(turned, known=[*short, largest])
         pairs += [case for one in (*short, *others) for case in (one, _with_other_tokens(one, longest))]
+        matcher = Matcher(((one.name, one) for one in table.fresh), table.target_prefix)
         return impurities(
             lambda: self.plain(cases),
             self.dtype,
@@ -226,6 +228,7 @@ class Explorer:
             self.plain([*short, *varied]),
             alone,
             self.plain(pairs),
+            lambda name: bool(matcher.read(name)),
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:

@@ -10,7 +10,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -46,6 +46,7 @@ def impurities(
     short: Side,
     alone: Mapping[int, Callable[[], Side]],
     pairs: Side,
+    own: Callable[[str], bool] = lambda name: False,
 ) -> list[Impurity]:
     """Run a port in every way and say where it is not pure.
 
@@ -57,6 +58,7 @@ def impurities(
         alone: gives the port in a fresh copy with one of these batches alone, by its number.
         pairs: the port with batches two by two of one shape and other tokens, the largest first: an output may be kept
             in one buffer for large batches only, or for single tokens.
+        own: whether a persistent buffer is the module's own, and no checkpoint fills it.
     """
     side, other = make(), make()
     last = min(len(side.arguments) - 1, 1)
@@ -75,7 +77,7 @@ def impurities(
         if repeated > REPEATED * units:
             if not drawn:
                 found.append(Impurity(kind=ImpurityKind.REPEATED, size=repeated))
-            return [*found, *_written(side, before)]
+            return [*found, *_written(side, before, own)]
         _run(side, last)
         if (far := apart({name: kept[name] for name in held}, held)) > 0 or (far := _overwritten(pairs)) > 0:
             found.append(Impurity(kind=ImpurityKind.HELD, size=far))
@@ -92,8 +94,8 @@ def impurities(
                 found.append(Impurity(kind=kind, size=far, detail=_kept(side.module, kept_before)))
     except VerifyError as failure:
         found.append(Impurity(kind=ImpurityKind.FAILS, detail=_said("after another call", failure)))
-        return [*found, *_written(side, before)]
-    return [*found, *_in_other_modes(side, judge, units), *_written(side, before)]
+        return [*found, *_written(side, before, own)]
+    return [*found, *_in_other_modes(side, judge, units), *_written(side, before, own)]
 
 
 def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
@@ -218,13 +220,43 @@ def apart(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
     return worst
 
 
-def _written(side: Side, before: Mapping[str, int]) -> Iterator[Impurity]:
+def _written(side: Side, before: Mapping[str, int], own: Callable[[str], bool]) -> Iterator[Impurity]:
     for name in side.written:
         yield Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name)
     after = _digests(side.module)
     changed = [name for name, one in before.items() if after.get(name) != one]
-    if changed:
-        yield Impurity(kind=ImpurityKind.WRITES_WEIGHTS, detail=", ".join(changed[:3]))
+    scratch = [name for name in changed if own(name)]
+    if scratch and not _is_overwritten_first(side, scratch):
+        scratch = []
+    changed = [name for name in changed if name not in scratch]
+    for kind, names in ((ImpurityKind.WRITES_WEIGHTS, changed), (ImpurityKind.WRITES_SCRATCH, scratch)):
+        if names:
+            yield Impurity(kind=kind, detail=", ".join(names[:3]))
+
+
+def _is_overwritten_first(side: Side, names: Sequence[str]) -> bool:
+    """Whether no call reads what buffers held before it: with other numbers in them the outputs are the same.
+
+    The keys and values of a cache are such numbers, where each call begins at the first position.
+    """
+    try:
+        for case in range(len(side.arguments)):
+            usual = {name: one.clone() for name, one in _run(side, case).items()}
+            buffers = dict(side.module.named_buffers())
+            if not buffers.keys() >= set(names):
+                return False
+            with torch.inference_mode():  # a buffer that was made in it is written in it alone
+                for name in names:
+                    buffers[name].fill_(math.nan if buffers[name].is_floating_point() else 1)
+            if apart(usual, _run(side, case)) > REPEATED * _units(usual):
+                return False
+    except (VerifyError, RuntimeError):
+        return False
+    return True
+
+
+def _units(outputs: Mapping[str, Tensor]) -> float:
+    return max((torch.finfo(one.dtype).eps for one in outputs.values()), default=0.0)
 
 
 def _kept(module: nn.Module, before: Mapping[str, object]) -> str:

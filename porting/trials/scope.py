@@ -65,6 +65,7 @@ class ImpurityKind(StrEnum):
 
     WRITES_INPUTS = "writes to its inputs"
     WRITES_WEIGHTS = "changes its weights or buffers"
+    WRITES_SCRATCH = "keeps numbers in buffers that every call overwrites before it reads them"
     STATE = "gives other numbers after other calls"
     REPEATED = "gives other numbers in the same call"
     FRESH = "gives other numbers in a fresh copy"
@@ -74,6 +75,9 @@ class ImpurityKind(StrEnum):
     PLAIN = "gives other numbers when nothing looks into it, as in torch's fast paths"
     FAILS = "fails in a way of running it"
     RANDOM = "draws random numbers"
+
+
+_HARMLESS = frozenset({ImpurityKind.FAILS, ImpurityKind.WRITES_SCRATCH})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ class Impurity:
     @property
     def differs(self) -> bool:
         """Whether it takes the verdict away: draws that change no number do not, nor does a way that is refused."""
-        return self.kind is not ImpurityKind.FAILS and (self.kind is not ImpurityKind.RANDOM or bool(self.size))
+        return self.kind not in _HARMLESS and (self.kind is not ImpurityKind.RANDOM or bool(self.size))
 
 
 @dataclass(frozen=True, kw_only=True)

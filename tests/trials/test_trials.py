@@ -23,6 +23,7 @@ from porting.trials import Kind, Status, purity, run
 from porting.trials.battery import battery
 from porting.trials.inputs import Case
 from porting.trials.padding import attended, hides_token
+from porting.trials.scope import ImpurityKind
 from porting.trials.trial import Model
 from porting.verification.batch_search import omittable
 from tests.trials.small_model import CONFIG, INPUTS, WAYS, Encoder, wrong
@@ -559,6 +560,65 @@ def test_each_batch_is_run_after_each_other_one(pair: tuple[int, int]) -> None:
     assert purity._in_any_order(side, {}) > 0.1
     pure = Side(title="the port", module=Remembers(0, 0), arguments=batches, wanted=[])
     assert purity._in_any_order(pure, {}) == 0
+
+
+class Cached(Encoder):
+    """Keeps a sequence in a persistent buffer, as caches of keys and values do, and goes on with what it kept."""
+
+    reads = "the same call"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(160, 20, 12))
+        self.cache: Tensor
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        found = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
+        rows, length = input_ids.shape
+        former = self.cache[:rows, 0].clone()
+        with torch.no_grad():
+            self.cache[:rows, :length] = self.tokens(input_ids)
+        if self.reads == "nothing in effect":  # NaN in the buffer would reach the output
+            found["pooled"] = found["pooled"] + 0 * former
+        if self.reads == "the call before":
+            found["pooled"] = found["pooled"] + 1e-3 * former
+        return found
+
+
+class ReadsInEffectNothing(Cached):
+    reads = "nothing in effect"
+
+
+class ReadsTheCallBefore(Cached):
+    reads = "the call before"
+
+
+FRESH_CACHE = '[mapping]\nname = "cached"\n[tensors]\n"{*rest}" = "{*rest}"\n[fresh]\n"cache" = "the module fills it"\n'
+
+
+@pytest.mark.parametrize(
+    ("made", "fresh", "kind"),
+    [
+        (Cached, True, ImpurityKind.WRITES_SCRATCH),
+        (Cached, False, ImpurityKind.WRITES_WEIGHTS),
+        (ReadsInEffectNothing, True, ImpurityKind.WRITES_WEIGHTS),
+        (ReadsTheCallBefore, True, ImpurityKind.STATE),
+    ],
+)
+def test_a_buffer_that_every_call_overwrites_is_no_state(made: type[Cached], fresh: bool, kind: ImpurityKind) -> None:
+    reference = Encoder()
+    if not fresh:
+        reference.register_buffer("cache", torch.zeros(160, 20, 12))
+    table = parse_table(FRESH_CACHE) if fresh else None
+    report = verify(reference=reference, into=made(), dtypes=(), loaded=True, table=table)
+    assert kind in {one.kind for one in report.scope.impurities}, str(report)
+    assert report.faithful == (kind is ImpurityKind.WRITES_SCRATCH)
 
 
 def whole_rows(given: dict[str, Any], port: nn.Module) -> None:
