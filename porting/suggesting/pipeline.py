@@ -54,9 +54,9 @@ from porting.suggesting.subjects.twin import DEEP, SMALL
 from porting.suggesting.verdict.extra_checks import ExtraChecks, run_extra_checks, untried_checks
 from porting.suggesting.verdict.judgement import Judgement, judge, whatever_the_weights
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
-from porting.suggesting.verdict.reasons import evidence
+from porting.suggesting.verdict.reasons import evidence, known, unknown
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
-from porting.target import TargetError
+from porting.target import TargetError, named_tensors
 from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.measure import MEANING
 from porting.tracing.running import restored_threads
@@ -269,6 +269,16 @@ def _proposed(
     made, plain = with_probes(made, [*made.probes, *inner], found), with_probes(made, made.probes, found)
     fresh = any(one.side == "module" for one in unmapped)
     proof = prover.proven(subjects.twin.checkpoint, made, fresh=fresh)
+    unnamed = bool(differing(proof)) and (bool(unknown(proof)) or not known(proof))
+    theirs = {key: tuple(one.shape) for key, one in subjects.twin.tensors.items()}
+    ours = {key: tuple(one.shape) for key, one in named_tensors(subjects.built.module)}
+    other = found.in_stored_order(theirs, ours) if unnamed else None
+    if other is not None:  # a cause is an alteration of the reference, whose weights lie in the stored order
+        drafted, others, left = draft(subjects, other, name, (), close=bool(other.divergences))
+        drafted = with_probes(drafted, [*drafted.probes, *inner], other)
+        again = prover.proven(subjects.twin.checkpoint, drafted, fresh=fresh)
+        if known(again) and not unknown(again):
+            found, proof, made, plain, lines, unmapped = other, again, drafted, drafted, others, left
     wrong = differing(proof)
     if inner and wrong and all(ARROW in one for one in wrong):
         made = plain  # attention is written in another way there, and what comes of it is the same

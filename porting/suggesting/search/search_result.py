@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.layouts import CandidateRule, Shapes
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
 
 SAME = 1e-10
@@ -49,6 +49,15 @@ class DifferingPlace:
     def ends(self) -> bool:
         """Whether what stands behind such a place is a guess."""
         return self.what in {"extra", "shape"} or (self.what in {"activation", "norm"} and not self.size <= CLOSE)
+
+
+def _copied(move: CandidateRule, shapes: Shapes, ours: Shapes) -> CandidateRule:
+    """A guess of one tensor into one of the same shape as a copy; another rule as it is."""
+    if move.why != GUESS or len(move.reads) != 1 or len(move.writes) != 1:
+        return move
+    if move.fold or move.fill is not None or move.constants or shapes[move.reads[0]] != ours[move.writes[0]]:
+        return move
+    return move.along("", "")
 
 
 GUESS = "a guess, which nothing behind it confirms"
@@ -112,6 +121,16 @@ class SearchResult:
     made: dict[str, str] = field(default_factory=dict)
     rounded: float = 0.0
     seconds: dict[str, str] = field(default_factory=dict)
+
+    def in_stored_order(self, shapes: Shapes, ours: Shapes) -> SearchResult | None:
+        """The same with each guess of one tensor into one of the same shape replaced by a copy; None if all are copies.
+
+        Args:
+            shapes: of the checkpoint's tensors.
+            ours: of the module's.
+        """
+        moves = [_copied(move, shapes, ours) for move in self.moves]
+        return None if [*map(str, moves)] == [*map(str, self.moves)] else replace(self, moves=moves)
 
     @property
     def sure(self) -> list[CandidateRule]:
