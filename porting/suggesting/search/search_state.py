@@ -524,13 +524,17 @@ class ScoreTableSearch(SearchState):
     def _fill_between(
         self, group: Sequence[Unit], matches: Sequence[Unit], following: Unit | None, trace: OperationTrace
     ) -> None:
-        """Fill the tables that are used behind a group's first weight and before the place that follows."""
+        """Fill the tables that are used behind a group's first weight and before the place that follows.
+
+        Several at one operation, as the four vectors of a batch norm, show nothing one by one.
+        """
         theirs = self.found.reference.units
         start = min(theirs.index(mate) for mate in matches)
         first = min(trace.units.index(one) for one in group)
         last = len(trace.units) if following is None else trace.units.index(following)
+        open_at = Counter(unit.number for unit in trace.units[first:last] if self._is_open(unit))
         for unit in trace.units[first:last]:
-            if unit.kind in TABLES and self._is_open(unit):
+            if unit.kind in TABLES and self._is_open(unit) and open_at[unit.number] == 1:
                 self._fill_alone(unit, [*theirs[start:], *theirs[:start]])
 
     def _fill_alone(self, unit: Unit, mates: Sequence[Unit]) -> bool:
