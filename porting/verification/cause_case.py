@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,7 @@ class CauseCase:
     pairing: Pairing
     anchors: Mapping[Point, Anchor]
     _searches: dict[tuple[Cause, ...], Search] = field(default_factory=dict)
+    _gaps: dict[Point, Gap] = field(default_factory=dict)
 
     @classmethod
     def known(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
@@ -147,7 +149,7 @@ class CauseCase:
     def with_hidden_places(self) -> CauseCase:
         """The same case, where the places that a mask hides are compared as well."""
         anchors = {point: replace(anchor, seen=None) for point, anchor in self.anchors.items()}
-        return replace(self, anchors=anchors, _searches={})
+        return replace(self, anchors=anchors, _searches={}, _gaps={})
 
     def search(self, causes: Sequence[Cause]) -> Search:
         """The search in this case."""
@@ -391,7 +393,9 @@ class CauseCase:
     def _mark(self, probe: Probe) -> Mark:
         sources = self.pairing.pairs[probe.port].sources
         bound = probe.bound.isolated or 0.0
-        return Mark(name=probe.port, sources=sources, gap=self._distance(probe.port, {}), bound=bound)
+        if probe.port not in self._gaps:  # each cause that is confirmed in this case asks for all of them
+            self._gaps[probe.port] = self._distance(probe.port, {})
+        return Mark(name=probe.port, sources=sources, gap=self._gaps[probe.port], bound=bound)
 
     def _distance(
         self, point: Point, altered: Mapping[str, Tensor], values: Mapping[Point, Tensor] | None = None
@@ -405,7 +409,9 @@ class CauseCase:
         one, anchor, exact = self.pairing.pairs[point], self.anchors[point], self.exact
         if any(exact[name].shape != value.shape for name, value in altered.items()):
             return APART
-        changed = {**exact, **{name: value.double() for name, value in altered.items()}}
+        # A chain, and no copy: of a large model the exact values are in a file, and each is read when it is asked for.
+        carried = {name: value.double() for name, value in altered.items()}
+        changed: Mapping[Point, Tensor] = ChainMap(carried, exact)  # type: ignore[arg-type]  # it is only read
         expected = one.carry(changed, own.double()) if altered or not one.whole else anchor.value
         if own.shape != expected.shape:  # a step in the port's place of another one may give anything
             return APART
