@@ -107,6 +107,21 @@ def test_a_cause_is_looked_for_with_weights_in_the_stored_order_too(tmp_path: Pa
     assert found.reasons[0].said.startswith("rotary angles of the other pairing (pairs of neighbours")
 
 
+OUT = "self.wo = nn.Linear(dim, dim, bias=False)"
+ADAPTED = "out: Tensor = self.wo((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("uses", "verdict"), [("", Verdict.EXACT), (" + self.more(x)", Verdict.NOT_FOUND)])
+def test_parameters_that_nothing_uses_are_no_part_of_the_verdict(tmp_path: Path, uses: str, verdict: Verdict) -> None:
+    """An adapter is merged or left out in eval mode; the module computes the checkpoint's model without it."""
+    source("LlamaForCausalLM", llama.FIELDS, tmp_path)
+    changes = {OUT: f"{OUT}; self.more = nn.Linear(dim, dim)", ADAPTED: ADAPTED + uses}
+    found = suggest(tmp_path, edited(changes).builder())
+    assert found.verdict is verdict, str(found)
+    assert ("which never run" in str(found)) == (not uses)
+
+
 CALL = "def forward(self, tokens: Tensor) -> Tensor:\n        length = tokens.shape[1]\n"
 
 

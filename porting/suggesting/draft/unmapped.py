@@ -12,6 +12,9 @@ from porting.suggesting.search.name_similarity import numbered, similarity
 from porting.suggesting.search.search_result import SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace
 
+NEVER = "never"
+"""Where a tensor runs that no operation uses."""
+
 MOST = 12
 """How many lines are printed about each side."""
 
@@ -21,7 +24,7 @@ class Near:
     """A tensor that may belong to another.
 
     Attributes:
-        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        where: where it runs, ``"behind layers.0.norm1"``; :data:`NEVER` when it does not.
         difference: of the activations that the two meet, relative to their scale; None where none was measured.
     """
 
@@ -42,7 +45,7 @@ class Unmapped:
 
     Attributes:
         side: ``"module"`` or ``"checkpoint"``.
-        where: where it runs, ``"behind layers.0.norm1"``; ``"never"`` when it does not.
+        where: where it runs, ``"behind layers.0.norm1"``; :data:`NEVER` when it does not.
         near: what it may be, of the other side's tensors that have no counterpart, the nearest first.
         tie: the module's tensor whose values it needs, where the checkpoint has one tensor for both.
     """
@@ -85,7 +88,7 @@ def _line(side: str, stem: str, some: Sequence[Unmapped]) -> str:
     what = "nothing fills" if side == "module" else "nothing reads"
     plural = len(some) > 1
     where = f"run{'' if plural else 's'} {numbered(first.where)}"
-    runs = f"never run{'' if plural else 's'}" if first.where == "never" else where
+    runs = f"never run{'' if plural else 's'}" if first.where == NEVER else where
     nearest = list(dict.fromkeys(numbered(str(one)) for one in first.near))
     near = f"; nearest: {', '.join(nearest)}" if nearest else ""
     tie = next((one for one in some if one.tie), None)
@@ -119,9 +122,9 @@ def leftover(ours: Shapes, tensors: Mapping[str, Tensor], found: SearchResult, u
             name=name,
             shape=shape,
             side=side,
-            where=places.get(name, "never"),
+            where=places.get(name, NEVER),
             near=tuple(
-                Near(name=one, shape=others[one], where=elsewhere.get(one, "never"))
+                Near(name=one, shape=others[one], where=elsewhere.get(one, NEVER))
                 for one in _nearest(name, shape, others)
             ),
             tie=found.seconds.get(name, "") if side == "module" else "",

@@ -14,7 +14,7 @@ from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault
 from porting.loading import same_bits
 from porting.suggesting.draft.table_writer import patterns
-from porting.suggesting.draft.unmapped import Unmapped
+from porting.suggesting.draft.unmapped import NEVER, Unmapped
 from porting.suggesting.search.activation_matching import laid_out
 from porting.suggesting.search.embedding_candidates import ROW
 from porting.suggesting.search.feature_permutation import FeatureOrder
@@ -131,7 +131,7 @@ def judge(
     missing = tuple(patterns([name for unit in lacking for name in unit.names], _mapped(found)))
     missing = tuple(one.removesuffix(".{*rest}") for one in missing)
     missing += tuple(_rows_left(subjects, found))
-    ours = [one for one in unmapped if one.side == "module"]
+    ours = [one for one in unmapped if one.side == "module" and one.where != NEVER]  # an adapter that is merged, say
     small = [one for one in reasons if _small(one)]
     usual = any(one is not None and one.usually_same for one in (own, behind.proof))
     agrees = own is None or own.agrees or own.mostly_same or usual
@@ -459,7 +459,7 @@ def _idle(subjects: ModelPair, found: SearchResult, unmapped: Sequence[Unmapped]
     empty = [one for one in unmapped if one.side == "module" and len(one.shape) > 1 and not one.tie]
     if 2 * len(empty) <= len(matrices) or found.exhausted:
         return []
-    idle = [one for one in empty if one.where == "never"]
+    idle = [one for one in empty if one.where == NEVER]
     lacking = Counter(tuple(sorted(subjects.twin.tensors[name].shape)) for unit in found.lacking for name in unit.names)
     known = (Counter(tuple(sorted(one.shape)) for one in idle) & lacking).total()
     if 2 * len(idle) > len(matrices) and 4 * known >= 3 * len(idle):
