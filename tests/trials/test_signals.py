@@ -385,7 +385,7 @@ def test_pictures_are_larger_and_smaller_and_the_scope_has_their_sizes() -> None
     assert not torch.equal(large[..., :12], large[..., 12:24])
     assert sizes_of_pictures(one.case.inputs for one in made.values()) == sizes
     text = [*_signals(Scope(pictures=((4, 4), (8, 12), (24, 36)), places=(5, 20)))]
-    assert text == ["pictures of 4x4 to 24x36", "sounds or series of 5 to 20 places"]
+    assert text == ["pictures of 4x4, 8x12 and 24x36", "sounds or series of 5 and 20 places"]
 
 
 def test_an_argument_that_the_reference_knows_and_is_not_given_is_left_out() -> None:
