@@ -20,8 +20,8 @@ def test_an_integer_is_never_cast_to_a_float() -> None:
         assert refused(with_dtype(torch.int8, "trunk.emb.weight"), dtype=dtype) == [
             (
                 "toy.toml:12:1: 'trunk.emb.weight' -> 'emb.weight': int8 would become float32; integers and floats are "
-                "never cast into each other (a quantised tensor needs its scales; a mask or a table of positions is not "
-                "a weight: drop it) [dtype-change]"
+                "never cast into each other (a quantised tensor needs its scales; a mask or a table of positions is "
+                "not a weight: drop it) [dtype-change]"
             )
         ]
 
