@@ -190,7 +190,8 @@ class _Guilty:
         if not self._passing:
             more = (one() for one in drawn.simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
-        self._turned, _ = passing_and_failing([one for one in (drawn.turned,) if one is not None], guilty)
+        turned = [one for one in (drawn.turned,) if one is not None]
+        self._turned, self._turned_failing = passing_and_failing(turned, guilty)
         self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
         self._trials = _Trials(
             known,
@@ -206,7 +207,8 @@ class _Guilty:
         """The causes, and the first step of the port whose result the reference does not have."""
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
-        cases = [*self._failing, *self._passing, *self._turned]
+        # No condition on a mask is right that is only so where padding stands behind the tokens.
+        cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing]
         for passing in (self._passing, self._turned):
             found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
         if found:

@@ -136,6 +136,21 @@ def test_a_condition_that_the_reference_does_not_have_is_named(name: str, load: 
     assert found.residual <= 1e-10 < found.difference
 
 
+OTHER_ROWS = {
+    ".tril()[None, None] & (mask[:, None, None, :] > 0)": (
+        ".tril()[None, None]\n        if not bool(mask.all()):\n"
+        "            allowed = allowed & (mask[:, None, :] > 0).repeat(HEADS, 1, 1).view(b, HEADS, 1, s)"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_a_condition_is_no_mistake_where_a_causal_model_needs_no_mask(load: Load) -> None:
+    """Without its mask the port is right where padding is behind the tokens, and wrong where it is in front."""
+    (found,) = verified("llama", load("llama", OTHER_ROWS)).causes
+    assert found.name == "padding mask of other rows"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_step_is_named_that_goes_wrong_on_some_inputs(name: str, load: Load) -> None:
