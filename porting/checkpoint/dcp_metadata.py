@@ -22,8 +22,9 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import shard_fault
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
 from porting.checkpoint.names import DCP_METADATA, check_names
-from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_shape
+from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_shape, is_whole
 from porting.errors import Code
+from porting.limits import charge
 
 METADATA = "torch.distributed.checkpoint.metadata"
 CLASSES = {
@@ -110,7 +111,9 @@ class MetadataMachine(StateMachine):
         if (function.module, function.name) not in CALLED:
             raise self.error(f"a call of {function.module}.{function.name}", self.unsafe)
         match function.name, args:
-            case "Size", (tuple() | list() as sizes,) if is_shape(sizes):
+            case "Size", (tuple() | list() as sizes,) if is_whole(sizes):
+                if len(sizes) > MAX_RANK:
+                    charge("objects", len(sizes), where=self.source.where)  # one list may be given to many calls
                 self._push(tuple(sizes))
             case "_get_layout", (str() as layout,):
                 self._push(layout)
