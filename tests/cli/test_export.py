@@ -64,9 +64,9 @@ def test_an_error_after_the_files_are_complete_says_so(
     def broken(*arguments: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("porting.cli.export._differing", broken)
-    result = run("export", checkpoint, "back")
+    with monkeypatch.context() as patched:
+        patched.setattr("porting.cli.export._differing", broken)
+        result = run("export", checkpoint, "back")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[1] == "note: back is complete"
-    monkeypatch.undo()
     assert run("hash", "back").exit_code == 0
