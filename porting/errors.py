@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import chain, islice
 from typing import TypeVar
 
-from porting.printable import safe
+from porting.printable import safe, shortened
 
 
 class Code(StrEnum):
@@ -278,10 +278,7 @@ def _cut(text: str, most: int) -> str:
     """Leave out the middle of a text that is longer than ``most``: it may quote a value of a file."""
     if isinstance(text, Message):
         return text.map(lambda wording: _cut(wording, most))
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]} … {len(text) - 2 * half} characters left out … {text[-half:]}"
+    return shortened(text, most)
 
 
 class PortingError(Exception):

@@ -244,11 +244,27 @@ class Folder:
                 found = "nothing stands there any more"
             if not found:
                 continue
-            hint = "open the checkpoint again once nothing writes to it"
-            message = f"the file changed after it was opened: {found}"
-            changed.append(Fault(code=Code.FILE_CHANGED, where=str(self.path / name), message=message, hint=hint))
+            changed.append(_changed(self.path / name, found))
         if changed and gone < len(seen):
             raise CheckpointError(changed)
+
+    def reopen(self, name: str, *, limit: int | None = None) -> Opened:
+        """Open a file in it that was opened before, and has to be as it was then.
+
+        Args:
+            limit: the most bytes that it may have.
+
+        Raises:
+            CheckpointError: as of :meth:`open`; or it was written to, or another file has its name now.
+        """
+        opened = self.open(name, limit=limit)
+        first = self._seen[name]
+        same = os.path.samestat(first.status, opened.status)
+        found = first.change(opened.descriptor) if same else "another file stands there now"
+        if found:
+            close(opened.descriptor)
+            raise CheckpointError(_changed(self.path / name, found))
+        return opened
 
     def _change(self, name: str, opened: Opened) -> str:
         """How a name's file differs from the one that was opened there; empty if it does not."""
@@ -392,18 +408,25 @@ def _names_in(directory: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Member:
-    """A file of a folder that is opened when it is needed."""
+    """A file of a folder that is opened when it is needed, each time as it was when it was opened first."""
 
     folder: Folder
     name: str
 
     def open(self, *, limit: int | None = None) -> Opened:
-        """Open the file as :meth:`Folder.open` does."""
-        return self.folder.open(self.name, limit=limit)
+        """Open the file as :meth:`Folder.reopen` does."""
+        return self.folder.reopen(self.name, limit=limit)
 
     def read(self, *, limit: int) -> bytes:
-        """Read the file as :meth:`Folder.read` does."""
-        return self.folder.read(self.name, limit=limit)
+        """Read the file; arguments and errors as of :meth:`open`."""
+        return read_opened(self.open(limit=limit))
+
+
+def _changed(path: Path, found: str) -> Fault:
+    """The fault of a file that is not as it was when it was opened."""
+    hint = "open the checkpoint again once nothing writes to it"
+    message = f"the file changed after it was opened: {found}"
+    return Fault(code=Code.FILE_CHANGED, where=str(path), message=message, hint=hint)
 
 
 def difference(then: os.stat_result, now: os.stat_result) -> str:

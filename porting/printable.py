@@ -70,6 +70,31 @@ def safe_lines(text: str) -> str:
     )
 
 
+def shortened(text: str, most: int) -> str:
+    r"""Leave out the middle of a text that takes more than so many characters when it is escaped.
+
+    >>> shortened("abcdefgh", 8), shortened("abcdefgh", 4)
+    ('abcdefgh', 'ab … 4 characters left out … gh')
+    >>> safe(shortened("\x9b" * 8, 16))
+    '\\x9b\\x9b … 4 characters left out … \\x9b\\x9b'
+    """
+    if len(text) <= most and len(safe(text)) <= most:
+        return text
+    half = most // 2
+    begin, end = _fitting(text[:half], half), _fitting(text[: -half - 1 : -1], half)
+    left = len(text) - begin - end
+    return f"{text[:begin]} … {left:,} characters left out … {text[len(text) - end :]}"
+
+
+def _fitting(text: str, most: int) -> int:
+    """How many of the first characters of a text take no more than so many when they are escaped."""
+    for place, character in enumerate(text):
+        most -= len(safe(character))
+        if most < 0:
+            return place
+    return len(text)
+
+
 def _spelled(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 

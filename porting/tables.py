@@ -12,6 +12,7 @@ from porting.errors import Code, Fault, Message, Option, PortingError, closest, 
 from porting.notation.extends import SHIPPED
 from porting.notation.faults import TableError
 from porting.notation.table import Table, parse_table, read_table
+from porting.printable import shown
 from porting.registries import REGISTRY
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _for_config(config: Mapping[str, object]) -> Table:
     if asked:
         hint = Message("it takes one that is asked for: ", Option("table", asked[0]))
     message = (
-        f"no bundled table is for model_type {model_type!r}"
+        f"no bundled table is for model_type {shown(model_type)}"
         if model_type is not None
         else f"{'config.json names no model_type' if config else 'no config.json'}, so no bundled table can be chosen"
     )

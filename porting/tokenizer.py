@@ -102,12 +102,13 @@ def read_tokenizer(folder: Folder | None, *, where: str) -> TextTokenizer:
 
     Raises:
         TokenizerError: there is none, or its files are not what they should be.
-        CheckpointError: a file cannot be read.
+        CheckpointError: a file cannot be read, or one of the checkpoint was replaced since it was opened.
     """
-    if folder is not None and folder.kind(TOKENIZER) in FILES:
-        return _from_json(folder)
-    if folder is not None and folder.kind(VOCABULARY) in FILES:
-        return _from_vocabulary(folder)
+    for name, read in ((TOKENIZER, _from_json), (VOCABULARY, _from_vocabulary)):
+        if folder is not None and folder.kind(name) in FILES:
+            found = read(folder)
+            folder.require_in_place()  # else it may belong to another version of the weights
+            return found
     message = f"the checkpoint has no tokenizer: neither {TOKENIZER} nor {VOCABULARY} lies beside its weights"
     hint = "copy the tokenizer's files there, from where the weights came from"
     raise TokenizerError(Fault(code=Code.NO_TOKENIZER, where=where, message=message, hint=hint))

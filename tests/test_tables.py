@@ -91,3 +91,9 @@ def test_what_cannot_be_found_says_so(asked: str | None, config: dict[str, objec
     with pytest.raises(TableError) as caught:
         find_table(asked, config)
     assert str(caught.value).startswith(message)
+
+
+def test_a_model_type_of_any_length_is_told_in_a_line() -> None:
+    with pytest.raises(TableError) as caught:
+        find_table(None, {"model_type": "\x9b" * 1_000_000})
+    assert len(str(caught.value)) < 1000

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.strict_json import Json
 from porting.embedded import embedded_checkpoint
 from porting.errors import PortingError
@@ -167,6 +168,20 @@ def test_the_last_line_of_a_vocabulary_needs_no_end(tmp_path: Path) -> None:
     tokenizer = read_tokenizer(Folder(folder), where="c")
     assert tokenizer.spell(len(WORDS) - 1) == WORDS[-1]
     assert tokenizer.spell(len(WORDS)) == f"<{len(WORDS)}>"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+def test_a_tokenizer_is_of_the_version_that_the_weights_are_of(tmp_path: Path, name: str) -> None:
+    """Another version was put in place of the weights after they were opened, and before the tokenizer was."""
+    source = shutil.copytree(embedded_checkpoint(), tmp_path / "source")
+    for other in {"tokenizer.json", "vocab.txt"} - {name}:
+        (source / other).unlink()
+    checkpoint = open_checkpoint(source)
+    assert read_tokenizer(checkpoint.home, where="m").tokenizer.token_to_id("[MASK]") is not None
+    shutil.copy2(source / "model.safetensors", tmp_path / "new")
+    (tmp_path / "new").rename(source / "model.safetensors")
+    with pytest.raises(CheckpointError, match="another file stands there now"):
+        read_tokenizer(checkpoint.home, where="m")
 
 
 def test_no_tokenizer_is_said_to_be_none(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from porting.checkpoint.files import ByteSource
 from porting.checkpoint.index import shard_fault
 from porting.checkpoint.layout import MAX_BYTES, MAX_RANK, Chunk, TensorInfo
 from porting.checkpoint.names import DCP_METADATA, check_names
-from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_whole
+from porting.checkpoint.state_pickle import DTYPES, Global, StateMachine, describe, is_shape, is_whole
 from porting.errors import Code
+from porting.limits import charge
 
 METADATA = "torch.distributed.checkpoint.metadata"
 CLASSES = {
@@ -110,7 +111,9 @@ class MetadataMachine(StateMachine):
         if (function.module, function.name) not in CALLED:
             raise self.error(f"a call of {function.module}.{function.name}", self.unsafe)
         match function.name, args:
-            case "Size", (tuple() | list() as sizes,) if is_whole(tuple(sizes)):
+            case "Size", (tuple() | list() as sizes,) if is_whole(sizes):
+                if len(sizes) > MAX_RANK:
+                    charge("objects", len(sizes), where=self.source.where)  # one list may be given to many calls
                 self._push(tuple(sizes))
             case "_get_layout", (str() as layout,):
                 self._push(layout)
@@ -302,7 +305,7 @@ class _Reading:
         for key, value in storage.items():
             index, info = _fields(key, "MetadataIndex"), _fields(value, "_StorageInfo")
             name, starts = index.get("fqn"), index.get("offset")
-            if not isinstance(name, str) or not (starts is None or (isinstance(starts, tuple) and is_whole(starts))):
+            if not isinstance(name, str) or not (starts is None or (isinstance(starts, tuple) and is_shape(starts))):
                 self._wrong(None, "the storage of something without a name and a place")
                 continue
             path, start, length = info.get("relative_path"), info.get("offset"), info.get("length")

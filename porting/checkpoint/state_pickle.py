@@ -475,6 +475,8 @@ class StateMachine:
                 dict() as hooks, Global("torch", name), *more
             ) if not hooks and len(more) < 2:  # fmt: skip
                 element = DTYPES.get(name)
+                if grad:  # torch makes the tensor first, and then cannot give it its storage
+                    raise self.error("a tensor with a gradient that torch saves as it does those without one")
             case _:
                 raise self.error("a tensor whose description is incomplete")
         whole = is_whole(size) and is_whole(stride) and len(size) == len(stride)

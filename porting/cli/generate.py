@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted
+from porting.cli.output import LONGEST_TEXT, Screen, counted
 
 if TYPE_CHECKING:
     from porting.generating import Generated
@@ -94,7 +94,7 @@ def show(screen: Screen, written: Generated, top: int | None) -> None:
             ],
         }
     )
-    screen.line((written.result, "bold"))
+    screen.line((written.result, "bold"), most=LONGEST_TEXT)
     end = "ended by the model" if written.ended else "cut at the maximum length"
     screen.line(f"{counted(len(written.ids), 'new token')}, {end}; log-probability {written.score:.2f}")
     if top is not None:

@@ -35,7 +35,7 @@ from porting.cli.streams import OutputError
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
-from porting.printable import safe, safe_lines, shell_word, told
+from porting.printable import safe, safe_lines, shell_word, shortened, told
 from porting.users_code import FINDER
 
 if TYPE_CHECKING:
@@ -109,8 +109,11 @@ def console(stream: TextIO) -> Console:
 MOST_ROWS, MOST_CHARACTERS = 5_000, 1_000_000
 """Rows of a table that are drawn, and characters in them, with those that pad each column to its width."""
 
-LONGEST_CELL = 20_000
+LONGEST = 1_000
 """Characters of a cell, or of a part of a line, that are drawn."""
+
+LONGEST_TEXT = 20_000
+"""The same of what a model wrote, and of a command to type."""
 
 
 SHORTAGES = {
@@ -312,10 +315,10 @@ class Screen(AbstractContextManager["Screen"]):
         except OSError as error:
             self._lost = error
 
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """A line of the result, of texts and of texts with their style."""
-        shown = [_cut(part) if isinstance(part, str) else (_cut(part[0]), part[1]) for part in parts]
-        self.show(Text.assemble(*shown), soft_wrap=True)
+    def line(self, *parts: str | tuple[str, str], most: int = LONGEST) -> None:
+        """A line of the result, of texts and of texts with their style, each of at most so many characters."""
+        styled = [(part, "") if isinstance(part, str) else part for part in parts]
+        self.show(Text.assemble(*((safe(shortened(text, most)), style) for text, style in styled)), soft_wrap=True)
 
     def rows(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
         """A table; the columns titled as in ``right`` are set to the right.  Titles may be empty.
@@ -327,7 +330,7 @@ class Screen(AbstractContextManager["Screen"]):
             grid.add_column(title, justify="right" if title in right else "left", overflow="fold")
         drawn, widths = 0, [len(title) for title in titles]
         for row in rows[:MOST_ROWS]:
-            cells = [_cut(cell) for cell in row]
+            cells = [safe(shortened(cell, LONGEST)) for cell in row]
             widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=True)]
             if drawn and (drawn + 1) * sum(widths) > MOST_CHARACTERS:
                 break
@@ -360,7 +363,7 @@ class Screen(AbstractContextManager["Screen"]):
         if aside:
             self._aside("next", command, "dim")
         else:
-            self.line(("next: ", "dim"), command)
+            self.line(("next: ", "dim"), command, most=LONGEST_TEXT)
 
     def page(self, answer: Answer, path: Path | None) -> None:
         """Write an answer's page, where one was asked for, and say so."""
@@ -412,14 +415,6 @@ class Screen(AbstractContextManager["Screen"]):
             yield
         finally:
             bar.start()
-
-
-def _cut(text: str) -> str:
-    """A text for a terminal; the middle of a very long one is left out."""
-    if len(text) > LONGEST_CELL:
-        half = LONGEST_CELL // 2
-        text = f"{text[:half]} … {len(text) - 2 * half:,} characters left out … {text[-half:]}"
-    return safe(text)
 
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)|([^\x1b]+|\x1b)")

@@ -265,6 +265,8 @@ def _draft(
     reverse, dtype, shard_size, to = options.reverse, options.dtype, options.shard_size, options.to
     files, left = companions(checkpoint)
     files.pop(RECORD, None)
+    if files and checkpoint.home is not None:
+        checkpoint.home.require_in_place()  # what stands beside the weights was opened later than they were
     kept: dict[str, bytes | Member] = {name: one for name, one in files.items() if isinstance(one, bytes | Member)}
     writer, part, main = _writer(table, options)
     raw, said, settings = config_of(checkpoint), tuple[str, ...](), dict[str, object]()

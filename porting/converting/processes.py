@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from porting.errors import Code, Fault, RankError
+from porting.errors import Code, Fault, PortingError, RankError
+from porting.printable import told
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as ProcessGroupOfTorch
@@ -116,7 +117,7 @@ def shared_failures(group: ProcessGroup) -> Iterator[None]:
         raise  # it came from another process: all know
     except Exception as error:  # any error: the other processes are informed, and it is raised again
         with suppress(RankError):
-            group.gather(Failure(f"{error}".partition("\n")[0] or type(error).__name__))
+            group.gather(Failure(str(error).partition("\n")[0] if isinstance(error, PortingError) else told(error)))
         raise
 
 

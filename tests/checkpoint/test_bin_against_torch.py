@@ -330,6 +330,12 @@ def folder_of(raw: bytes) -> bytes:
     return raw[: at + 38] + b"\x10" + raw[at + 39 :]
 
 
+def with_gradient(tensor: torch.Tensor) -> bytes:
+    """A tensor with a gradient, as the pickle says."""
+    found = entries(saved({"a": tensor})).items()
+    return zipped({name: raw.replace(b"\x89c", b"\x88c") if "pkl" in name else raw for name, raw in found})
+
+
 def tar_and_pickle() -> bytes:
     """A pickle of the older format whose first 512 bytes have the checksum of a tar archive's header."""
     raw = bytearray(saved(ONE, zipped=False))
@@ -369,6 +375,7 @@ BY_HAND: dict[str, Callable[[], bytes]] = {
     "attributes for a dictionary": lambda: named(tensor(b"0", b"FloatStorage", 12), behind=b"}b"),
     "a tensor that is dropped": lambda: named(tensor(b"0", b"FloatStorage", 12) + tensor(b"9", b"FloatStorage", 3)),
     "a gradient of whole numbers": lambda: with_pickle(pickle_of({"b": ONE["b"]}).replace(b"\x89c", b"\x88c")),
+    "a gradient of float8": lambda: with_gradient(torch.ones(3).to(torch.float8_e4m3fn)),
     "hooks": lambda: named(tensor(b"0", b"FloatStorage", 12).replace(b")R", b")RK\x01K\x01s")),
     "an opcode of another protocol": lambda: with_pickle(pickle_of(ONE).replace(b"X\x01\x00\x00\x00a", b"\x8c\x01a")),
     "a string of Python 2": lambda: with_pickle(pickle_of(ONE).replace(b"X\x01\x00\x00\x00a", b"T\x01\x00\x00\x00a")),

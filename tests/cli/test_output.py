@@ -6,6 +6,7 @@ import io
 import json
 import math
 import pickle
+import re
 import sys
 import warnings
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import LONGEST_TEXT, Screen, counted, size
 from porting.errors import LONGEST, Code, Fault, Message, Option, PortingError, Wording
 from porting.printable import safe
 
@@ -221,11 +222,11 @@ def test_a_table_is_drawn_as_far_as_anybody_reads(capsys: pytest.CaptureFixture[
     """By rows, and by the characters in them; the document has all."""
     with Screen("check", as_json=False) as screen:
         screen.rows(["name"], [[f"row {number}"] for number in range(7_000)])
-        screen.rows(["name"], [["x" * 10_000] for _ in range(300)])
+        screen.rows(["name"], [["x" * 10_000] for _ in range(3_000)])
     lines = capsys.readouterr().out.splitlines()
     assert "row 4999" in lines
     assert "row 5000" not in lines
-    assert [line for line in lines if line.startswith("and ")] == ["and 2,000 more rows", "and 200 more rows"]
+    assert [line for line in lines if line.startswith("and ")] == ["and 2,000 more rows", "and 2,031 more rows"]
 
 
 @pytest.mark.parametrize(
@@ -248,13 +249,21 @@ def test_counts() -> None:
     assert [counted(number, "rule") for number in (0, 1, 12345)] == ["0 rules", "1 rule", "12,345 rules"]
 
 
-def test_the_middle_of_a_text_that_nobody_reads_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Laying out a cell of a hundred megabytes, or a column that is as wide as its longest cell, takes minutes."""
-    long = "a" * 1_000_000 + "b"
+@pytest.mark.parametrize("character", ["a", "\x9b", "\u202e", "\U000e0041"])
+def test_the_middle_of_a_text_that_nobody_reads_is_left_out(character: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Laying out a cell of a hundred megabytes, or a column that is as wide as its longest cell, takes minutes.
+
+    An escaped character takes up to ten, and as many are left out more.
+    """
+    long = character * 1_000_000 + "b"
     with Screen("check") as screen:
         screen.rows(["name", "count"], [(long, "1"), *(("c", "2") for _ in range(4_000))])
         screen.line(("what", "bold"), long)
+        screen.line(long, most=LONGEST_TEXT)
     out = capsys.readouterr().out
-    assert out.count("980,001 characters left out … aaa") == 2
-    assert "and 3,952 more rows" in out
+    lines = [line for line in out.splitlines() if "left out" in line]
+    assert all(re.search(r" … (9[89][0-9]|999),[0-9]{3} characters left out … ", line) for line in lines)
+    assert [len(line) // 1_100 for line in lines] == [0, 0, 18]
+    assert all(line.rstrip(" 1").endswith("b") for line in lines)
+    assert "more rows" in out
     assert len(out) < 1_100_000

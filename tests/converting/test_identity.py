@@ -20,7 +20,9 @@ import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.converting import convert, verify_files
 from porting.converting.digests import of_bytes
+from porting.converting.making import Made, Maker
 from porting.notation.table import parse_table
+from porting.plan.recipe import Recipe
 from tests.guards.tree import ROOT
 from tests.small_checkpoint import write_checkpoint
 
@@ -215,6 +217,52 @@ def test_a_file_that_loses_its_name_stays_readable(how: str, tmp_path: Path) -> 
     else:
         os.link(path, source / "again")
     assert checkpoint.read("a.0").shape == (30, 40)
+
+
+def put_in_place(path: Path, raw: bytes) -> None:
+    path.with_name("new").write_bytes(raw)
+    os.utime(path.with_name("new"), ns=(10**18, 10**18))
+    path.with_name("new").rename(path)
+
+
+def written_over(path: Path, raw: bytes) -> None:
+    path.write_bytes(raw)
+    os.utime(path, ns=(10**18, 10**18))
+
+
+@pytest.mark.parametrize("replace", [put_in_place, written_over])
+@pytest.mark.parametrize("name", ["vocab.txt", "README.md"])
+@pytest.mark.parametrize("count", [0, 5])
+def test_what_stands_beside_the_weights_is_of_the_same_version(
+    count: int, name: str, replace: Callable[[Path, bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory into which another version is written file by file, while its weights are converted."""
+    source, made = write_version(tmp_path / "source", 1), list[str]()
+    written_over(source / name, b"first")
+
+    real = Maker.make
+
+    def make(self: Maker, recipe: Recipe, target: int, at: int) -> Made:
+        if len(made) == count:
+            replace(source / name, b"other")
+        made.append(recipe.name)
+        return real(self, recipe, target, at)
+
+    monkeypatch.setattr(Maker, "make", make)
+    with pytest.raises(CheckpointError, match=f"{name}: the file changed after it was opened"):
+        run(source, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_weights_that_were_replaced_before_the_files_beside_them_were_opened_are_noticed(tmp_path: Path) -> None:
+    source, other = write_version(tmp_path / "1", 1), write_version(tmp_path / "2", 2)
+    (source / "vocab.txt").write_bytes(b"other")
+    checkpoint = open_checkpoint(source)
+    rename_file(source, other)
+    with pytest.raises(CheckpointError, match=r"model.safetensors: the file changed after it was opened"):
+        convert(checkpoint, tmp_path / "out", parse_table(TABLE))
+    (source / "vocab.txt").unlink()
+    assert convert(checkpoint, tmp_path / "out", parse_table(TABLE)).tensors == 12, "alone it is one version"
 
 
 def hash_(source: Path, folder: Path) -> str:

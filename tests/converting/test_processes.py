@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from porting.converting import convert
-from porting.converting.processes import shares
+from porting.converting.processes import ProcessGroup, shared_failures, shares
 from porting.notation.table import parse_table
 from tests.converting.drawing import write
 from tests.guards.tree import ROOT
@@ -176,6 +176,15 @@ def test_under_torchrun_what_one_cannot_prepare_all_are_told(work: Path, tmp_pat
     assert done.stderr.count("error: rank 1: it could not go on, so that no process did: ") == 1
     assert done.stderr.count("no such volume") == 2
     assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"uneven.py"}
+
+
+def test_an_error_that_cannot_be_printed_stays_the_error() -> None:
+    class UnprintableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("not this one")
+
+    with pytest.raises(UnprintableError), shared_failures(ProcessGroup(alone=True)):
+        raise UnprintableError
 
 
 def test_every_job_is_somebodys() -> None:

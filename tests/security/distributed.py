@@ -110,6 +110,14 @@ def one_list(metadata: Any) -> None:
     state["b"] = TensorStorageMetadata(state["a"].properties, state["a"].size, state["a"].chunks)
 
 
+def of_many_axes(metadata: Any) -> None:
+    """The place of a chunk has 65 axes: many may share one of 300,000, which is hashed for each."""
+    index, place = next(iter(metadata.storage_data.items()))
+    far = replace(index)
+    object.__setattr__(far, "offset", (0,) * 65)
+    metadata.storage_data[far] = place
+
+
 def in_itself(metadata: Any) -> None:
     chunks = metadata.state_dict_metadata["a"].chunks
     chunks.append(chunks)
@@ -183,6 +191,9 @@ DISTRIBUTED: list[Row] = [
     seen("an ordered dictionary made anew", "a new object of collections.OrderedDict",
          metadata_is(b"\x80\x04\x8c\x0bcollections\x8c\x0bOrderedDict\x93)\x81.")),
     seen("attributes for a list", "attributes for a list", metadata_is(b"\x80\x04]}b.")),
+    seen("sizes that are made of one long list 2,000 times", "more than 4000000 values in descriptions",
+         metadata_is(b"\x80\x02ctorch\nSize\nq\0](" + b"K\1" * 500_000 + b"eq\1" + b"h\0h\1\x85R" * 2000 + b".")),
+    seen("a chunk at a place of 65 axes", "without a name and a place", changed(of_many_axes)),
     seen("a path that climbs out", "holds a path separator", moved(relative_path="../" + FILE)),
     seen("an absolute path", "holds a path separator", moved(relative_path="/etc/passwd")),
     seen("a path with a backslash", "holds a path separator", moved(relative_path="..\\x.distcp")),
