@@ -130,7 +130,7 @@ def test_a_decoder_of_its_own_is_never_taken_for_the_word_table(tmp_path: Path) 
     ("kind", "said"),
     [
         (WithoutBias, "word.weight has no bias, and the checkpoint's cls.predictions.bias is not zero"),
-        (Hidden, "more.0.w is not a parameter of the module that state_dict lists"),
+        (Hidden, "more.0.w is not a parameter in the module's state_dict"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(
