@@ -583,11 +583,11 @@ def failing(status: int, **headers: str) -> Answer:
 
 
 def gone(handler: Any) -> None:  # Any: the hub's own handler
-    """Answers, and is not there any more."""
+    """Answers, and is not there any more: it stops listening first, or the next connection would be broken."""
+    handler.server.server_close()
     handler._info("org/name", "main")
     handler.close_connection = True
     handler.server.shutdown()
-    handler.server.server_close()
 
 
 @pytest.mark.parametrize(
