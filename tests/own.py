@@ -1,4 +1,4 @@
-"""A model that nobody bundled: its module, its table and its checkpoint, with something of all that a table can say."""
+"""A model that is not bundled: its module, a checkpoint, and a table that uses each kind of line."""
 
 from __future__ import annotations
 

@@ -189,9 +189,9 @@ def _range(numbers: Sequence[int]) -> list[str]:
 
 
 def _part_of_pairs(scope: Scope) -> str:
-    """How many pairs of a length and a batch size ran, where these are not all that the two lists make."""
+    """How many combinations of a length and a batch size ran, where not all did."""
     every = len(scope.lengths) * len(scope.rows)
-    return f" ({len(scope.shapes)} of these {every:,} shapes)" if 0 < len(scope.shapes) < every else ""
+    return f" ({len(scope.shapes)} of {every:,} combinations)" if 0 < len(scope.shapes) < every else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -226,7 +226,7 @@ def _written(side: Side, before: Mapping[str, int], own: Callable[[str], bool]) 
     after = _digests(side.module)
     changed = [name for name, one in before.items() if after.get(name) != one]
     scratch = [name for name in changed if own(name)]
-    if scratch and not _is_overwritten_first(side, scratch):
+    if scratch and not _is_without_effect(side, scratch):
         scratch = []
     changed = [name for name in changed if name not in scratch]
     for kind, names in ((ImpurityKind.WRITES_WEIGHTS, changed), (ImpurityKind.WRITES_SCRATCH, scratch)):
@@ -234,10 +234,10 @@ def _written(side: Side, before: Mapping[str, int], own: Callable[[str], bool]) 
             yield Impurity(kind=kind, detail=", ".join(names[:3]))
 
 
-def _is_overwritten_first(side: Side, names: Sequence[str]) -> bool:
-    """Whether no call reads what buffers held before it: with other numbers in them the outputs are the same.
+def _is_without_effect(side: Side, names: Sequence[str]) -> bool:
+    """Whether the outputs are the same with other numbers in these buffers before a call.
 
-    The keys and values of a cache are such numbers, where each call begins at the first position.
+    So it is for a cache of keys and values that each call fills from the first position on, and for a count of calls.
     """
     try:
         for case in range(len(side.arguments)):
@@ -247,12 +247,22 @@ def _is_overwritten_first(side: Side, names: Sequence[str]) -> bool:
                 return False
             with torch.inference_mode():  # a buffer that was made in it is written in it alone
                 for name in names:
-                    buffers[name].fill_(math.nan if buffers[name].is_floating_point() else 1)
+                    _fill_otherwise(buffers[name])
             if apart(usual, _run(side, case)) > REPEATED * _units(usual):
                 return False
     except (VerifyError, RuntimeError):
         return False
     return True
+
+
+def _fill_otherwise(buffer: Tensor) -> None:
+    """Put NaN into a buffer, or other whole numbers than it holds; False for True."""
+    if buffer.is_floating_point() or buffer.is_complex():
+        buffer.fill_(math.nan)
+    elif buffer.dtype == torch.bool:
+        buffer.logical_not_()
+    else:
+        buffer.add_(1)
 
 
 def _units(outputs: Mapping[str, Tensor]) -> float:

@@ -65,7 +65,7 @@ class ImpurityKind(StrEnum):
 
     WRITES_INPUTS = "writes to its inputs"
     WRITES_WEIGHTS = "changes its weights or buffers"
-    WRITES_SCRATCH = "keeps numbers in buffers that every call overwrites before it reads them"
+    WRITES_SCRATCH = "keeps numbers in buffers, on which no output depends"
     STATE = "gives other numbers after other calls"
     REPEATED = "gives other numbers in the same call"
     FRESH = "gives other numbers in a fresh copy"

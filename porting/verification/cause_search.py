@@ -49,7 +49,7 @@ LARGE = 256 << 20
 """A case with more bytes of activations at the probes is large: its whole pass has several times as many."""
 
 END_TO_END = 1e-6
-"""The least difference of the model's output at which a change to the whole model is told from rounding."""
+"""A change to the whole model that moves its output by less than this is not told from rounding."""
 
 SECONDS = 20.0
 """The seconds for which one alteration of the whole is searched."""

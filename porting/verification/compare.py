@@ -340,7 +340,7 @@ class Comparison:
         return pairing
 
     def paired(self, exact: Mapping[Point, Tensor], found: Mapping[Point, Tensor]) -> Pairing:
-        """Pair the port's points with the reference's, in a case that is none of those compared here."""
+        """Pair the port's points with the reference's, in a case that is not compared here."""
         return pair(self._table, _shapes(exact), _shapes(found), self.sizes)
 
     def rounding(self, reference: Side, port: Side, dtype: torch.dtype) -> None:

@@ -188,7 +188,7 @@ def test_the_summary_counts_what_the_full_text_names() -> None:
             "float32: 1.5x the reference's own rounding error (tolerance 4x)"
         ),
         (
-            "ran: eval mode, float64; 1 to 3, 63 and 64 tokens, batches of 1 and 17 (6 of these 10 shapes), "
+            "ran: eval mode, float64; 1 to 3, 63 and 64 tokens, batches of 1 and 17 (6 of 10 combinations), "
             "2 kinds of masks; all 11 token ids"
         ),
         (

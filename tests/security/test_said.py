@@ -204,7 +204,7 @@ BE = ("was", "may have been")
 
 
 def failure_of(made: str, source: Path, path: Path) -> str:
-    """What is said when something cannot be written; empty when it was."""
+    """The error message when something cannot be written; empty when it was written."""
     try:
         if made == "file":
             write_file(path, b"content")

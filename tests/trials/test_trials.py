@@ -55,7 +55,7 @@ def test_the_scope_says_what_ran(faithful: Report) -> None:
     assert scope.tokens == (50, 50)
     text = " ".join(faithful.details().split())
     assert "ran: eval mode, float64; rows of 1 to 20 tokens; 1 to 1" in text
-    assert f"and 153 rows in a batch ({len(scope.shapes)} of these {20 * len(scope.rows)} shapes); masks: none" in text
+    assert f"and 153 rows in a batch ({len(scope.shapes)} of {20 * len(scope.rows)} combinations); masks: none" in text
     assert "output compared, except at padding and in rows without a token: logits, pooled" in text
     assert "not run: gradients, training mode and autocast" in text
     assert faithful.to_dict()["scope"]["masks"] == list(scope.masks)
@@ -562,63 +562,59 @@ def test_each_batch_is_run_after_each_other_one(pair: tuple[int, int]) -> None:
     assert purity._in_any_order(pure, {}) == 0
 
 
-class Cached(Encoder):
-    """Keeps a sequence in a persistent buffer, as caches of keys and values do, and goes on with what it kept."""
+def keeping(reads: str = "", kept: str = "cache") -> Encoder:
+    """A port with a persistent buffer that its forward writes to: a sequence, or a count of calls.
 
-    reads = "the same call"
+    Args:
+        reads: ``"0"`` if an output has nought times what the call before wrote, and ``"1e-3"`` if a thousandth.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(160, 20, 12))
-        self.cache: Tensor
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        found = super().forward(input_ids, attention_mask, token_type_ids, position_ids)
-        rows, length = input_ids.shape
-        former = self.cache[:rows, 0].clone()
+    def change(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
+        buffer, (rows, length) = port.get_buffer(kept), given["input_ids"].shape
+        former = buffer[:rows, 0].clone() if kept == "cache" else buffer.clone()
         with torch.no_grad():
-            self.cache[:rows, :length] = self.tokens(input_ids)
-        if self.reads == "nothing in effect":  # NaN in the buffer would reach the output
-            found["pooled"] = found["pooled"] + 0 * former
-        if self.reads == "the call before":
-            found["pooled"] = found["pooled"] + 1e-3 * former
-        return found
+            if kept == "cache":
+                buffer[:rows, :length] = port.get_submodule("tokens")(given["input_ids"])
+            else:
+                buffer += 1
+        return {**out, "pooled": out["pooled"] + float(reads) * former} if reads else out
+
+    port = wrong(change)
+    port.register_buffer("cache", torch.zeros(160, 20, 12))
+    port.register_buffer("calls", torch.zeros((), dtype=torch.long))
+    return port
 
 
-class ReadsInEffectNothing(Cached):
-    reads = "nothing in effect"
+NOT_STORED = """[mapping]
+name = "keeping"
+[tensors]
+"{*rest}" = "{*rest}"
+[fresh]
+"cache" = "the module fills it"
+"calls" = "the module counts them"
+"""
 
 
-class ReadsTheCallBefore(Cached):
-    reads = "the call before"
-
-
-FRESH_CACHE = '[mapping]\nname = "cached"\n[tensors]\n"{*rest}" = "{*rest}"\n[fresh]\n"cache" = "the module fills it"\n'
-
-
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
-    ("made", "fresh", "kind"),
+    ("how", "stored", "kind"),
     [
-        (Cached, True, ImpurityKind.WRITES_SCRATCH),
-        (Cached, False, ImpurityKind.WRITES_WEIGHTS),
-        (ReadsInEffectNothing, True, ImpurityKind.WRITES_WEIGHTS),
-        (ReadsTheCallBefore, True, ImpurityKind.STATE),
+        ({}, False, ImpurityKind.WRITES_SCRATCH),
+        ({"kept": "calls"}, False, ImpurityKind.WRITES_SCRATCH),
+        ({}, True, ImpurityKind.WRITES_WEIGHTS),
+        ({"reads": "0"}, False, ImpurityKind.WRITES_WEIGHTS),  # NaN in the buffer reaches the output
+        ({"reads": "1e-3"}, False, ImpurityKind.STATE),
+        ({"reads": "1e-3", "kept": "calls"}, False, ImpurityKind.STATE),
     ],
 )
-def test_a_buffer_that_every_call_overwrites_is_no_state(made: type[Cached], fresh: bool, kind: ImpurityKind) -> None:
-    reference = Encoder()
-    if not fresh:
-        reference.register_buffer("cache", torch.zeros(160, 20, 12))
-    table = parse_table(FRESH_CACHE) if fresh else None
-    report = verify(reference=reference, into=made(), dtypes=(), loaded=True, table=table)
+def test_a_buffer_on_which_no_output_depends_is_no_state(how: dict[str, str], stored: bool, kind: ImpurityKind) -> None:
+    port = keeping(**how)
+    reference = keeping("0") if stored else Encoder()
+    table = None if stored else parse_table(NOT_STORED)
+    report = verify(reference=reference, into=port, dtypes=(), loaded=True, table=table, causes=False)
     assert kind in {one.kind for one in report.scope.impurities}, str(report)
     assert report.faithful == (kind is ImpurityKind.WRITES_SCRATCH)
+    assert not port.get_buffer("cache").isnan().any()
 
 
 def whole_rows(given: dict[str, Any], port: nn.Module) -> None:

@@ -410,10 +410,20 @@ class SlightlyWrongInShortRows(FromFirstToken):  # type: ignore[no-untyped-call]
         return super().forward(input_ids, attention_mask) * (1 + 1e-9 * (whole and input_ids.shape[1] == 5))
 
 
+class RefusesOneRow(FromFirstToken):  # type: ignore[no-untyped-call]  # as above
+    """No row can be looked at by itself, so nothing is known of its angles and nothing is excused."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if len(input_ids) == 1 and attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("one padded row")
+        return super().forward(input_ids, attention_mask)
+
+
 @pytest.mark.parametrize(
     ("made", "verdict"),
     [
         (FromFirstToken, "faithful"),
+        (RefusesOneRow, "different"),
         (SlightlyWrong, "different"),
         (WrongBehindPadding, "different"),
         (SlightlyWrongInShortRows, "different"),

@@ -323,7 +323,13 @@ def _sentence(
         return ""
     far = f"{best.difference:.0e}"
     if verdict in {Verdict.EXACT, Verdict.TRUNK}:
-        seen = f"{shown[0]} of {shown[1]} parameters reach a compared activation, the others are compared by value"
+        by_value = len(best.report.shown.copy)
+        left = shown[1] - shown[0] - by_value
+        others = (
+            ", the others are compared by value" if not left else f", {by_value} are compared by value" * (by_value > 0)
+        )
+        others += f", and {left} are new" if left else ""
+        seen = f"{shown[0]} of {shown[1]} parameters reach a compared activation{others}"
         seen = seen if shown[0] < shown[1] else f"all {shown[1]} parameters reach a compared activation"
         if not shown[0]:
             seen = "what each parameter does was not shown, as the forward switches gradients off"
