@@ -12,9 +12,10 @@ import torch
 
 from porting.errors import VerifyError
 from porting.tracing import activations
-from porting.tracing.activations import Activations, TensorFile
+from porting.tracing.activations import Activations, StoredTensor, TensorFile
 from porting.tracing.torch_modes import FunctionMode
 from porting.verification import verify
+from tests.causes.wrong_ports import Wrong, verified
 from tests.small_checkpoint import write_checkpoint
 
 
@@ -82,6 +83,25 @@ def test_a_verification_is_the_same_from_the_file(tmp_path: Path, monkeypatch: p
     assert after.noise == before.noise
     assert after.shown == before.shown
     assert after.learned == before.learned
+
+
+@pytest.mark.slow
+def test_the_search_for_a_cause_reads_what_it_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every activation for each distance, which is ten times as much in a model of two layers."""
+    wrong = Wrong("bert", {"LayerNorm(HIDDEN, eps=EPS)": "LayerNorm(HIDDEN, eps=1e-5)"}, ("LayerNorm eps",))
+    kept = verified(wrong, trials=False)
+    monkeypatch.setattr(activations, "HELD", 0)
+    read = StoredTensor.read
+    reads: list[StoredTensor] = []
+
+    def counted(one: StoredTensor) -> torch.Tensor:
+        reads.append(one)
+        return read(one)
+
+    monkeypatch.setattr(StoredTensor, "read", counted)
+    report = verified(wrong, trials=False)
+    assert [one.name for one in report.causes] == [one.name for one in kept.causes] == ["LayerNorm eps"]
+    assert 0 < len(reads) < 500 * len(report.probes)
 
 
 def test_views_of_one_storage_are_written_once_and_keep_their_strides() -> None:
