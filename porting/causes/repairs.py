@@ -14,8 +14,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, takewhile
 
+import torch
 from torch import Tensor
 
+from porting.causes.absorption import Computation, computed_from, left_by_weights
 from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex
 from porting.causes.linear import linears
 from porting.causes.passing_case import PassingCase, departed
@@ -63,6 +65,15 @@ WRITTEN = frozenset({
 })  # fmt: skip
 """Differences of how the steps are written, which are the same in all cases that come to them."""
 
+REORDERING = frozenset({Kind.ORDER, Kind.SEQUENCE})
+"""Differences that may be undone by weights in another order."""
+
+ABSORBED = 0.02
+"""Other weights may make up for a step of which they leave no more than this share."""
+
+LAYERS_TRIED = 2
+"""Number of layers in which other weights are tried for one mistake."""
+
 
 @dataclass(frozen=True)
 class RepairSet:
@@ -70,10 +81,12 @@ class RepairSet:
 
     Attributes:
         residual: the distance of the outputs that is left.
+        left: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
     """
 
     repairs: tuple[Repair, ...]
     residual: float
+    left: float = 0.0
 
     @property
     def lines(self) -> list[str]:
@@ -137,6 +150,11 @@ class RepairSearch:
         self._weights = TensorIndex(reference, weights=True)
         self._linears = {linear.call.number: linear for linear in linears(reference)}
         self._unchanged = Values(port, around=around)
+        made = {ref for call in port.calls for ref in call.writes}
+        self._weight_sizes = {size for ref in port.weights for size in port[ref].shape}
+        self._input_sizes = {
+            size for ref in port.refs if ref not in port.weights and ref not in made for size in port[ref].shape
+        }
         self._whole_region = Region(port, reference, self._index, goals, self._unchanged)
 
     def find(self) -> list[RepairSet] | None:
@@ -195,20 +213,64 @@ class RepairSearch:
         replacements = self._without_chance(replacements)
         replacements.sort(key=lambda replacement: replacement.step.number)
         comparison = self._comparison()
-        repairs = [
-            comparison.repair(each.step, each.value, each.source)
-            if each.reader is None
-            else comparison.constant(*each.reader, self._unchanged[each.step.result], each.value)
+        described = [
+            (
+                comparison.repair(each.step, each.value, each.source)
+                if each.reader is None
+                else comparison.constant(*each.reader, self._unchanged[each.step.result], each.value),
+                each,
+            )
             for each in replacements
             if each.reader is None or not same_but_rounded(self._unchanged[each.step.result], each.value)
         ]
-        repairs = _moved(_merged(repairs))
+        repairs = _moved(_merged([repair for repair, _ in described]))
         swapped = self._swapped_parts(replacements, repairs)
         repairs = repairs if swapped is None else [swapped]
         few = len({repair.line for repair in repairs}) <= MAX_LINES
         if self._passing is not None and any(map(self._is_excused, replacements, repairs)):
             return None
-        return RepairSet(tuple(repairs), self._distance(self._values)) if few else None
+        if not few:
+            return None
+        left = self._left_by_weights(described)
+        return RepairSet(tuple(repairs), self._distance(self._values), left)
+
+    def _left_by_weights(self, described: Sequence[tuple[Repair, _Replacement]]) -> float:
+        """Return the largest share of a step's result that other weights cannot make up for, of a few of each kind."""
+        tried: Counter[tuple[Kind, str, str]] = Counter()
+        left = 0.0
+        for repair, replacement in described:
+            if left > ABSORBED or repair.kind in REORDERING or tried[repair.key] == LAYERS_TRIED:
+                continue
+            tried[repair.key] += 1
+            left = max(left, self._left_of(replacement))
+        return left
+
+    def _left_of(self, replacement: _Replacement) -> float:
+        """Return the share of one step's result that other weights cannot make up for; 0 where it is not known."""
+        step, values, theirs = replacement.step, self._values, Values(self._reference)
+        like = {
+            ref: [*self._region.counterparts_of(ref)]
+            for call in (step, *self._port.before(step.result))
+            for ref in call.reads
+            if self._port.learned(ref)
+        }
+        ours = computed_from(values, step.result, lambda ref: bool(like.get(ref)))
+        if ours is None:
+            return 0.0
+        if replacement.source is None:
+            same = (ref for ref in ours.operands if values[ref].shape == replacement.value.shape)
+            place = next((ref for ref in same if torch.equal(values[ref], replacement.value)), None)
+            instead = None if place is None else Computation(values, (), frozenset((place,)), place)
+        else:
+            shared = {other for ref in ours.operands for other in like[ref]}
+            instead = computed_from(theirs, replacement.source, shared.__contains__)
+        if instead is None:
+            return 0.0
+        return left_by_weights(ours, instead, features=self._is_feature_size, enough=ABSORBED)
+
+    def _is_feature_size(self, size: int) -> bool:
+        """Whether an axis of this size may be one of features: not where only the port's inputs have such an axis."""
+        return size > 1 and (size in self._weight_sizes or size not in self._input_sizes)
 
     def _is_excused(self, replacement: _Replacement, repair: Repair) -> bool:
         """Whether a passing case shows that a step is right as it is written: what it reads is not."""

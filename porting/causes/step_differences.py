@@ -225,7 +225,14 @@ class StepComparison:
         if own is None or maker is None:
             return None
         names = {operation_of(own), operation_of(maker)}
-        return (own, self._reference[theirs], maker) if len(names) == 1 or names <= MASKINGS else None
+        alike = len(names) == 1 or names <= MASKINGS or self._reads_the_same(own, maker)
+        return (own, self._reference[theirs], maker) if alike else None
+
+    def _reads_the_same(self, step: Call, call: Call) -> bool:
+        """Whether all activations that two steps read are the same: what differs is the function."""
+        operands, rest = self._operands(step, list(dict.fromkeys(call.reads)))
+        computed = [ref for ref in rest if self._reference.learned(ref) and ref not in self._reference.weights]
+        return bool(operands) and not computed and all(match is not None for _, _, match in operands)
 
     def _operands(self, step: Call, theirs: Sequence[Ref]) -> tuple[list[tuple[Ref, list[Ref], Ref | None]], list[Ref]]:
         """Return a step's operands, with what of the reference is like each, and which of ``theirs`` it is.

@@ -526,6 +526,49 @@ def test_batch_norms_of_branches_are_told_apart(tmp_path: Path) -> None:
         assert float((port(given) - expected).abs().max() / expected.abs().max()) < BOUND
 
 
+class Shortcut(nn.Module):
+    """A basic block whose shortcut runs between its two convolutions."""
+
+    def __init__(self, taken: int, made: int, stride: int) -> None:
+        super().__init__()
+        self.a, self.na = nn.Conv2d(taken, made, 3, stride, 1, bias=False), nn.BatchNorm2d(made)
+        self.b, self.nb = nn.Conv2d(made, made, 3, 1, 1, bias=False), nn.BatchNorm2d(made)
+        other = nn.Sequential(nn.Conv2d(taken, made, 1, stride, bias=False), nn.BatchNorm2d(made))
+        self.s = nn.Identity() if stride == 1 and taken == made else other
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.na(self.a(x)))
+        return F.relu(self.s(x) + self.nb(self.b(y)))
+
+
+class Basic(nn.Module):
+    def __init__(self, embedding_size: int, hidden_sizes: list[int], depths: list[int]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, embedding_size, 7, 2, 3, bias=False), nn.BatchNorm2d(embedding_size)
+        widths = [embedding_size, *hidden_sizes]
+        self.blocks = nn.ModuleList(
+            Shortcut(widths[stage + (number > 0)], widths[stage + 1], 2 if stage and not number else 1)
+            for stage, depth in enumerate(depths)
+            for number in range(depth)
+        )
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(pixel_values))), 3, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_branches_may_run_in_another_order(tmp_path: Path) -> None:
+    """A shortcut with a batch norm runs before the second convolution here, and after it in transformers."""
+    fields: dict[str, Any] = {
+        "embedding_size": 8, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 2, 1, 1], "layer_type": "basic",
+    }  # fmt: skip
+    source("ResNetModel", fields, tmp_path)
+    found = suggest(tmp_path, Basic)
+    assert found.verdict is Verdict.EXACT, found.text
+
+
 def test_a_twin_of_large_pictures_has_small_ones() -> None:
     """Also where the picture's size is a pair, and what stands in front of the stages is as wide as the first."""
     config: Any = transformers.TextNetConfig(stem_out_channels=64)

@@ -78,6 +78,28 @@ class Probabilities(Plain):
         return super().forward(ids, keep, segments).softmax(-1)
 
 
+class UnitLayer(Layer):
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return super().forward(F.normalize(x, dim=-1), keep)
+
+
+class SmallerLayer(Layer):
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return super().forward(0.5 * x, keep)
+
+
+class UnitInputs(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.__class__ = UnitLayer
+
+
+class SmallerInputs(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.__class__ = SmallerLayer
+
+
 class NeverCalled(Plain):
     def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
         layers, self.layers = self.layers, nn.ModuleList()
@@ -112,6 +134,8 @@ def verdict(source: Path, kind: Callable[..., nn.Module]) -> tuple[Verdict, str,
         (Relu, Verdict.IMPOSSIBLE, "(ReLU where the reference has exact GELU), at layers.{i}.act"),
         (Probabilities, Verdict.IMPOSSIBLE, "sums to 1, as probabilities do, whatever the weights are"),
         (NeverCalled, Verdict.IMPOSSIBLE, "the forward never uses 12 of the module's 14 matrices"),
+        (UnitInputs, Verdict.IMPOSSIBLE, "a step too many (normalize, which the reference does not do"),
+        (SmallerInputs, Verdict.NOT_FOUND, "weights that are moved or scaled might do it"),
         (NormedAgain, Verdict.NOT_FOUND, "is not one of the reference's activations"),
     ],
 )

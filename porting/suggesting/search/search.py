@@ -241,7 +241,8 @@ class WeightSearch(NormSearch):
     def _settle(self, unit: Unit, trace: OperationTrace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
         if unit.kind in TABLES:
-            self._settle_tables(unit, trace, free)
+            if not self._settle_operation(unit, trace, free):
+                self._settle_tables(unit, trace, free)
             return
         like = [one for one in free if one.kind is unit.kind]
         matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
@@ -312,6 +313,27 @@ class WeightSearch(NormSearch):
             values = self._values([move])
             if values is not None:
                 self._accept([move], values, [unit], [mate])
+                return True
+        return False
+
+    def _settle_operation(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> bool:
+        """Fill the tensors of one operation, as a batch norm, by an operation given the same; whether there is one.
+
+        They come in the order of its arguments.  Branches that run side by side may run in any order.
+        """
+        ours = [one for one in trace.units if one.number == unit.number]
+        if unit.kind is not WeightUse.OTHER or unit.operand is None or not all(map(self._is_open, ours)):
+            return False
+        theirs: dict[int, list[Unit]] = {}
+        for one in free:
+            if one.kind is WeightUse.OTHER and one.operand is not None and self._apart(unit, one, SAME) <= SAME:
+                theirs.setdefault(one.number, []).append(one)
+        for mates in theirs.values():
+            pairs = [*zip(ours, mates, strict=False)] if len(ours) == len(mates) else []
+            moves = [single_rule(mate.names[0], one.names[0], why="its place") for one, mate in pairs]
+            values = self._values(moves) if moves else None
+            if values is not None:
+                self._accept(moves, values, ours, mates)
                 return True
         return False
 

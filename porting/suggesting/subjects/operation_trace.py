@@ -617,6 +617,8 @@ class _OperationRecorder(DispatchMode):
                 unit.weights, unit.biases = (), weights
             seen = self._add(unit)
             return seen if unit.kind is WeightUse.NORM else next(iter(before.near), seen)
+        else:
+            unit.operand = value.detach().clone()
         return self._add(unit)
 
     def _add(self, unit: Unit) -> int:

@@ -1,0 +1,95 @@
+"""Whether other weights could make up for a step, for pairs of functions of which that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from porting.causes.absorption import Computation, computed_from, left_by_weights, unmapped
+from porting.causes.replay import Values
+from porting.causes.tape import Recorder, Ref
+
+Function = Callable[..., Tensor]
+ENOUGH = 0.02
+
+
+def side(layers: nn.ModuleList, x: Tensor, function: Function) -> tuple[Computation | None, list[Ref]]:
+    """A function of what some layers make, as one side computes it, and the layers' results."""
+    with Recorder(layers) as recorder:
+        made = [layer(x) for layer in layers]
+        for number, one in enumerate(made):
+            recorder.mark(str(number), one)
+        recorder.mark("out", function(*made))
+    tape = recorder.tape
+    shared = [tape.marks[str(number)] for number in range(len(made))]
+    return computed_from(Values(tape), tape.marks["out"], shared.__contains__), shared
+
+
+def left(ours: Function, theirs: Function, *, inputs: int = 1) -> float:
+    generator = torch.Generator().manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(6, 8) for _ in range(inputs)).double()
+    with torch.no_grad():
+        for one in layers.parameters():
+            one.copy_(torch.randn(one.shape, generator=generator, dtype=torch.float64))
+        x = torch.randn(4, 24, 6, generator=generator, dtype=torch.float64)
+        (port, _), (reference, _) = side(layers, x, ours), side(layers, x, theirs)
+        if port is None or reference is None:
+            return 0.0
+        return left_by_weights(port, reference, features=lambda size: size == 8, enough=ENOUGH)
+
+
+TABLE = torch.randn(24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param(lambda u: 0.9 * u, lambda u: u.clone(), id="a factor"),
+        pytest.param(lambda u: u + 1.0, lambda u: u.clone(), id="a shift"),
+        pytest.param(lambda u: u.tanh() * 0.5 + 0.5, torch.sigmoid, id="tanh and sigmoid"),
+        pytest.param(lambda u: (3.0 * u).softmax(-1), lambda u: u.softmax(-1), id="a temperature"),
+        pytest.param(lambda u: u * torch.sigmoid(1.702 * u), F.silu, id="a scaled SiLU"),
+        pytest.param(lambda u: F.rms_norm(u, (8,)), lambda u: F.layer_norm(u, (8,)), id="RMSNorm of centred features"),
+        pytest.param(lambda u: F.relu(u - 1) + 1, F.relu, id="ReLU around another number"),
+        pytest.param(lambda u: u * TABLE, lambda u: u * TABLE.flip(-1), id="a table in another order"),
+        pytest.param(lambda u: F.gelu(u, approximate="tanh"), F.gelu, id="the tanh approximation"),
+        pytest.param(lambda u: u.flip(-1), lambda u: u.clone(), id="features in another order"),
+    ],
+)
+def test_weights_may_make_up_for_it(ours: Function, theirs: Function) -> None:
+    assert left(ours, theirs) == 0.0
+
+
+def test_exchanged_projections_are_made_up_for() -> None:
+    assert left(lambda u, v: F.silu(v) * u, lambda u, v: F.silu(u) * v, inputs=2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param(torch.sigmoid, lambda u: u.softmax(-1), id="sigmoid for softmax"),
+        pytest.param(F.relu, F.silu, id="ReLU for SiLU"),
+        pytest.param(lambda u: F.normalize(u, dim=-1), lambda u: u.clone(), id="normalised"),
+        pytest.param(lambda u: u.clone(), F.gelu, id="no activation"),
+        pytest.param(lambda u: F.relu(u).square(), F.gelu, id="squared ReLU for GELU"),
+        pytest.param(lambda u: F.layer_norm(u, (8,)), lambda u: u.clone(), id="a norm too many"),
+        pytest.param(lambda u: u / u.abs().sum(-1, keepdim=True), lambda u: u.softmax(-1), id="shares of the sum"),
+    ],
+)
+def test_no_weights_make_up_for_it(ours: Function, theirs: Function) -> None:
+    assert left(ours, theirs) > ENOUGH
+
+
+def test_a_gate_of_another_function_is_not_made_up_for() -> None:
+    assert left(lambda u, v: torch.sigmoid(u) * v, lambda u, v: F.silu(u) * v, inputs=2) > ENOUGH
+
+
+def test_too_few_rows_say_nothing() -> None:
+    own, wanted = torch.randn(2, 5, 40), torch.randn(2, 5, 40)
+    assert unmapped(own, wanted, [2]) == 0.0
+    assert unmapped(own, wanted, [1]) > 0.0
+    assert unmapped(own, own.log(), [1]) == 0.0  # not a number
