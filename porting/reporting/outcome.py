@@ -418,10 +418,13 @@ def listed(names: Sequence[str]) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Whole numbers as ranges: ``0-2,5``."""
-    found: list[list[int]] = []
+    return ",".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else str(one[0]) for one in stretches(numbers))
+
+
+def stretches(numbers: Iterable[int]) -> list[range]:
+    """Whole numbers in order, as ranges without gaps."""
+    found: list[range] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+        first = found.pop().start if found and number == found[-1].stop else number
+        found.append(range(first, number + 1))
+    return found

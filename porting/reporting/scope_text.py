@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from porting.reporting.outcome import Outcome, Shown
+from porting.reporting.outcome import Outcome, Shown, stretches
 from porting.target import named_tensors
 from porting.trials.scope import KEPT, Scope, Status
 
@@ -173,19 +173,10 @@ def _ranges(numbers: Sequence[int], called: str = "") -> str:
     Args:
         called: what they are; given that, only their count is named where there are more than MOST_RANGES ranges.
     """
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and number == stretches[-1][-1] + 1:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    if called and len(stretches) > MOST_RANGES:
+    found = stretches(numbers)
+    if called and len(found) > MOST_RANGES:
         return f"{len(numbers)} {called} from {numbers[0]} to {numbers[-1]}"
-    return _listed([name for one in stretches for name in _range(one)])
-
-
-def _range(numbers: Sequence[int]) -> list[str]:
-    return [str(number) for number in numbers] if len(numbers) < 3 else [f"{numbers[0]} to {numbers[-1]}"]
+    return _listed([name for one in found for name in (map(str, one) if len(one) < 3 else [f"{one[0]} to {one[-1]}"])])
 
 
 def _part_of_pairs(scope: Scope) -> str:
