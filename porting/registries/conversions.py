@@ -6,7 +6,7 @@ Names are renamed by its own code, and its own operations are run on tensors wit
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,10 +94,7 @@ def _followed(entry: str, model: Any, tensors: Mapping[str, Described]) -> Loadi
     """Follow all tensors, in the order in which transformers reads them."""
     core: Any = module("core_model_loading")
     mapping: Any = module("conversion_mapping")
-    transforms: list[Any] = mapping.get_model_conversion_mapping(model)
-    renamings = [one for one in transforms if isinstance(one, core.WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, core.WeightConverter)]
-    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    renamings, converters, of_pattern = sorted_transforms(mapping.get_model_conversion_mapping(model))
     state: Mapping[str, torch.Tensor] = model.state_dict()
     begun: dict[str, tuple[Any, list[Source]]] = {}
     found: list[Conversion] = []
@@ -129,6 +126,14 @@ def _followed(entry: str, model: Any, tensors: Mapping[str, Described]) -> Loadi
         ties=ties,
         untrained=tuple(name for name in state if name not in written and name not in ties),
     )
+
+
+def sorted_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """Return transformers' renamings and its converters, each apart, and the converters by their patterns."""
+    core: Any = module("core_model_loading")
+    renamings = [one for one in transforms if isinstance(one, core.WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, core.WeightConverter)]
+    return renamings, converters, {pattern: one for one in converters for pattern in one.source_patterns}
 
 
 def _converted(entry: str, key: str, converter: Any, sources: list[Source], model: Any) -> Conversion:

@@ -11,6 +11,7 @@ from typing import Any
 from porting.causes.diverging import Divergence
 from porting.causes.finding import Finding
 from porting.notation.table import Approximation
+from porting.printable import first_few
 from porting.reporting.gradient_results import GradientResults
 from porting.tracing.code_coverage import INPUTS, Branch
 from porting.tracing.float64 import ITSELF
@@ -412,8 +413,7 @@ def listed(names: Sequence[str]) -> str:
         inner = "/".join(output for output in of_path if output)
         short += [ITSELF if path == ROOT else path] if "" in of_path else []
         short += [f"{path}{ARROW}{inner}"] if inner else []
-    more = len(short) - MOST_NAMED
-    return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return first_few(short, MOST_NAMED)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from porting.printable import first_few
 from porting.reporting.outcome import Outcome, Shown, stretches
 from porting.target import named_tensors
 from porting.trials.scope import KEPT, Scope, Status
@@ -34,10 +35,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
         if returned.stop is not None and returned.stop.weighed:
-            behind = returned.stop.weighed
-            most = 3 if verbose else 1
-            more = f" and {len(behind) - most} more" if len(behind) > most else ""
-            parts.append(f"it ends before {', '.join(behind[:most])}{more}")
+            parts.append(f"it ends before {first_few(returned.stop.weighed, 3 if verbose else 1)}")
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
@@ -55,8 +53,7 @@ def trial_lines(report: Outcome) -> Iterator[str]:
             for trial in scope.differing
             if trial.difference is not None
         ]
-        more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
-        yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
+        yield f"the output differs on: {first_few(names, MOST_DIFFERING)}"
         shapes = [trial.said for trial in scope.differing if trial.said]
         if shapes:
             yield shapes[0]
@@ -225,8 +222,7 @@ def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
     if len(unseen) > most:
         yield f"{len(unseen) - most} more that the inputs do not show"
     if report.idle:
-        more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
-        yield f"{', '.join(report.idle[:3])}{more}, which never ran"
+        yield f"{first_few(report.idle, 3, 'more modules')}, which never ran"
     if report.not_taken:
         places = list(dict.fromkeys(branch.where for branch in report.not_taken))
         others = [f"{len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
