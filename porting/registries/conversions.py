@@ -20,8 +20,7 @@ from porting.plan.recipe import Described
 from porting.registries import REGISTRY
 from porting.registries.followed import FollowedTensor, opened
 from porting.registries.layout import Axis, LayoutError, Source
-from porting.verification.reference import model_class, quiet
-from porting.verification.reference_class import declared, usual_classes
+from porting.verification.reference import declared, model_class, quiet, usual_classes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ from porting.verification.compared_models import Inputs, as_cases, built_referen
 from porting.verification.functions import LivingFunction, computes
 from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.recorded_trace import write_recording
-from porting.verification.reference import choices, load_reference
-from porting.verification.reference_class import reference_class
+from porting.verification.reference import choices, load_reference, reference_class
 from porting.verification.references import LiveReference, stored
 from porting.verification.same_names import every_point, same_names
 from porting.verification.subject import stored_dtype

@@ -30,7 +30,7 @@ from porting.plan.check import check
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.target import assign, in_eval_mode, named_tensors, plain_tensors, unwrapped, with_arguments
-from porting.verification.reference_class import reference_class
+from porting.verification.reference import reference_class
 
 
 @dataclass(frozen=True, kw_only=True)
