@@ -26,7 +26,8 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
     """
     scope = report.scope
     mode = f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode"
-    yield f"ran: {'; '.join([mode, *(_batches(report) if verbose else _counted_batches(report))])}"
+    batches = report.cases if not scope.results else _batches(scope) if verbose else _counted_batches(scope)
+    yield f"ran: {'; '.join([mode, *batches])}"
     returned = scope.returned
     if returned is not None:
         named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
@@ -77,12 +78,8 @@ MOST_PLACES = 2
 """How many places in code are named, and the others counted."""
 
 
-def _batches(report: Outcome) -> Iterator[str]:
+def _batches(scope: Scope) -> Iterator[str]:
     """The batches, one line for each, by name."""
-    scope = report.scope
-    if not scope.results:
-        yield from report.cases
-        return
     if scope.lengths:
         yield f"rows of {_ranges(scope.lengths)} tokens"
     yield from _signals(scope)
@@ -111,12 +108,8 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield "with and without gradients, in inference mode, and called again"
 
 
-def _counted_batches(report: Outcome) -> Iterator[str]:
+def _counted_batches(scope: Scope) -> Iterator[str]:
     """The batches in one line: sizes and counts; ``verbose`` has the names."""
-    scope = report.scope
-    if not scope.results:
-        yield from report.cases
-        return
     sizes = [f"{_ranges(scope.lengths, 'lengths')} tokens"] if scope.lengths else []
     sizes += list(_signals(scope))
     sizes += [f"batches of {_ranges(scope.rows, 'sizes')}{_part_of_pairs(scope)}"] if scope.rows else []

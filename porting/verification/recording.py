@@ -159,7 +159,10 @@ def _of_checkpoint(
     """A checkpoint as transformers runs it."""
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     chosen = find_table(table, opened.config, opened.tensors)
-    kind = _architecture(chosen, opened, architecture)
+    if chosen.architectures:
+        kind = choose_architecture(chosen, opened.tensors, opened.config, architecture).name
+    else:
+        kind = reference_class(opened, architecture).name
     living = LiveReference(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
     return _Subject(
         living=living,
@@ -210,12 +213,6 @@ def _batch(
 ) -> Batches:
     config = effective(table, opened.config)
     return make_batches(table, opened, config, inputs, seed=seed, longest=longest, choices=several, reference=living)
-
-
-def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None) -> str:
-    if table.architectures:
-        return choose_architecture(table, checkpoint.tensors, checkpoint.config, architecture).name
-    return reference_class(checkpoint, architecture).name
 
 
 def _traces(

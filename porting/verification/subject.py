@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, Message, Option, VerifyError
+from porting.errors import Code, Fault, Message, Option, PortingWarning, VerifyError
 from porting.loading import (
     Into,
-    PortingWarning,
     fit,
     initialised,
     load,
