@@ -130,9 +130,10 @@ def _compared(
     from porting.tables import find_table
 
     if reference is not None:  # a module that holds its weights is compared with what it computed itself
+        from porting.verification.compared_models import names_of
         from porting.verification.functions import computes
 
-        if computes(options.builder(reference), [name for one in inputs or () for name in one.inputs]):
+        if computes(options.builder(reference), names_of(inputs)):
             return ["inspect", made]
         return ["verify", *options.flags(into=reference, table=table, reference=made)]
     builds = find_table(table, open_checkpoint(options.checkpoint_source(source), weights=False).config).architectures

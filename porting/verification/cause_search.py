@@ -118,12 +118,16 @@ def name_causes(
         until = time.thread_time() + seconds
         found, diverges = list[Finding](), None
         if any(probe.guilty or probe.differs for probe in probes):
-            drawn_cases = _Drawn(
+            guilty = _Guilty(
+                comparison,
+                probes,
+                same(both),
+                until,
                 held_out=_held_out(comparison, same(drawn)),
                 turned=_held_out(comparison, turned and same(turned)),
                 simple=[partial(_held_out, comparison, same(one)) for one in simple],
+                weights_compared=weights_compared,
             )
-            guilty = _Guilty(comparison, probes, same(both), drawn_cases, until, weights_compared=weights_compared)
             found, diverges = guilty.causes(layouts)
             found = _merged(found)
         imprecise = [probe for probe in probes if probe.imprecise]
@@ -137,21 +141,6 @@ def name_causes(
         return tuple(found), diverges
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """The cases that no comparison has seen, as far as both sides take them.
-
-    Attributes:
-        held_out: it confirms a cause.
-        turned: its rows are padded in front.
-        simple: small ones.
-    """
-
-    held_out: CauseCase | None
-    turned: CauseCase | None
-    simple: Sequence[Callable[[], CauseCase | None]]
-
-
 class _Guilty:
     """The search for the causes of guilty probes.
 
@@ -159,6 +148,9 @@ class _Guilty:
         comparison, probes, weights_compared: as of :func:`name_causes`.
         both: makes the two sides.
         until: the deadline, by ``time.thread_time``.
+        held_out: the case that was drawn to confirm a cause, if both sides take it.
+        turned: the same with its rows padded in front.
+        simple: make small cases.
     """
 
     def __init__(
@@ -166,9 +158,11 @@ class _Guilty:
         comparison: Comparison,
         probes: Sequence[Probe],
         both: Both,
-        drawn: _Drawn,
         until: float,
         *,
+        held_out: CauseCase | None,
+        turned: CauseCase | None,
+        simple: Sequence[Callable[[], CauseCase | None]],
         weights_compared: bool,
     ) -> None:
         reference, port = both(torch.float64)
@@ -183,17 +177,16 @@ class _Guilty:
         self._known, self._probes, self._guilty = known, probes, guilty
         self._passing, self._failing = passing_and_failing(known, guilty)
         if not self._passing:
-            more = (one() for one in drawn.simple)
+            more = (one() for one in simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
-        turned = [one for one in (drawn.turned,) if one is not None]
-        self._turned, self._turned_failing = passing_and_failing(turned, guilty)
-        self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
+        self._turned, self._turned_failing = passing_and_failing([] if turned is None else [turned], guilty)
+        self._searched = known if held_out is None else [held_out, *known]  # the smallest first
         self._trials = _Trials(
             known=known,
             probes=probes,
             until=until,
-            held_out=drawn.held_out,
-            tied=drawn.turned,
+            held_out=held_out,
+            tied=turned,
             passing=self._passing,
             weights_compared=weights_compared,
         )

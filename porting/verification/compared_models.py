@@ -93,9 +93,7 @@ def resolve_models(
         )
     if isinstance(reference, str | os.PathLike):
         return _recorded(opened, into, table, Path(reference), loaded=loaded)
-    if not isinstance(reference, nn.Module) and computes(
-        reference, [name for one in inputs or () for name in one.inputs]
-    ):
+    if not isinstance(reference, nn.Module) and computes(reference, names_of(inputs)):
         return _called(opened, into, table, reference, inputs, loaded=loaded)
     return _living(opened, into, table, reference, loaded=loaded)
 
@@ -283,8 +281,5 @@ def _case(name: str, batch: Mapping[str, object]) -> Case:
 
 def names_of(inputs: Sequence[Case] | None) -> list[str]:
     """The arguments that batches name; none where they are not cases."""
-    return [name for one in _listed(inputs) for name in one.inputs]
-
-
-def _listed(inputs: object) -> list[Case]:
-    return [one for one in inputs if isinstance(one, Case)] if isinstance(inputs, list | tuple) else []
+    cases = inputs if isinstance(inputs, list | tuple) else ()
+    return [name for one in cases if isinstance(one, Case) for name in one.inputs]

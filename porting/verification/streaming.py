@@ -258,16 +258,6 @@ def _pooled(errors: Errors) -> dict[Point, Error]:
     return {point: pooled(found) for point, found in errors.items()}
 
 
-def lazy_reference(reference: nn.Module, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
-    """A copy whose weights are cast where they are used; the original's are views of the mapped files."""
-    return with_lazy_weights(
-        reference,
-        dtype,
-        {id(one): one.detach for one in (*reference.parameters(), *reference.buffers())},
-        hollow=hollow,
-    )
-
-
 def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
     """A copy of a port without weights, whose weights the plan makes of the checkpoint's where they are used.
 
@@ -334,10 +324,11 @@ def verify_streamed(
         reference=theirs,
     )
     cases, clock = batch.cases, Clock()
+    values = {id(one): one.detach for one in (*stored.parameters(), *stored.buffers())}
 
     def reference(dtype: torch.dtype, hollow: bool) -> Side:
         wanted = theirs.points((term for rule in table.compared for term in rule.sources), table.prefix)
-        module = lazy_reference(stored, dtype, hollow=hollow)
+        module = with_lazy_weights(stored, dtype, values, hollow=hollow)  # cast where they are used
         side = theirs.as_it_is(cases, module, dtype, wanted=wanted, clock=clock)
         return replace(side, seed=None)  # the passes take turns, and share the generator
 
