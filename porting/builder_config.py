@@ -17,7 +17,7 @@ from torch import nn
 
 from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, Message, Wording, nearest
-from porting.frames import is_installed, users_line
+from porting.frames import is_users_module, users_line
 from porting.target import TargetError, signature_parameters
 
 
@@ -218,7 +218,7 @@ def _possible_configs(into: object) -> Iterator[object]:
     own = sys.modules.get(getattr(inspect.unwrap(into), "__module__", "") if callable(into) else "")
     named = [getattr(value, "__module__", None) for value in vars(own).values()] if own is not None else []
     for module in dict.fromkeys([own, *(sys.modules.get(str(module_name)) for module_name in named)]):
-        if module is not None and _is_own(module.__name__):
+        if module is not None and is_users_module(module):
             for value in vars(module).values():
                 yield value
                 yield from (inner for inner in value.values() if isinstance(inner, dict)) if type(value) is dict else ()
@@ -229,7 +229,7 @@ def _config_values(config: object) -> Mapping[str, object]:
     if isinstance(config, dict):
         return {name: value for name, value in config.items() if isinstance(name, str)}
     kind = config if isinstance(config, type) else type(config)
-    if issubclass(kind, nn.Module) or not _is_own(kind.__module__):
+    if issubclass(kind, nn.Module) or not is_users_module(sys.modules.get(kind.__module__)):
         return {}
     defaults = {
         name: parameter.default
@@ -239,14 +239,6 @@ def _config_values(config: object) -> Mapping[str, object]:
     fixed = dict(vars(kind))
     own_attributes = {} if isinstance(config, type) else {**getattr(config, "__dict__", {})}
     return {name: value for name, value in {**fixed, **defaults, **own_attributes}.items() if isinstance(value, _PLAIN)}
-
-
-def _is_own(name: str) -> bool:
-    """Whether a module is the user's own: no installed file, or an interactive session."""
-    if name.partition(".")[0] == __name__.partition(".")[0]:  # this library, where it is not installed either
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" if file is None else not is_installed(file)
 
 
 _PLAIN = (bool, int, float, str, tuple, list, property, type(None))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import dropwhile
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 HERE = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib", "scripts")})
@@ -77,6 +77,14 @@ def is_users(error: BaseException) -> bool:
 def is_installed(file: str) -> bool:
     """Whether a file is part of Python or of an installed package."""
     return file.startswith(_INSTALLED)
+
+
+def is_users_module(module: ModuleType | None) -> bool:
+    """Whether a module is the user's own: of a file that is not installed, or of an interactive session."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return getattr(module, "__name__", "") == "__main__"
+    return not (is_installed(file) or file.startswith(f"{HERE}/"))  # this library, where it is not installed either
 
 
 def _undecorated(function: Callable[..., object]) -> Callable[..., object]:

@@ -359,9 +359,6 @@ def _require_values(module: nn.Module, values: Mapping[str, Tensor]) -> None:
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
-__all__ = ["PortingWarning", "Provenance", "load", "maker", "prove_left_out", "provenance", "weights"]
-
-
 def choose_architecture(
     table: Table, tensors: Container[str], config: Mapping[str, object], architecture: str | None = None
 ) -> Architecture:

@@ -531,13 +531,9 @@ def _read_up_to(descriptor: int, count: int) -> bytes:
 def require_regular(status: os.stat_result, where: str) -> None:
     """Raises: CheckpointError when it is a directory, a pipe, a socket or a device."""
     if not stat.S_ISREG(status.st_mode):
-        fault = Fault(
-            code=Code.FILE_NOT_REGULAR,
-            where=where,
-            message=f"found {kind_of(status)} where a file of weights or settings should be",
-            hint="put the file itself there",
-        )
-        raise CheckpointError(fault)
+        message = f"found {kind_of(status)} where a file of weights or settings should be"
+        hint = "put the file itself there"
+        raise CheckpointError(Fault(code=Code.FILE_NOT_REGULAR, where=where, message=message, hint=hint))
 
 
 def _require_one_name(status: os.stat_result, where: str) -> None:
@@ -549,13 +545,9 @@ def _require_one_name(status: os.stat_result, where: str) -> None:
 
 def _require_size(status: os.stat_result, where: str, limit: int | None) -> None:
     if limit is not None and status.st_size > limit:
-        fault = Fault(
-            code=Code.FILE_TOO_LARGE,
-            where=where,
-            message=f"{status.st_size} bytes, where at most {limit} can be meant",
-            hint="this is not the file that its name says; fetch it again",
-        )
-        raise CheckpointError(fault)
+        message = f"{status.st_size} bytes, where at most {limit} can be meant"
+        hint = "this is not the file that its name says; fetch it again"
+        raise CheckpointError(Fault(code=Code.FILE_TOO_LARGE, where=where, message=message, hint=hint))
 
 
 def open_error(error: OSError | ValueError, path: Path, *, where: str) -> CheckpointError:

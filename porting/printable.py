@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 NAME_SHOWN = 120
@@ -27,6 +27,19 @@ LONGEST_ERROR = 200
 def dtype_name(dtype: object) -> str:
     """The name of a dtype without the package: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of packages as they are installed, without importing any of them."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # slower than many a command
+
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def is_printable(text: str) -> bool:
@@ -110,6 +123,15 @@ def told(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001  # of somebody's own class
         text = ""
     return f"{type(error).__name__}: {text[:LONGEST_ERROR]}" if text else type(error).__name__
+
+
+def first_few(names: Sequence[str], most: int, noun: str = "more") -> str:
+    """The first names on one line, and how many there are beyond them.
+
+    >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2)
+    ('a, b and 1 more', 'a')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} {noun}" if len(names) > most else "")
 
 
 def quote(name: object) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, ClassVar, TypedDict, Unpack, overload
 
 import torch
 from tokenizers import Encoding
@@ -78,6 +78,7 @@ class Blank:
 class Blanks(Answer, Sequence[Blank]):
     """The masked words of a text: a sequence of :class:`Blank`, and a page with them."""
 
+    title: ClassVar[str] = "Masked words"
     blanks: tuple[Blank, ...]
 
     @overload
@@ -89,11 +90,6 @@ class Blanks(Answer, Sequence[Blank]):
 
     def __len__(self) -> int:
         return len(self.blanks)
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        return "Masked words"
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
@@ -108,13 +104,9 @@ class Blanks(Answer, Sequence[Blank]):
 class Verdict(Answer):
     """Whether the second text follows the first: the probability (0 to 1) that it does, and the two logits."""
 
+    title: ClassVar[str] = "Next sentence"
     follows: float
     logits: tuple[float, float]
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        return "Next sentence"
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from porting.frames import HERE, is_installed
+from porting.frames import is_users_module
 
 _KINDS = (dict, list, set, Tensor, type(None))
 """The types of caches: containers, and None at first."""
@@ -60,7 +60,7 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
     seen: set[str] = set()
     while open_:
         module = sys.modules.get(open_.pop())
-        if module is None or module.__name__ in seen or not _is_own(module):
+        if module is None or module.__name__ in seen or not is_users_module(module):
             continue
         seen.add(module.__name__)
         for name, value in [*vars(module).items()]:
@@ -104,11 +104,6 @@ def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, objec
     if isinstance(value, FunctionType):
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             yield None, "", default
-
-
-def _is_own(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return module.__name__ == "__main__" if file is None else not (is_installed(file) or file.startswith(HERE))
 
 
 def _caches(places: list[tuple[Any, str, object]]) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,13 @@ MOST_LAYERS = 6
 """Rows of the table."""
 
 
+def _numbered(part: str) -> Any:  # typer's own class is not public
+    """The option that says which layer or head is meant."""
+    words = f"The {part}, from 0; -1 is the last."
+    most = options.LARGEST
+    return typer.Option(f"--{part}", min=-most, max=most, help=words, show_default="all")
+
+
 def attention(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.")],
     pair: options.PairText = None,
@@ -29,26 +36,8 @@ def attention(
             "--pieces", help="TEXT is already tokenized: word pieces separated by spaces, special tokens included."
         ),
     ] = False,
-    layer: Annotated[
-        int | None,
-        typer.Option(
-            "--layer",
-            min=-options.LARGEST,
-            max=options.LARGEST,
-            help="The layer, from 0; -1 is the last.",
-            show_default="all",
-        ),
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(
-            "--head",
-            min=-options.LARGEST,
-            max=options.LARGEST,
-            help="The head, from 0; -1 is the last.",
-            show_default="all",
-        ),
-    ] = None,
+    layer: Annotated[int | None, _numbered("layer")] = None,
+    head: Annotated[int | None, _numbered("head")] = None,
     token: Annotated[
         str | None,
         typer.Option(

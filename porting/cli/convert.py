@@ -13,6 +13,7 @@ import typer
 from porting.cli import options
 from porting.cli.output import Screen, counted, file_list, size
 from porting.cli.progress import conversion_progress
+from porting.printable import first_few
 
 if TYPE_CHECKING:
     from porting.converting import Converted, Draft
@@ -27,6 +28,9 @@ LARGEST = 1 << 60
 
 MOST_SHARDS = 4
 """Files of weights that are listed each with its size."""
+
+MOST_NAMED = 4
+"""Tensors that are named on a line; the rest is counted."""
 
 
 def parse_size(text: str) -> int:
@@ -187,15 +191,11 @@ def _shards(draft: Draft) -> str:
 
 def _left(draft: Draft) -> dict[str, str]:
     return {
-        "left out": _names([left.name for left in draft.recipes.left_out]),
-        "tied": _names(list(draft.recipes.tied)),
-        "absent": _names(list(draft.recipes.absent)),
-        "not copied": _names(list(draft.not_copied)),
+        "left out": first_few([left.name for left in draft.recipes.left_out], MOST_NAMED),
+        "tied": first_few(list(draft.recipes.tied), MOST_NAMED),
+        "absent": first_few(list(draft.recipes.absent), MOST_NAMED),
+        "not copied": first_few(list(draft.not_copied), MOST_NAMED),
     }
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _say_done(screen: Screen, draft: Draft, done: Converted) -> None:

@@ -315,7 +315,14 @@ def source_argument(source: str | None) -> list[str]:
     return [] if source is None else [source]
 
 
-def dtype_of(dtype: DType | None) -> torch.dtype | None:
+def working_dtypes(dtypes: list[DType] | None) -> tuple[torch.dtype, ...]:
+    """The dtypes of these names, each once; float32 where none is named."""
+    import torch
+
+    return tuple(getattr(torch, one.value) for one in dict.fromkeys(dtypes or [DType.float32]))
+
+
+def dtype_of(dtype: DType | Half | None) -> torch.dtype | None:
     """The dtype of that name."""
     import torch
 

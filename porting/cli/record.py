@@ -13,8 +13,6 @@ from porting.cli.output import Screen, size
 from porting.errors import Code, Fault
 
 if TYPE_CHECKING:
-    import torch
-
     from porting.verification import Case
 
 
@@ -74,8 +72,6 @@ def record(
       porting record --reference my_model.py:build --inputs-only --weights --out question.safetensors
     """
     with Screen("record", as_json=as_json) as screen:
-        import torch
-
         from porting.verification import VerifyError
         from porting.verification import record as keep
 
@@ -87,14 +83,13 @@ def record(
             message = f"there are two references, {source} and {reference}"
             hint = "record one of them; a module or a function holds its weights itself"
             raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
-        working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
         make, batches = options.builder(reference), options.batch_of(inputs)
         made = keep(
             options.checkpoint_source(source) if make is None else make,
             out,
             table,
             architecture=architecture,
-            dtypes=() if meaning_only else tuple(working),
+            dtypes=() if meaning_only else options.working_dtypes(dtypes),
             only=only or (),
             cases=cases,
             inputs=batches,
@@ -135,9 +130,10 @@ def _compared(
     from porting.tables import find_table
 
     if reference is not None:  # a module that holds its weights is compared with what it computed itself
+        from porting.verification.compared_models import names_of
         from porting.verification.functions import computes
 
-        if computes(options.builder(reference), [name for one in inputs or () for name in one.inputs]):
+        if computes(options.builder(reference), names_of(inputs)):
             return ["inspect", made]
         return ["verify", *options.flags(into=reference, table=table, reference=made)]
     builds = find_table(table, open_checkpoint(options.checkpoint_source(source), weights=False).config).architectures

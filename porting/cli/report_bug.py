@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +29,7 @@ from porting.cli import options
 from porting.cli.output import Screen, counted, free
 from porting.errors import CheckpointError, Code, Fault
 from porting.opening import Folder
-from porting.printable import safe, safe_lines, told
+from porting.printable import package_versions, safe, safe_lines, told
 
 UNEXPECTED = 3
 """Exit code: a fault of the program itself."""
@@ -59,25 +58,13 @@ def unexpected(error: BaseException) -> Fault:
 
 def _record(error: BaseException) -> str:
     """Write what was typed, on which versions, and where it stopped; returns the file, which only its user can read."""
-    lines = [f"{name} {found}" for name, found in versions().items()]
+    lines = [f"{name} {found}" for name, found in package_versions(PACKAGES).items()]
     lines += [f"python {platform.python_version()} on {platform.platform()}", f"typed: {sys.argv!r}", ""]
     lines += "".join(traceback.format_exception(error, limit=-200)).splitlines()
     descriptor, path = tempfile.mkstemp(prefix=PREFIX, suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write("\n".join(lines))
     return path
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that matter here, without importing any of them."""
-    return {name: _version(name) for name in PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 ENDINGS = r"\.(?:bin|ckpt|gguf|h5|hdf5|html|index|json|msgpack|npz|ocdbt|onnx|png|pt|pth|py|safetensors|toml)"
@@ -295,7 +282,7 @@ def report_bug(context: typer.Context, record: Record = None, out: Out = None, a
         shortened = Shortened(_known(context.find_root().command))
         found = record if record is not None else last_record(Path(tempfile.gettempdir()))
         crash = None if found is None else read_record(found.absolute(), shortened)
-        packages = versions()
+        packages = package_versions(PACKAGES)
         system = {
             "python": f"{platform.python_version()} ({platform.python_implementation()})",
             "system": shortened.text(platform.platform()),

@@ -14,7 +14,6 @@ from porting.cli import options
 from porting.cli.output import DIFFERENT, Screen, free
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from porting.checkpoint import Checkpoint
@@ -93,8 +92,6 @@ def verify(
       porting verify google-bert/bert-base-uncased --json > report.json
     """
     with Screen("verify", as_json=as_json) as screen:
-        import torch
-
         from porting.atomic import check_destination
         from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
@@ -105,7 +102,6 @@ def verify(
         if html is not None:  # said before the work, and not after it
             check_destination(html, overwrite=True, file=True)
         make = model.builder()
-        working: list[torch.dtype] = [getattr(torch, one.value) for one in dtypes or [options.DType.float32]]
         against = options.reference_of(reference, trust=model.trust)
         recorded = isinstance(against, Path)
         has_weights = model.into is not None if recorded else against is not None
@@ -122,11 +118,11 @@ def verify(
                 loaded=own is not None,
                 inputs=options.batch_of(inputs),
                 architecture=model.architecture,
-                dtypes=tuple(dict.fromkeys(working)),
+                dtypes=options.working_dtypes(dtypes),
                 seed=seed,
                 gradients=gradients,
                 training=training,
-                autocast=None if autocast is None else getattr(torch, autocast.value),
+                autocast=options.dtype_of(autocast),
                 steps=steps,
                 stream=stream,
                 longest=longest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from tokenizers import Encoding
@@ -41,6 +41,7 @@ class Generated(Answer):
     (True, ('[CLS]', 'return', 'the'))
     """
 
+    title: ClassVar[str] = "Generated text"
     text: str
     ids: tuple[int, ...]
     steps: tuple[Prediction, ...]
@@ -48,11 +49,6 @@ class Generated(Answer):
     ended: bool
     given: str
     encoder: bool
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        return "Generated text"
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
@@ -69,12 +65,8 @@ class Generated(Answer):
 class NextTokens(Answer):
     """The likeliest tokens after a text, the likeliest first."""
 
+    title: ClassVar[str] = "Next token"
     guesses: tuple[Guess, ...]
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        return "Next token"
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:

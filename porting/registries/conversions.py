@@ -6,7 +6,7 @@ Names are renamed by its own code, and its own operations are run on tensors wit
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ from porting.plan.recipe import Described
 from porting.registries import REGISTRY
 from porting.registries.followed import FollowedTensor, opened
 from porting.registries.layout import Axis, LayoutError, Source
-from porting.verification.reference import model_class, quiet
-from porting.verification.reference_class import declared, usual_classes
+from porting.verification.reference import declared, model_class, quiet, usual_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +93,7 @@ def _followed(entry: str, model: Any, tensors: Mapping[str, Described]) -> Loadi
     """Follow all tensors, in the order in which transformers reads them."""
     core: Any = module("core_model_loading")
     mapping: Any = module("conversion_mapping")
-    transforms: list[Any] = mapping.get_model_conversion_mapping(model)
-    renamings = [one for one in transforms if isinstance(one, core.WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, core.WeightConverter)]
-    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    renamings, converters, of_pattern = sorted_transforms(mapping.get_model_conversion_mapping(model))
     state: Mapping[str, torch.Tensor] = model.state_dict()
     begun: dict[str, tuple[Any, list[Source]]] = {}
     found: list[Conversion] = []
@@ -129,6 +125,14 @@ def _followed(entry: str, model: Any, tensors: Mapping[str, Described]) -> Loadi
         ties=ties,
         untrained=tuple(name for name in state if name not in written and name not in ties),
     )
+
+
+def sorted_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """Return transformers' renamings and its converters, each apart, and the converters by their patterns."""
+    core: Any = module("core_model_loading")
+    renamings = [one for one in transforms if isinstance(one, core.WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, core.WeightConverter)]
+    return renamings, converters, {pattern: one for one in converters for pattern in one.source_patterns}
 
 
 def _converted(entry: str, key: str, converter: Any, sources: list[Source], model: Any) -> Conversion:

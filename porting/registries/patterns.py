@@ -236,6 +236,3 @@ def _exact(group: Sequence[Wording], indices: Mapping[Place, tuple[int, int]], t
             if fixed and all(len(one) == 1 for one in values.values()):
                 return False
     return True
-
-
-__all__ = ["COUNT", "INDICES", "Spelling", "Wording", "rules"]

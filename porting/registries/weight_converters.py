@@ -23,7 +23,7 @@ from porting.notation.axes import leaves
 from porting.notation.name import Decimal, Literal, Name
 from porting.notation.rule import Rule
 from porting.notation.table import Table
-from porting.registries.conversions import module
+from porting.registries.conversions import module, sorted_transforms
 from porting.registries.samples import Parts, Sample, sample, strays, unrolled, untranslated
 
 INTO = "transformers' list"
@@ -279,10 +279,7 @@ def _holds(entries: Sequence[Entry], samples: Sequence[Sample]) -> tuple[Rule, s
 def _loaded(made: Sequence[Any], tensors: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Apply the conversions to tensors, in the order in which transformers reads them."""
     core = module("core_model_loading")
-    made = [copy.deepcopy(one) for one in made]
-    renamings = [one for one in made if isinstance(one, core.WeightRenaming)]
-    converters = [one for one in made if isinstance(one, core.WeightConverter)]
-    of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    renamings, converters, of_pattern = sorted_transforms([copy.deepcopy(one) for one in made])
     begun: dict[str, Any] = {}
     found: dict[str, Tensor] = {}
     for name in sorted(tensors, key=core.dot_natural_key):

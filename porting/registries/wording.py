@@ -244,6 +244,3 @@ def _quoted(text: str) -> str:
 
 def _listed(terms: Sequence[str]) -> str:
     return _quoted(terms[0]) if len(terms) == 1 else f"[{', '.join(map(_quoted, terms))}]"
-
-
-__all__ = ["imported", "imported_text", "written"]

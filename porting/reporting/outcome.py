@@ -11,6 +11,7 @@ from typing import Any
 from porting.causes.diverging import Divergence
 from porting.causes.finding import Finding
 from porting.notation.table import Approximation
+from porting.printable import first_few
 from porting.reporting.gradient_results import GradientResults
 from porting.tracing.code_coverage import INPUTS, Branch
 from porting.tracing.float64 import ITSELF
@@ -412,16 +413,18 @@ def listed(names: Sequence[str]) -> str:
         inner = "/".join(output for output in of_path if output)
         short += [ITSELF if path == ROOT else path] if "" in of_path else []
         short += [f"{path}{ARROW}{inner}"] if inner else []
-    more = len(short) - MOST_NAMED
-    return ", ".join(short[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return first_few(short, MOST_NAMED)
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """Whole numbers as ranges: ``0-2,5``."""
-    found: list[list[int]] = []
+    return ",".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else str(one[0]) for one in stretches(numbers))
+
+
+def stretches(numbers: Iterable[int]) -> list[range]:
+    """Whole numbers in order, as ranges without gaps."""
+    found: list[range] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+        first = found.pop().start if found and number == found[-1].stop else number
+        found.append(range(first, number + 1))
+    return found

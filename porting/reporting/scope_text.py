@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from porting.reporting.outcome import Outcome, Shown
+from porting.printable import first_few
+from porting.reporting.outcome import Outcome, Shown, stretches
 from porting.target import named_tensors
 from porting.trials.scope import KEPT, Scope, Status
 
@@ -25,7 +26,8 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
     """
     scope = report.scope
     mode = f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode"
-    yield f"ran: {'; '.join([mode, *(_batches(report) if verbose else _counted_batches(report))])}"
+    batches = report.cases if not scope.results else _batches(scope) if verbose else _counted_batches(scope)
+    yield f"ran: {'; '.join([mode, *batches])}"
     returned = scope.returned
     if returned is not None:
         named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
@@ -34,10 +36,7 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
         parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
         if returned.stop is not None and returned.stop.weighed:
-            behind = returned.stop.weighed
-            most = 3 if verbose else 1
-            more = f" and {len(behind) - most} more" if len(behind) > most else ""
-            parts.append(f"it ends before {', '.join(behind[:most])}{more}")
+            parts.append(f"it ends before {first_few(returned.stop.weighed, 3 if verbose else 1)}")
         if returned.alone:
             parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
         hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
@@ -55,8 +54,7 @@ def trial_lines(report: Outcome) -> Iterator[str]:
             for trial in scope.differing
             if trial.difference is not None
         ]
-        more = f" and {len(names) - MOST_DIFFERING} more" if len(names) > MOST_DIFFERING else ""
-        yield f"the output differs on: {', '.join(names[:MOST_DIFFERING])}{more}"
+        yield f"the output differs on: {first_few(names, MOST_DIFFERING)}"
         shapes = [trial.said for trial in scope.differing if trial.said]
         if shapes:
             yield shapes[0]
@@ -80,12 +78,8 @@ MOST_PLACES = 2
 """How many places in code are named, and the others counted."""
 
 
-def _batches(report: Outcome) -> Iterator[str]:
+def _batches(scope: Scope) -> Iterator[str]:
     """The batches, one line for each, by name."""
-    scope = report.scope
-    if not scope.results:
-        yield from report.cases
-        return
     if scope.lengths:
         yield f"rows of {_ranges(scope.lengths)} tokens"
     yield from _signals(scope)
@@ -114,12 +108,8 @@ def _batches(report: Outcome) -> Iterator[str]:
         yield "with and without gradients, in inference mode, and called again"
 
 
-def _counted_batches(report: Outcome) -> Iterator[str]:
+def _counted_batches(scope: Scope) -> Iterator[str]:
     """The batches in one line: sizes and counts; ``verbose`` has the names."""
-    scope = report.scope
-    if not scope.results:
-        yield from report.cases
-        return
     sizes = [f"{_ranges(scope.lengths, 'lengths')} tokens"] if scope.lengths else []
     sizes += list(_signals(scope))
     sizes += [f"batches of {_ranges(scope.rows, 'sizes')}{_part_of_pairs(scope)}"] if scope.rows else []
@@ -173,19 +163,10 @@ def _ranges(numbers: Sequence[int], called: str = "") -> str:
     Args:
         called: what they are; given that, only their count is named where there are more than MOST_RANGES ranges.
     """
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and number == stretches[-1][-1] + 1:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    if called and len(stretches) > MOST_RANGES:
+    found = stretches(numbers)
+    if called and len(found) > MOST_RANGES:
         return f"{len(numbers)} {called} from {numbers[0]} to {numbers[-1]}"
-    return _listed([name for one in stretches for name in _range(one)])
-
-
-def _range(numbers: Sequence[int]) -> list[str]:
-    return [str(number) for number in numbers] if len(numbers) < 3 else [f"{numbers[0]} to {numbers[-1]}"]
+    return _listed([name for one in found for name in (map(str, one) if len(one) < 3 else [f"{one[0]} to {one[-1]}"])])
 
 
 def _part_of_pairs(scope: Scope) -> str:
@@ -234,8 +215,7 @@ def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
     if len(unseen) > most:
         yield f"{len(unseen) - most} more that the inputs do not show"
     if report.idle:
-        more = f" and {len(report.idle) - 3} more modules" if len(report.idle) > 3 else ""
-        yield f"{', '.join(report.idle[:3])}{more}, which never ran"
+        yield f"{first_few(report.idle, 3, 'more modules')}, which never ran"
     if report.not_taken:
         places = list(dict.fromkeys(branch.where for branch in report.not_taken))
         others = [f"{len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []

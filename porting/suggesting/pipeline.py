@@ -62,7 +62,7 @@ from porting.tracing.measure import MEANING
 from porting.tracing.running import restored_threads
 from porting.tracing.trace import ARROW
 from porting.verification.compare import Progress
-from porting.verification.reference_class import ReferenceClass, declared, reference_class, usual_classes
+from porting.verification.reference import ReferenceClass, declared, reference_class, usual_classes
 
 TRIALS, LIMIT = 4000, 120.0
 """The search ends after this many candidates, or this many seconds."""

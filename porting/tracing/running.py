@@ -6,24 +6,23 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.frames import is_users, signature_of, users_line
-from porting.printable import safe
+from porting.printable import package_versions, safe
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.devices import on_cpu
 from porting.tracing.dropout import SameDropout
 from porting.tracing.float64 import LoweredOperations, forced_float64
 from porting.tracing.torch_modes import KeptGraph, eagerly
-from porting.tracing.trace import EndOfPass, Point, SeeingError, Trace, Visit, leaves, trace
+from porting.tracing.trace import EndOfPass, Point, SeeingError, Trace, Visit, leaves, split, trace
 
 SMALL = 1 << 23
 """Number of parameters below which several threads are not faster than one."""
@@ -69,14 +68,7 @@ def restored_threads() -> Iterator[None]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
     packages = ("porting", "torch", "transformers", "safetensors")
-    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from source
-        return "not installed"
+    return {"python": platform.python_version(), **package_versions(packages)}
 
 
 def peak() -> int:
@@ -150,13 +142,28 @@ class Side:
         Raises:
             VerifyError: the model's forward fails.
         """
+        points, visit = self.wanted if wanted is None else wanted, self.visitor(visit)
+        values = self.values(case, isolated=isolated)
+        if values is not None:
+            names = {split(point)[0] for point in points}
+            for point, value in values:
+                if split(point)[0] in names:
+                    visit(point, value)
+            return
 
         def work(call: Callable[[nn.Module], object]) -> float:
             with KeptGraph() if gradients else torch.no_grad():
-                points = self.wanted if wanted is None else wanted
                 return trace(self.module, call, points, visit, ran, spelled_out=self.spelled_out)
 
         self._seeded_pass(case, work)
+
+    def visitor(self, visit: Visit) -> Visit:
+        """Return the function that a pass calls with each value, for the one that was given to :meth:`run`."""
+        return visit
+
+    def values(self, case: int, *, isolated: bool) -> Iterable[tuple[Point, Tensor]] | None:
+        """Return the values of a pass that is not observed inside of a module, at all points; None for a module."""
+        return None
 
     def outputs(
         self,

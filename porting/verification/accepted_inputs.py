@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import VerifyError
-from porting.tracing.running import Side
 from porting.tracing.trace import ROOT, leaves
 from porting.trials.inputs import Case, Maker
 from porting.trials.modalities import (
@@ -243,10 +242,8 @@ def trial(
         if returned is not None:
             returned.append(value)
 
-    arguments = floating(reference.taken(Case("", inputs)).inputs, stored(reference.module))
-    side = Side(title="the reference", module=reference.module, arguments=[arguments], wanted=[ROOT])
     try:
-        side.run(0, visit)
+        reference.as_it_is([Case("", inputs)], wanted=[ROOT]).run(0, visit)
     except VerifyError as error:
         return error
     return None

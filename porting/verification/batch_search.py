@@ -27,7 +27,7 @@ from porting.trials.run import MakeSide
 from porting.verification.batches import Batches
 from porting.verification.compare import Comparison
 from porting.verification.coverage import Observer
-from porting.verification.references import LiveReference, floating, port_side, stored
+from porting.verification.references import LiveReference, port_side
 
 BUDGET = 16
 """How many batches are tried at most, each in a forward pass of the port."""
@@ -82,17 +82,11 @@ def search(
     """
     if batch.more is None or comparison.executed is None:
         return Found()
-    dtype = stored(reference.module)
-
-    def theirs(case: Case) -> Side:
-        arguments = floating(reference.taken(case).inputs, dtype)
-        return Side(title="the reference", module=reference.module, arguments=[arguments], wanted=[], clock=port.clock)
-
     return _Search(
         more=batch.more,
         longest=batch.longest,
         rules=table.inputs,
-        reference=theirs,
+        reference=lambda case: reference.as_it_is([case], clock=port.clock),
         port=lambda case: port_side(port.module, torch.float64, table, [reference.taken(case)], port.clock),
         executed=comparison.executed,
         observer=observer,
@@ -100,10 +94,11 @@ def search(
     ).run()
 
 
+@dataclass(kw_only=True)
 class _Search:
     """One search.
 
-    Args:
+    Attributes:
         more: makes a batch with rows of these lengths.
         longest: no row is longer than this.
         rules: the table's [inputs].
@@ -113,67 +108,59 @@ class _Search:
         compared: the port's points that are compared with something: what only others depend on is not shown.
     """
 
-    def __init__(
-        self,
-        *,
-        more: More,
-        longest: int,
-        rules: Sequence[Rule],
-        reference: MakeSide,
-        port: MakeSide,
-        executed: Executed,
-        observer: Observer,
-        compared: Mapping[Point, Pair],
-    ) -> None:
-        self._compared = compared
-        self._more, self._longest, self._rules = more, longest, rules
-        self._reference, self._port = reference, port
-        self._executed, self._observer = executed, observer
-        self._found = Found()
+    more: More
+    longest: int
+    rules: Sequence[Rule]
+    reference: MakeSide
+    port: MakeSide
+    executed: Executed
+    observer: Observer
+    compared: Mapping[Point, Pair]
+    found: Found = field(default_factory=Found)
 
     def run(self) -> Found:
         """Try batches until nothing more is gained."""
-        probe = self._more("", [1])
-        module = self._port(probe).module
-        for name in omittable(self._rules, probe.inputs, self._reference(probe).module, module):
+        probe = self.more("", [1])
+        module = self.port(probe).module
+        for name in omittable(self.rules, probe.inputs, self.reference(probe).module, module):
             rows = [LENGTH] * 2 if "mask" in name else [LENGTH, SHORTER]
-            case = self._more(f"2 rows of {max(self._fit(rows))} tokens without {name}", self._fit(rows))
+            case = self.more(f"2 rows of {max(self._fit(rows))} tokens without {name}", self._fit(rows))
             self._try(Case(case.name, {key: one for key, one in case.inputs.items() if key != name}), without=name)
         for length, count in self._turns(module):
-            if not untaken(self._executed, module):
+            if not untaken(self.executed, module):
                 break
-            self._try(self._more(f"{count} row{'s' if count > 1 else ''} of {length} tokens", [length] * count))
+            self._try(self.more(f"{count} row{'s' if count > 1 else ''} of {length} tokens", [length] * count))
         vain = 0
-        while vain < VAIN and self._observer.hopes() and self._found.tried < BUDGET:
+        while vain < VAIN and self.observer.hopes() and self.found.tried < BUDGET:
             rows = self._fit(ROWS)
-            kept = self._try(self._more(f"{len(rows)} rows of {min(rows)} to {max(rows)} tokens, padded", rows))
+            kept = self._try(self.more(f"{len(rows)} rows of {min(rows)} to {max(rows)} tokens, padded", rows))
             vain = 0 if kept else vain + 1
-        return self._found
+        return self.found
 
     def _fit(self, rows: Sequence[int]) -> list[int]:
-        return [min(one, self._longest) for one in rows]
+        return [min(one, self.longest) for one in rows]
 
     def _turns(self, module: nn.Module) -> Iterator[tuple[int, int]]:
         """Lengths and numbers of rows at which a condition of a branch that was not taken may turn."""
-        constants = [number for one in untaken(self._executed, module) for number in one.constants]
+        constants = [number for one in untaken(self.executed, module) for number in one.constants]
         lengths = [one for number in constants for one in (number - 1, number, number + 1)]
         if constants:
-            lengths += [1, 2, self._longest]
-        for length in dict.fromkeys(one for one in lengths if 1 <= one <= self._longest):
+            lengths += [1, 2, self.longest]
+        for length in dict.fromkeys(one for one in lengths if 1 <= one <= self.longest):
             yield length, 1
         for rows in dict.fromkeys(number + 1 for number in constants if number < MOST_ROWS):
-            yield min(SHORTER, self._longest), rows
+            yield min(SHORTER, self.longest), rows
 
     def _try(self, case: Case, without: str = "") -> bool:
         """Whether a batch shows more; it is kept then."""
-        if self._found.tried >= BUDGET:
+        if self.found.tried >= BUDGET:
             return False
-        self._found.tried += 1
+        self.found.tried += 1
         try:
-            self._reference(case).run(0, lambda point, value: None, wanted=[])
+            self.reference(case).run(0, lambda point, value: None, wanted=[])
         except VerifyError:
             return False  # what the reference refuses is no question to the port
-        trial = Executed(self._port(case).module)
+        trial = Executed(self.port(case).module)
         try:
             total = self._measured(case, trial)
         except VerifyError as error:
@@ -182,30 +169,30 @@ class _Search:
                 words = (
                     f"without {without}, for which its forward has a default, the port fails where the reference does"
                 )
-                self._found.failed.append(f"{words} not: {said}")
+                self.found.failed.append(f"{words} not: {said}")
             return False
-        gained = self._executed.lacks(trial)
-        reached = total is not None and self._observer.gain(total)
+        gained = self.executed.lacks(trial)
+        reached = total is not None and self.observer.gain(total)
         if not gained and not reached:
             return False
-        self._executed.add(trial)
-        self._found.cases.append(case)
+        self.executed.add(trial)
+        self.found.cases.append(case)
         return True
 
     def _measured(self, case: Case, trial: Executed) -> Tensor | None:
         """Run the port; a random linear function of all that its probes see and that is compared."""
-        generator = torch.Generator().manual_seed(self._found.tried)
+        generator = torch.Generator().manual_seed(self.found.tried)
         terms: list[Tensor] = []
 
         def visit(point: str, value: Tensor) -> None:
-            if value.requires_grad and point in self._compared:
-                one = self._compared[point]
+            if value.requires_grad and point in self.compared:
+                one = self.compared[point]
                 value = one.compared(value) if value.shape == one.shape else value
                 weight = torch.randn(value.shape, dtype=value.dtype, generator=generator)
                 terms.append((value * weight).sum() / (value.detach().abs().amax().clamp_min(1e-300)))
 
         with trial.watched():
-            self._port(case).run(0, visit, gradients=True)
+            self.port(case).run(0, visit, gradients=True)
         return torch.stack(terms).sum() if terms else None
 
 

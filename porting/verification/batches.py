@@ -18,7 +18,6 @@ from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.plan.config import arguments
 from porting.target import signature_parameters
-from porting.tracing.running import Side
 from porting.trials.derived_inputs import LENGTHS
 from porting.trials.inputs import Case, Maker, named_inputs, positions_of, special_tokens, withheld
 from porting.trials.modalities import (
@@ -35,7 +34,7 @@ from porting.trials.modalities import (
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.verification.accepted_inputs import ENDED, Asked, ask, cases_with, reads_the_end, that_run
 from porting.verification.reference import TYPES, silent_fields, usual_fields
-from porting.verification.references import LiveReference, floating, stored
+from porting.verification.references import LiveReference
 
 POSITIONS = "max_position_embeddings"
 
@@ -79,11 +78,10 @@ def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Ba
     Returns:
         The batches; those that were given where the reference fails for another reason, or however short rows are.
     """
-    dtype, most, fitting = stored(reference.module), batch.longest, batch
+    most, fitting = batch.longest, batch
     for shorter in dict.fromkeys(one for one in (*(most - less for less in range(1, 5)), *_halves(most)) if one > 0):
         longest = [case for case in fitting.cases if _width(case) == fitting.longest][:1]
-        arguments = [floating(reference.taken(case).inputs, dtype) for case in longest]
-        side = Side(title="the reference", module=reference.module, arguments=arguments, wanted=[])
+        side = reference.as_it_is(longest)
         try:
             for number in range(len(longest)):
                 side.run(number, lambda point, value: None)

@@ -7,8 +7,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import chain, product
 
 import torch
@@ -118,8 +118,16 @@ def name_causes(
         until = time.thread_time() + seconds
         found, diverges = list[Finding](), None
         if any(probe.guilty or probe.differs for probe in probes):
-            drawn_cases = _drawn_cases(comparison, same(drawn), turned and same(turned), [same(one) for one in simple])
-            guilty = _Guilty(comparison, probes, same(both), drawn_cases, until, weights_compared=weights_compared)
+            guilty = _Guilty(
+                comparison,
+                probes,
+                same(both),
+                until,
+                held_out=_held_out(comparison, same(drawn)),
+                turned=_held_out(comparison, turned and same(turned)),
+                simple=[partial(_held_out, comparison, same(one)) for one in simple],
+                weights_compared=weights_compared,
+            )
             found, diverges = guilty.causes(layouts)
             found = _merged(found)
         imprecise = [probe for probe in probes if probe.imprecise]
@@ -133,30 +141,6 @@ def name_causes(
         return tuple(found), diverges
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """The cases that no comparison has seen, as far as both sides take them.
-
-    Attributes:
-        held_out: it confirms a cause.
-        turned: its rows are padded in front.
-        simple: small ones.
-    """
-
-    held_out: CauseCase | None
-    turned: CauseCase | None
-    simple: Sequence[Callable[[], CauseCase | None]]
-
-
-def _drawn_cases(comparison: Comparison, drawn: Both, turned: Both | None, simple: Sequence[Both]) -> _Drawn:
-    """Run both sides on what was drawn."""
-    return _Drawn(
-        held_out=_held_out(comparison, drawn),
-        turned=_held_out(comparison, turned),
-        simple=[partial(_held_out, comparison, one) for one in simple],
-    )
-
-
 class _Guilty:
     """The search for the causes of guilty probes.
 
@@ -164,6 +148,9 @@ class _Guilty:
         comparison, probes, weights_compared: as of :func:`name_causes`.
         both: makes the two sides.
         until: the deadline, by ``time.thread_time``.
+        held_out: the case that was drawn to confirm a cause, if both sides take it.
+        turned: the same with its rows padded in front.
+        simple: make small cases.
     """
 
     def __init__(
@@ -171,9 +158,11 @@ class _Guilty:
         comparison: Comparison,
         probes: Sequence[Probe],
         both: Both,
-        drawn: _Drawn,
         until: float,
         *,
+        held_out: CauseCase | None,
+        turned: CauseCase | None,
+        simple: Sequence[Callable[[], CauseCase | None]],
         weights_compared: bool,
     ) -> None:
         reference, port = both(torch.float64)
@@ -188,17 +177,16 @@ class _Guilty:
         self._known, self._probes, self._guilty = known, probes, guilty
         self._passing, self._failing = passing_and_failing(known, guilty)
         if not self._passing:
-            more = (one() for one in drawn.simple)
+            more = (one() for one in simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
-        turned = [one for one in (drawn.turned,) if one is not None]
-        self._turned, self._turned_failing = passing_and_failing(turned, guilty)
-        self._searched = known if drawn.held_out is None else [drawn.held_out, *known]  # the smallest first
+        self._turned, self._turned_failing = passing_and_failing([] if turned is None else [turned], guilty)
+        self._searched = known if held_out is None else [held_out, *known]  # the smallest first
         self._trials = _Trials(
-            known,
-            probes,
-            until,
-            held_out=drawn.held_out,
-            tied=drawn.turned,
+            known=known,
+            probes=probes,
+            until=until,
+            held_out=held_out,
+            tied=turned,
             passing=self._passing,
             weights_compared=weights_compared,
         )
@@ -357,30 +345,23 @@ def _nbytes(exact: Mapping[Point, Tensor]) -> int:
     return sum(math.prod(shape) for shape in shapes) * torch.float64.itemsize
 
 
+@dataclass(kw_only=True)
 class _Trials:
     """The search in one case after the other, each of which confirms what the others suggest."""
 
-    def __init__(
-        self,
-        known: Sequence[CauseCase],
-        probes: Sequence[Probe],
-        until: float,
-        *,
-        held_out: CauseCase | None,
-        tied: CauseCase | None,
-        passing: Sequence[CauseCase],
-        weights_compared: bool,
-    ) -> None:
-        self._weights_compared = weights_compared
-        self._known = known
-        self._probes = probes
-        self.until = until
-        self._held_out = held_out
-        self._tied = tied
-        self._untying = [] if tied is None else [tied, tied.with_hidden_places]
-        self._passing = passing
-        self._marks: dict[int, dict[Point, Mark]] = {}
-        self.repaired: RepairSet | None = None
+    known: Sequence[CauseCase]
+    probes: Sequence[Probe]
+    until: float
+    held_out: CauseCase | None
+    tied: CauseCase | None
+    passing: Sequence[CauseCase]
+    weights_compared: bool
+    repaired: RepairSet | None = None
+    _marks: dict[int, dict[Point, Mark]] = field(default_factory=dict)
+
+    @cached_property
+    def _untying(self) -> list[CauseCase]:
+        return [] if self.tied is None else [self.tied, self.tied.with_hidden_places]
 
     def why(self, cases: Sequence[CauseCase], guilty: Sequence[Probe], *, listed: bool = False) -> list[Finding]:
         """The causes of the differences, each from the first case that shows it.
@@ -403,7 +384,7 @@ class _Trials:
         found = cause_case.silenced([marks[probe.port] for probe in shown]) if random else []
         named = {point for one in found for point in one.probes}
         search = cause_case.search(CATALOGUE)
-        search.matching = [marks[probe.port] for probe in self._probes if not probe.guilty and probe.port in marks]
+        search.matching = [marks[probe.port] for probe in self.probes if not probe.guilty and probe.port in marks]
         search.until = self.until
         search.confirms = lambda mark, candidate: self._confirm(cause_case, mark, candidate)
         search.confirms_extra = lambda mark, turned: self._all_others(
@@ -412,7 +393,7 @@ class _Trials:
         search.confirms_weights = lambda mark, module, matrix: self._all_others(
             cause_case, mark, lambda one, there: one.maps(there, module, matrix)
         )
-        search.weights_compared = self._weights_compared
+        search.weights_compared = self.weights_compared
         general = self.repaired is None or not _is_one_step(self.repaired) or _kinds(self.repaired) <= GENERAL
         # What is solved for at a probe fits whatever was done before it.
         search.solving = not listed and self.repaired is None
@@ -450,10 +431,10 @@ class _Trials:
         begun = time.thread_time()
         until = begun + min(seconds, (self.until - begun) / 4)  # the rest is the catalogue's
         found: list[list[RepairSet]] = []
-        rounded = any(probe.leak is not None or probe.lowered for probe in self._probes)
-        cause_cases = [*self._known, *([self._held_out] if self._held_out else [])]
+        rounded = any(probe.leak is not None or probe.lowered for probe in self.probes)
+        cause_cases = [*self.known, *([self.held_out] if self.held_out else [])]
         for cause_case in sorted(cause_cases, key=_size):
-            near = _nearest(self._passing, cause_case)
+            near = _nearest(self.passing, cause_case)
             ways = cause_case.repaired(until, rounded=rounded, passing=near, departing=departing)
             if time.thread_time() > until and complete:
                 return None
@@ -499,7 +480,7 @@ class _Trials:
         return replace(first, instead=(*(() if first is one else first.instead), *rest))
 
     def _marks_of(self, cause_case: CauseCase) -> dict[Point, Mark]:
-        return self._marks.setdefault(id(cause_case), cause_case.marks(self._probes))
+        return self._marks.setdefault(id(cause_case), cause_case.marks(self.probes))
 
     def _confirm(self, cause_case: CauseCase, mark: Mark, candidate: Candidate) -> bool:
         """Whether a candidate reproduces the port in cases that it was not fitted on.
@@ -509,7 +490,7 @@ class _Trials:
         """
         if not self._all_others(cause_case, mark, lambda one, there: one.reproduces(there, candidate)):
             return False
-        alone = is_returned(mark.name) and sum(probe.guilty for probe in self._probes) == 1
+        alone = is_returned(mark.name) and sum(probe.guilty for probe in self.probes) == 1
         return not alone or candidate.rough or self._returns(cause_case, candidate, mark.bound)
 
     def _all_others(self, cause_case: CauseCase, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
@@ -526,11 +507,11 @@ class _Trials:
         Among them is the one with rows that are padded in front, if the port is right there: behind causal masks, where
         rows are padded at their ends, no mistake in a padding mask shows.
         """
-        others = [one for one in self._known if one is not cause_case][:HELD_OUT]
-        found = [one for one in (self._held_out, *others) if one is not None and one is not cause_case]
-        if self._tied is not None and self._tied is not cause_case:
-            marks = self._marks_of(self._tied).values()
-            found += [self._tied] if all(mark.difference <= mark.bound for mark in marks) else []
+        others = [one for one in self.known if one is not cause_case][:HELD_OUT]
+        found = [one for one in (self.held_out, *others) if one is not None and one is not cause_case]
+        if self.tied is not None and self.tied is not cause_case:
+            marks = self._marks_of(self.tied).values()
+            found += [self.tied] if all(mark.difference <= mark.bound for mark in marks) else []
         return found
 
     @torch.no_grad()
@@ -590,7 +571,7 @@ class _Trials:
             return [_tied(one, one.instead) for one in explained]
         ways = [(one, *(two for tie in one.instead for two in (tie, *tie.instead))) for one in named]
         combined = [way for _, way in zip(range(COMBINED), product(*ways), strict=False)]
-        passing = [way for way in combined if cause_case.end_to_end(way, self._probes)]
+        passing = [way for way in combined if cause_case.end_to_end(way, self.probes)]
         if not passing:
             return [_doubted(one) if one.chosen else one.finding for one in explained]
         first = dict(zip(map(id, named), passing[0], strict=True))

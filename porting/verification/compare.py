@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -89,13 +88,6 @@ MOST_MISFITS = 3
 
 MOST_SPREADS = 8
 """The number of guilty probes, from the first, for which the report tells where their differences lie."""
-
-
-class Sees(Protocol):
-    """The interface of an :class:`~porting.verification.coverage.Observer` during a pass."""
-
-    def see(self, value: Tensor, scale: float) -> None:
-        """Add an activation that was computed."""
 
 
 class Comparison:
@@ -258,8 +250,9 @@ class Comparison:
             named = spelled_operations(side.lifted)
             self._note(f"{title} casts to less than float64 in {named}: the float64 run leaves these casts out")
 
-    def _isolated(self, port: Side, case: int, observer: Sees) -> None:
-        pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
+    def _isolated(self, port: Side, case: int, observer: Observer | None) -> None:
+        """Run the port given the exact values at its probes; without an observer no gradients are taken."""
+        pairing = self.pairings[case]
         watch = ProvenanceRecorder()
 
         def visit(point: Point, value: Tensor) -> Tensor | None:
@@ -270,9 +263,9 @@ class Comparison:
                 tuple(dict.fromkeys((*before.lowered, *span.lowered))),
                 span.random or before.random,
             )
-            if point not in pairing.pairs or not pairing.pairs[point].fits(value):
+            anchor = self._anchor_of(case, point, value)
+            if anchor is None:
                 return None
-            anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
             far = error(value, anchor).largest
             self._meaning[ALONE][point] = max(self._meaning[ALONE].get(point, 0.0), far)
             if far > MEANING:
@@ -280,17 +273,18 @@ class Comparison:
                 shown = value if anchor.seen is None else torch.where(anchor.seen, value, anchor.value)
                 found = error_profile(shown, anchor.value, anchor.scale, case)
                 self._spreads.setdefault(point, []).append(found)
-            counted = value if anchor.seen is None else torch.where(anchor.seen, value, 0.0)
-            observer.see(pairing.pairs[point].compared(counted), anchor.scale)
+            if observer is not None:
+                counted = value if anchor.seen is None else torch.where(anchor.seen, value, 0.0)
+                observer.see(pairing.pairs[point].compared(counted), anchor.scale)
             watch.cut()  # what was done here is none of the model's
             return watch.put(like(anchor.value, value))
 
         wanted = list(pairing.pairs)
         try:
             with watch:
-                port.run(case, visit, wanted=wanted, ran=self.ran.add, gradients=True)
+                port.run(case, visit, wanted=wanted, ran=self.ran.add, gradients=observer is not None)
         except VerifyError as failure:  # some operations have no backward pass
-            if not isinstance(observer, Observer):
+            if observer is None:
                 raise
             watch = ProvenanceRecorder()
             with watch:
@@ -362,24 +356,26 @@ class Comparison:
         self._tiers.append(tier)
 
     def _measure_port(self, port: Side, case: int, alone: bool, errors: Errors) -> None:
-        pairing, anchors, exact = self.pairings[case], self.anchors[case], self.exact[case]
-
         def visit(point: Point, value: Tensor) -> Tensor | None:
-            if point not in pairing.pairs or not pairing.pairs[point].fits(value):
+            anchor = self._anchor_of(case, point, value)
+            if anchor is None:
                 return None
-            anchor = _anchored(pairing.pairs[point], anchors[point], exact, value)
             errors.setdefault(point, []).append(error(value, anchor))
             return like(anchor.value, value) if alone else None
 
-        port.run(case, visit, wanted=list(pairing.pairs))
+        port.run(case, visit, wanted=list(self.pairings[case].pairs))
+
+    def _anchor_of(self, case: int, point: Point, value: Tensor) -> Anchor | None:
+        """The exact values that one of the port's is measured against; None where it is not compared."""
+        one = self.pairings[case].pairs.get(point)
+        if one is None or not one.fits(value):
+            return None
+        return _anchored(one, self.anchors[case][point], self.exact[case], value)
 
     def stand_in(self, case: int, point: Point, value: Tensor) -> Tensor | None:
         """The value that replaces the port's own in an isolated run."""
-        pairing = self.pairings[case]
-        if point not in pairing.pairs or not pairing.pairs[point].fits(value):
-            return None
-        anchor = _anchored(pairing.pairs[point], self.anchors[case][point], self.exact[case], value)
-        return like(anchor.value, value)
+        anchor = self._anchor_of(case, point, value)
+        return None if anchor is None else like(anchor.value, value)
 
     def measure_reference(
         self,

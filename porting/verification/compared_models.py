@@ -93,9 +93,7 @@ def resolve_models(
         )
     if isinstance(reference, str | os.PathLike):
         return _recorded(opened, into, table, Path(reference), loaded=loaded)
-    if not isinstance(reference, nn.Module) and computes(
-        reference, [name for one in inputs or () for name in one.inputs]
-    ):
+    if not isinstance(reference, nn.Module) and computes(reference, names_of(inputs)):
         return _called(opened, into, table, reference, inputs, loaded=loaded)
     return _living(opened, into, table, reference, loaded=loaded)
 
@@ -116,11 +114,8 @@ def _living(
         into = _like(into, module, checkpoint)
     if table is not None:
         chosen = find_table(table, checkpoint.config, checkpoint.tensors)
-    elif into is None:
-        message = "there are a reference and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
     else:
-        chosen = same_names(module, _built(into, module, checkpoint))
+        chosen = same_names(module, _built(_required(into), module, checkpoint))
     return ComparedModels(
         checkpoint=checkpoint, table=chosen, into=into, reference=LiveReference.of(module, title), loaded=loaded
     )
@@ -169,10 +164,10 @@ def _recorded(
     opened: Checkpoint | None, into: Into, table: Table | str | Path | None, path: Path, *, loaded: bool
 ) -> ComparedModels:
     recording = read_recording(path)
+    reference = Recorded(recording=recording)
     if opened is not None:
         _refuse_other_weights(opened, recording)
         chosen = find_table(table, opened.config, opened.tensors)
-        reference = Recorded(recording=recording)
         return ComparedModels(checkpoint=opened, table=chosen, into=into, reference=reference, loaded=loaded)
     if into is None:
         message = "a recording holds activations and no weights, and no checkpoint was given"
@@ -183,7 +178,6 @@ def _recorded(
             )
         )
         raise VerifyError(Fault(code=Code.BAD_TARGET, where=recording.where, message=message, hint=hint))
-    reference = Recorded(recording=recording)
     if recording.weights and not loaded:  # the port gets them: it is not a module that holds its own
         checkpoint = HeldWeights(recording.read_weights(), recording.where)
         port = (
@@ -191,8 +185,7 @@ def _recorded(
         )
         chosen = same_points(recording.points(), port) if table is None else find_table(table, {})
         return ComparedModels(checkpoint=checkpoint, table=chosen, into=into, reference=reference)
-    port = _itself(into)
-    return _by_itself(port, table, reference, recording.points())
+    return _by_itself(_itself(into), table, reference, recording.points())
 
 
 def _called(
@@ -205,9 +198,6 @@ def _called(
     loaded: bool,
 ) -> ComparedModels:
     """A function computes the reference's values; it holds no weights that the port could get."""
-    if opened is None and into is None:
-        message = "there are a reference and nothing that is compared with it"
-        raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
     if opened is not None:
         chosen = find_table(table, opened.config, opened.tensors)
         reference = LivingFunction.around(function, _first(chosen, opened, inputs))
@@ -227,12 +217,16 @@ def _first(table: Table, checkpoint: Checkpoint, inputs: Sequence[Case] | None) 
 
 def _itself(into: Into) -> nn.Module:
     """The port with the weights that it holds, or that what builds it gives it."""
-    if isinstance(into, nn.Module):
-        return unwrapped(into)
+    into = _required(into)
+    return unwrapped(into if isinstance(into, nn.Module) else call(into, dict, {}, OWN_CODE))
+
+
+def _required(into: Into) -> nn.Module | Callable[..., nn.Module]:
+    """The port, or what builds it, which a reference without a table needs."""
     if into is None:
-        message = "there is a reference, and nothing that is compared with it"
+        message = "there are a reference and nothing that is compared with it"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=Message("say what: ", Option("into"))))
-    return unwrapped(call(into, dict, {}, OWN_CODE))
+    return into
 
 
 def _by_itself(
@@ -287,8 +281,5 @@ def _case(name: str, batch: Mapping[str, object]) -> Case:
 
 def names_of(inputs: Sequence[Case] | None) -> list[str]:
     """The arguments that batches name; none where they are not cases."""
-    return [name for one in _listed(inputs) for name in one.inputs]
-
-
-def _listed(inputs: object) -> list[Case]:
-    return [one for one in inputs if isinstance(one, Case)] if isinstance(inputs, list | tuple) else []
+    cases = inputs if isinstance(inputs, list | tuple) else ()
+    return [name for one in cases if isinstance(one, Case) for name in one.inputs]

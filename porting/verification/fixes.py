@@ -97,18 +97,8 @@ def special_cases(
     )
     for edit, right in _mended(cases, probes, attempts, until):
         if len(right) == len(guilty):
-            off = list(right.values())
-            return [
-                Finding(
-                    name=SPECIAL,
-                    detail=f"`{edit.old}`, at {edit.place}: written as `{edit.new}`, your model is right on all inputs",
-                    probes=tuple(right),
-                    difference=max(before for before, _ in off),
-                    residual=max(left for _, left in off),
-                    what=SPECIAL_WHAT,
-                    fix=edit.fix,
-                )
-            ]
+            detail = f"`{edit.old}`, at {edit.place}: written as `{edit.new}`, your model is right on all inputs"
+            return [_finding(right, SPECIAL, detail, SPECIAL_WHAT, edit.fix)]
     return []
 
 
@@ -128,20 +118,22 @@ def laid_out_otherwise(
     rules = tuple(dict.fromkeys(where for probe in probes if probe.guilty for where in probe.rules))
     attempts = ((one, lambda case, one=one: case.with_weights(one.values)) for one in layouts(rules))
     return [
-        (
-            correction,
-            Finding(
-                name=correction.name,
-                detail=correction.detail,
-                probes=tuple(right),
-                difference=max(before for before, _ in right.values()),
-                residual=max(left for _, left in right.values()),
-                what=WHAT[correction.name],
-                fix=correction.fix,
-            ),
-        )
-        for correction, right in _mended(cases, probes, attempts, until)
+        (one, _finding(right, one.name, one.detail, WHAT[one.name], one.fix))
+        for one, right in _mended(cases, probes, attempts, until)
     ]
+
+
+def _finding(right: Mapping[Point, tuple[float, float]], name: str, detail: str, what: str, fix: str) -> Finding:
+    """A change that mends probes as a finding; ``right``: how far each was and is off."""
+    return Finding(
+        name=name,
+        detail=detail,
+        probes=tuple(right),
+        difference=max(before for before, _ in right.values()),
+        residual=max(left for _, left in right.values()),
+        what=what,
+        fix=fix,
+    )
 
 
 def _mended(
@@ -245,18 +237,9 @@ def with_edits(
         if not named:
             if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
                 continue  # what is behind may undo it, as a norm that follows a rotation
-            off = list(right.values())
-            named = [
-                Finding(
-                    name="another expression",
-                    detail=f"`{edit.old}` should be `{edit.new}`",
-                    probes=tuple(right),
-                    difference=max(before for before, _ in off),
-                    residual=max(left for _, left in off),
-                    what="one expression of a line differs from what the reference computes",
-                    fix=edit.fix,
-                )
-            ]
+            what = "one expression of a line differs from what the reference computes"
+            detail = f"`{edit.old}` should be `{edit.new}`"
+            named = [_finding(right, "another expression", detail, what, edit.fix)]
         result = [*(one for one in result if one not in same), *named]
     return result
 

@@ -116,27 +116,29 @@ def compare_in_float64(
         explore: runs the trials; those that differ become cases.
     """
     observer = Observer(port.module, seed)
+
+    def compare_more(more: Sequence[Case]) -> Side:
+        """Run both sides on more cases; returns the port on all of them."""
+        comparison.found_from = comparison.found_from or len(cases)
+        cases.extend(theirs.taken(one) if isinstance(theirs, LiveReference) else one for one in more)
+        wider = port_side(port.module, torch.float64, table, cases, port.clock)
+        _anchor_more(comparison, reference, theirs, table, cases, port.clock)
+        comparison.meaning(wider, observer)
+        return wider
+
     comparison.meaning(port, observer)
     found = Found()
     if isinstance(theirs, LiveReference) and batch.more is not None:
         found = search(batch, table, theirs, port, comparison, observer)
     if found.cases:
-        comparison.found_from = len(cases)
-        cases += [_as_taken(theirs, one) for one in found.cases]
-        port = port_side(port.module, torch.float64, table, cases, port.clock)
-        _anchor_more(comparison, reference, theirs, table, cases, port.clock)
-        comparison.meaning(port, observer)
+        port = compare_more(found.cases)
     if comparison.lowers:
         live = reference if isinstance(theirs, LiveReference) else None
         comparison.measure = partial(measure_leaks, comparison, live, port)
         comparison.measure_if_needed()
     explored = Explored(scope=Scope()) if explore is None else explore(port, cases)
     if explored.cases:
-        comparison.found_from = comparison.found_from or len(cases)
-        cases += [_as_taken(theirs, one) for one in explored.cases]
-        port = port_side(port.module, torch.float64, table, cases, port.clock)
-        _anchor_more(comparison, reference, theirs, table, cases, port.clock)
-        comparison.meaning(port, observer)
+        port = compare_more(explored.cases)
         comparison.measure_if_needed()
     return Float64Comparison(
         shares=observer.shares(),
@@ -146,11 +148,6 @@ def compare_in_float64(
         searched=found,
         scope=explored.scope,
     )
-
-
-def _as_taken(theirs: Reference, case: Case) -> Case:
-    """The case with what the reference takes of it."""
-    return theirs.taken(case) if isinstance(theirs, LiveReference) else case
 
 
 def _anchor_more(

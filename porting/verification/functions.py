@@ -21,7 +21,7 @@ from porting.plan.matching import Matcher
 from porting.printable import dtype_name
 from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import ARROW, ROOT, Point, Visit, select, split
+from porting.tracing.trace import ARROW, ROOT, Point, select, split
 from porting.trials.inputs import USUAL, Case
 from porting.verification.recorded_trace import refuse_with_recording, without_rounding
 from porting.verification.references import LiveReference, Recorded, Reference, floating
@@ -173,7 +173,7 @@ class LivingFunction(LiveReference):
         """
         module = FunctionModule(function)
         found = cls(module, module.title)
-        returned = found._made(torch.float64, [case], (), Clock())._result(0)
+        returned = found._made(torch.float64, [case], (), Clock()).outputs(0)
         values = named_values(returned)
         found.names, found.own = (*values, *aliases(values, returned)), tuple(values)
         found.first, found.exact = case, values
@@ -206,7 +206,7 @@ class LivingFunction(LiveReference):
         return all(one.dtype == dtype for one in values if one.is_floating_point())
 
     def _values(self, dtype: torch.dtype) -> dict[Point, Tensor]:
-        return named_values(self._made(dtype, [self.first], (), Clock())._result(0))
+        return named_values(self._made(dtype, [self.first], (), Clock()).outputs(0))
 
     def points(self, terms: Iterable[Term], prefix: str) -> list[Point]:
         """The points of this side that the terms name."""
@@ -242,25 +242,13 @@ class FunctionSide(Side):
 
     renames: bool = True
 
-    def run(
-        self,
-        case: int,
-        visit: Visit,
-        *,
-        wanted: Sequence[Point] | None = None,
-        ran: Callable[[str], None] | None = None,
-        gradients: bool = False,
-        isolated: bool = False,
-    ) -> None:
-        """Run the function as in :meth:`Side.run`, but never isolated: values inside it cannot be replaced."""
+    def values(self, case: int, *, isolated: bool) -> Iterable[tuple[Point, Tensor]]:
+        """The function's values; none of an isolated pass, since values inside it cannot be replaced."""
         if isolated:
-            return
-        returned = self._result(case)
+            return ()
+        returned = self.outputs(case)
         values = named_values(returned)
-        chosen = {split(name)[0] for name in (self.wanted if wanted is None else wanted)}
-        for point, value in {**values, **aliases(values, returned)}.items():
-            if point in chosen:
-                visit(point, value)
+        return {**values, **aliases(values, returned)}.items()
 
     def returned(self, case: int) -> dict[str, Tensor]:
         """The outputs of the whole model by name or place; a lone one has no name.
@@ -271,19 +259,9 @@ class FunctionSide(Side):
         Raises:
             VerifyError: it fails.
         """
-        values = named_values(self._result(case))
+        values = named_values(self.outputs(case))
         parts = {split(name)[0] for name in self.wanted if not name.startswith(ROOT)}
         return {name.removeprefix(ROOT).removeprefix(ARROW): one for name, one in values.items() if name not in parts}
-
-    def _result(self, case: int) -> object:
-        """The function's result, as tensors."""
-        found: list[object] = []
-        hook = self.module.register_forward_hook(lambda module, args, output: found.append(output))
-        try:
-            super().run(case, lambda point, value: None, wanted=[])
-        finally:
-            hook.remove()
-        return found[0]
 
 
 def has_parts(reference: Reference | None) -> TypeGuard[LiveReference]:

@@ -22,18 +22,9 @@ class HeldWeights(Checkpoint):
     """
 
     def __init__(self, held: nn.Module | Mapping[str, Tensor], location: str) -> None:
-        self.location = location
-        self.path = None
-        self.commit = None
-        self.config = config_of(held) if isinstance(held, nn.Module) else {}
-        self.contents = ()
-        self.files = ()
-        self.index = None
-        self.index_file = None
+        config = config_of(held) if isinstance(held, nn.Module) else {}
+        super().__init__(location=location, path=None, config=config, contents=(), sources={}, index=None)
         self.warnings = ()
-        self.sources = {}
-        self.folder = None
-        self.home = None
         self._held = dict(named_tensors(held) if isinstance(held, nn.Module) else held)
         names: dict[int, set[str]] = {}
         for name, tensor in self._held.items():
@@ -45,6 +36,10 @@ class HeldWeights(Checkpoint):
             )
             for name, one in self._held.items()
         }
+
+    def _check(self, *files: object) -> tuple[()]:
+        """Nothing: there are no files."""
+        return ()
 
     def read(self, name: str, *, own: bool = False) -> Tensor:
         """A copy of one tensor: who loads it may write to it."""

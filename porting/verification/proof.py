@@ -50,14 +50,13 @@ from porting.verification.compare import Comparison, Progress
 from porting.verification.compared_models import ComparedModels, Given, Inputs, Source, as_cases, resolve_models
 from porting.verification.counterparts import counterparts
 from porting.verification.coverage import shown, unseen
-from porting.verification.float64_tier import Explore, anchored, compare_in_float64, in_fitting_rows
+from porting.verification.float64_tier import anchored, compare_in_float64, in_fitting_rows
 from porting.verification.functions import has_parts, possible
-from porting.verification.learning import learn
 from porting.verification.module_checkpoint import share
 from porting.verification.reference import PADDING, choices, load_reference
 from porting.verification.references import LiveReference, Recorded, Reference, floating, port_side
 from porting.verification.rounding_propagation import measure_float64_noise
-from porting.verification.streamed_verify import verify_streamed
+from porting.verification.streaming import verify_streamed
 from porting.verification.subject import (
     Subject,
     cast,
@@ -70,6 +69,7 @@ from porting.verification.subject import (
     writers,
 )
 from porting.verification.table_layouts import corrections
+from porting.verification.training import learn
 from porting.verification.trial_setup import explore
 
 Prove = Callable[..., Report]
@@ -277,17 +277,22 @@ def _verify(
             share(theirs.module, checkpoint)
 
     tell("port in float64", 2, stages)
-    trier = _explorer(
-        theirs,
-        subject,
-        chosen,
-        batch,
-        returned,
-        comparison,
-        seed,
-        clock,
-        None if trials is False else dtypes,
-        own=inputs is not None and trials is None,
+    trier = (
+        partial(
+            explore,
+            theirs,
+            subject.module,
+            chosen,
+            batch,
+            returned,
+            comparison=comparison,
+            seed=seed,
+            clock=clock,
+            given=inputs is not None and trials is None,  # no batches but the caller's may be made
+            dtypes=dtypes,
+        )
+        if trials is not False and isinstance(theirs, LiveReference)
+        else None
     )
     exact = compare_in_float64(comparison, doubled, theirs, port(torch.float64), chosen, batch, cases, seed, trier)
 
@@ -398,43 +403,6 @@ def _round(
         comparison.rounding(theirs, ours, autocast)
     if comparison.unsettled():
         measure_float64_noise(comparison, partial(reference, torch.float64))
-
-
-def _explorer(
-    theirs: Reference,
-    subject: Subject,
-    table: Table,
-    batch: Batches,
-    returned: Returned,
-    comparison: Comparison,
-    seed: int,
-    clock: Clock,
-    dtypes: Sequence[torch.dtype] | None,
-    *,
-    own: bool,
-) -> Explore | None:
-    """Return the function that runs the trials; None where there are none.
-
-    Args:
-        theirs, subject, table, batch, returned, comparison, seed, clock: as :func:`explore` takes them.
-        dtypes: the working dtypes; None for no trials.
-        own: the batches are the caller's, and no others may be made.
-    """
-    if dtypes is None or not isinstance(theirs, LiveReference):
-        return None
-    return partial(
-        explore,
-        theirs,
-        subject.module,
-        table,
-        batch,
-        returned,
-        seed=seed,
-        clock=clock,
-        comparison=comparison,
-        given=own,
-        dtypes=dtypes,
-    )
 
 
 @dataclass

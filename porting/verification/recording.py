@@ -34,8 +34,7 @@ from porting.verification.compared_models import Inputs, as_cases, built_referen
 from porting.verification.functions import LivingFunction, computes
 from porting.verification.module_checkpoint import HeldWeights
 from porting.verification.recorded_trace import write_recording
-from porting.verification.reference import choices, load_reference
-from porting.verification.reference_class import reference_class
+from porting.verification.reference import choices, load_reference, reference_class
 from porting.verification.references import LiveReference, stored
 from porting.verification.same_names import every_point, same_names
 from porting.verification.subject import stored_dtype
@@ -160,7 +159,10 @@ def _of_checkpoint(
     """A checkpoint as transformers runs it."""
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source, revision=revision)
     chosen = find_table(table, opened.config, opened.tensors)
-    kind = _architecture(chosen, opened, architecture)
+    if chosen.architectures:
+        kind = choose_architecture(chosen, opened.tensors, opened.config, architecture).name
+    else:
+        kind = reference_class(opened, architecture).name
     living = LiveReference(load_reference(opened, kind, torch.float64), f"transformers.{kind}")
     return _Subject(
         living=living,
@@ -211,12 +213,6 @@ def _batch(
 ) -> Batches:
     config = effective(table, opened.config)
     return make_batches(table, opened, config, inputs, seed=seed, longest=longest, choices=several, reference=living)
-
-
-def _architecture(table: Table, checkpoint: Checkpoint, architecture: str | None) -> str:
-    if table.architectures:
-        return choose_architecture(table, checkpoint.tensors, checkpoint.config, architecture).name
-    return reference_class(checkpoint, architecture).name
 
 
 def _traces(

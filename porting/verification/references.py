@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ from porting.target import in_eval_mode, named_tensors
 from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.plain_state import PlainState, versions
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import ARROW, ROOT, Point, Trace, Visit, is_returned, points, split
+from porting.tracing.trace import ARROW, ROOT, Point, is_returned, points, split
 from porting.trials.inputs import Case, for_port
 from porting.trials.modalities import DECODER, IDS
 from porting.verification.recorded_trace import Recording
-from porting.verification.subject import cast
+from porting.verification.subject import cast, widest
 
 _ASKED = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}
 """Fields of transformers' configs that have a model return more, and how the names of what it returns end."""
@@ -46,12 +46,8 @@ class LiveReference:
         before, training = versions(self.module), self.module.training
         if any(one.is_meta for one in self.module.parameters()):
             return
-        side = Side(
-            title="the reference",
-            module=in_eval_mode(self.module),
-            arguments=[{IDS: torch.ones(1, 2).long()}],
-            wanted=(),
-        )
+        arguments = [{IDS: torch.ones(1, 2).long()}]
+        side = Side(title="the reference", module=in_eval_mode(self.module), arguments=arguments, wanted=())
         with suppress(VerifyError):  # one that needs more than tokens
             side.outputs(0)
         self.module.train(training)
@@ -137,12 +133,31 @@ class LiveReference:
 
     def side(self, dtype: torch.dtype, terms: Iterable[Term], prefix: str, cases: Sequence[Case], clock: Clock) -> Side:
         """The model in a dtype, ready to be run."""
+        copied = self.as_loaded(cast(self.module, dtype))
+        return self.as_it_is(cases, copied, dtype, wanted=self.points(terms, prefix), clock=clock)
+
+    def as_it_is(
+        self,
+        cases: Sequence[Case],
+        module: nn.Module | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        wanted: Sequence[Point] = (),
+        clock: Clock | None = None,
+    ) -> Side:
+        """A module that was made already, ready to be run.
+
+        Args:
+            module: the model in another dtype; None for :attr:`module` itself.
+            dtype: of its weights; None for the one that :attr:`module` is stored in.
+        """
+        dtype = stored(self.module) if dtype is None else dtype
         return Side(
             title="the reference",
-            module=self.as_loaded(cast(self.module, dtype)),
+            module=self.module if module is None else module,
             arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
-            wanted=self.points(terms, prefix),
-            clock=clock,
+            wanted=wanted,
+            clock=clock or Clock(),
         )
 
     def lean(
@@ -156,14 +171,8 @@ class LiveReference:
         held = [one for one in self.module.parameters() if one.is_floating_point() and one.dtype != dtype]
         if sum(one.numel() for one in held) * dtype.itemsize < LARGE:
             return None
-        sources = {id(one): one.detach for one in held}
-        return Side(
-            title="the reference",
-            module=with_lazy_weights(self.module, dtype, sources),
-            arguments=[floating(self.taken(case).inputs, dtype) for case in cases],
-            wanted=self.points(terms, prefix),
-            clock=clock,
-        )
+        lazy = with_lazy_weights(self.module, dtype, {id(one): one.detach for one in held})
+        return self.as_it_is(cases, lazy, dtype, wanted=self.points(terms, prefix), clock=clock)
 
 
 LARGE = 256 << 20
@@ -209,21 +218,9 @@ class RecordedSide(Side):
     recording: Recording
     dtype: torch.dtype
 
-    def run(
-        self,
-        case: int,
-        visit: Visit,
-        *,
-        wanted: Sequence[Point] | None = None,
-        ran: Callable[[str], None] | None = None,
-        gradients: bool = False,
-        isolated: bool = False,
-    ) -> None:
-        """Visit the recorded values as :meth:`Side.run`; replacements are ignored: isolated runs are recorded too."""
-        names = set(self.wanted if wanted is None else map(_bare, wanted))
-        for point, value in self.recording.trace(self.dtype, case, isolated=isolated):
-            if _bare(point) in names:
-                visit(point, value)
+    def values(self, case: int, *, isolated: bool) -> Iterator[tuple[Point, Tensor]]:
+        """The recorded values, as :meth:`Side.values`; isolated runs are recorded too."""
+        return self.recording.trace(self.dtype, case, isolated=isolated)
 
     def returned(self, case: int) -> dict[str, Tensor]:
         """The recorded outputs, as :meth:`Side.returned`."""
@@ -240,18 +237,6 @@ class RecordedSide(Side):
         names = dict.fromkeys(map(_bare, self.recording.points()))
         return [name for name in names if not is_returned(name)]
 
-    def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
-        """The recorded trace, as :meth:`Side.record`."""
-        found: Trace = {}
-
-        def visit(point: Point, value: Tensor) -> None:
-            found[point] = value
-            if after:
-                after(point, value)
-
-        self.run(case, visit)
-        return found
-
 
 def floating(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """The inputs, those of floating-point numbers in ``dtype``."""
@@ -260,11 +245,7 @@ def floating(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
 
 def stored(module: nn.Module) -> torch.dtype:
     """A dtype that holds every floating-point value of a module."""
-    found = [one.dtype for _, one in named_tensors(module) if one.is_floating_point()]
-    result = found[0] if found else torch.float64
-    for dtype in found:
-        result = torch.promote_types(result, dtype)
-    return result
+    return widest(one.dtype for _, one in named_tensors(module))
 
 
 def _held(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -7,9 +7,10 @@ as everybody has been measured by them.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,28 +19,36 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.plan.align import Step
+from porting.plan.config import sizes
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
+from porting.printable import dtype_name
+from porting.reporting.outcome import Cost, Shown, Unseen
+from porting.reporting.report import Report
+from porting.reporting.scope_text import never_ran
+from porting.tables import chosen_for
 from porting.target import named_tensors
 from porting.tracing.code_coverage import Executed
 from porting.tracing.lazy_weights import with_lazy_weights
 from porting.tracing.lockstep import Lockstep
 from porting.tracing.measure import Anchor, Error, finite, pooled
 from porting.tracing.provenance import ProvenanceRecorder
-from porting.tracing.running import Side
+from porting.tracing.running import Clock, Side, peak, versions
 from porting.tracing.trace import Point, Visit
-from porting.trials.pairing import Pairing, pair
-from porting.verification.compare import ALONE, END, Comparison, Errors, Tier
+from porting.trials.inputs import Case
+from porting.trials.pairing import Pairing, pair, refuse_unknown
+from porting.trials.returned import with_returned
+from porting.trials.scope import Scope
+from porting.verification.batches import make_batches
+from porting.verification.compare import ALONE, END, Comparison, Errors, Progress, Tier
+from porting.verification.compared_models import ComparedModels
+from porting.verification.coverage import reached, unseen
+from porting.verification.reference import choices, load_reference
+from porting.verification.references import LiveReference, port_side
+from porting.verification.subject import prepare_lazily, stored_dtype, warned, writers
 
 MakeSide = Callable[[torch.dtype, bool], Side]
 """A side of its own for a pass: its dtype, and whether its weights are hollow, for shapes only."""
-
-
-class Unwatched:
-    """Stands for an observer: gradients would keep every layer's weights, so what reaches a probe is not measured."""
-
-    def see(self, value: Tensor, scale: float) -> None:
-        """Keep nothing."""
 
 
 class Streamed(Comparison):
@@ -79,7 +88,7 @@ class Streamed(Comparison):
             whole, apart = (relay.followed(port(torch.float64, False), port=True) for _ in range(2))
             ports += [whole, apart]
             convoy.add(partial(self._watched, whole, case, ends))
-            convoy.add(partial(self._isolated, apart, case, Unwatched()))
+            convoy.add(partial(self._isolated, apart, case, None))  # gradients would keep every layer's weights
             for dtype, view in views:
                 alone, key = view == ALONE, (dtype, view)
                 own, other = (
@@ -224,24 +233,15 @@ class Follower(Side):
     relay: Relay
     port: bool
 
-    def run(
-        self,
-        case: int,
-        visit: Visit,
-        *,
-        wanted: Sequence[Point] | None = None,
-        ran: Callable[[str], None] | None = None,
-        gradients: bool = False,
-        isolated: bool = False,
-    ) -> None:
-        """Run as any side; gradients are off."""
+    def visitor(self, visit: Visit) -> Visit:
+        """Return a visitor that tells the relay of each value that it has seen."""
 
         def visited(point: Point, value: Tensor) -> Tensor | None:
             instead = visit(point, value)
             self.relay.leave(point, port=self.port)
             return instead
 
-        super().run(case, visited, wanted=wanted, ran=ran, isolated=isolated)
+        return visited
 
 
 def _shapes_of(side: Side, case: int) -> dict[Point, tuple[int, ...]]:
@@ -256,16 +256,6 @@ def _shapes_of(side: Side, case: int) -> dict[Point, tuple[int, ...]]:
 
 def _pooled(errors: Errors) -> dict[Point, Error]:
     return {point: pooled(found) for point, found in errors.items()}
-
-
-def lazy_reference(reference: nn.Module, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
-    """A copy whose weights are cast where they are used; the original's are views of the mapped files."""
-    return with_lazy_weights(
-        reference,
-        dtype,
-        {id(one): one.detach for one in (*reference.parameters(), *reference.buffers())},
-        hollow=hollow,
-    )
 
 
 def lazy_port(module: nn.Module, plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, *, hollow: bool) -> nn.Module:
@@ -293,3 +283,98 @@ def _moved(step: Step, name: str, plan: Plan, checkpoint: Checkpoint, exact: boo
         return value.double() if exact and not step.rule.exact else value
 
     return next(value for target, value in forward(step, plan.targets, read, plan.arithmetic(step)) if target == name)
+
+
+def verify_streamed(
+    given: ComparedModels,
+    *,
+    by_default: bool,
+    architecture: str | None,
+    dtypes: Sequence[torch.dtype],
+    seed: int,
+    longest: int,
+    fresh: bool,
+    trust: bool,
+    inputs: Sequence[Case] | None,
+    tell: Progress,
+) -> Report:
+    """Prove a port with every pass side by side; the arguments are those of :func:`porting.verification.verify`.
+
+    Raises:
+        CheckpointError, TableError, PlanError, TargetError, VerifyError: as there.
+    """
+    begun = time.perf_counter()
+    tell("loading", 0, 1)
+    checkpoint, table = given.checkpoint, given.table
+    with chosen_for(None if by_default else table, given.into, table):
+        subject = prepare_lazily(checkpoint, given.into, table, architecture, fresh=fresh, trust=trust)
+    plan = subject.plan
+    stored = load_reference(checkpoint, subject.reference, stored_dtype(checkpoint), untouched=True)
+    theirs = LiveReference(stored, f"transformers.{subject.reference}")
+    refuse_unknown(table, lambda terms: theirs.points(terms, table.prefix), subject.module)
+    running = time.perf_counter()
+    batch = make_batches(
+        table,
+        checkpoint,
+        plan.config,
+        inputs,
+        seed=seed,
+        longest=longest,
+        choices=choices(subject.reference),
+        reference=theirs,
+    )
+    cases, clock = batch.cases, Clock()
+    values = {id(one): one.detach for one in (*stored.parameters(), *stored.buffers())}
+
+    def reference(dtype: torch.dtype, hollow: bool) -> Side:
+        wanted = theirs.points((term for rule in table.compared for term in rule.sources), table.prefix)
+        module = with_lazy_weights(stored, dtype, values, hollow=hollow)  # cast where they are used
+        side = theirs.as_it_is(cases, module, dtype, wanted=wanted, clock=clock)
+        return replace(side, seed=None)  # the passes take turns, and share the generator
+
+    def port(dtype: torch.dtype, hollow: bool) -> Side:
+        module = lazy_port(subject.module, plan, checkpoint, dtype, hollow=hollow)
+        return replace(port_side(module, dtype, table, cases, clock), seed=None)
+
+    shapes = reference(torch.float64, True)
+    ours = port(torch.float64, True)
+    table, returned = with_returned(table, shapes, ours, shapes.returned(0), ours.returned(0))
+    comparison = Streamed(table, sizes(table, checkpoint.config)[0])
+    comparison.together(reference, port, dtypes, partial(tell, "all passes side by side"))
+    found = reached(port(torch.float64, True), comparison.executed, comparison.conditions, comparison.ran)
+    copied = (*(name for step in plan.steps for name in step.targets), *plan.contents)
+    seen = Shown(activation={}, copy=copied, nothing=(), made=plan.contents)
+    ended = time.perf_counter()
+    return Report(
+        source=checkpoint.location,
+        reference=theirs.title,
+        port=f"{type(subject.module).__module__}.{type(subject.module).__qualname__}",
+        table=table.where,
+        probes=tuple(
+            replace(probe, rules=writers(plan, probe.span)) if probe.guilty else probe for probe in comparison.probes()
+        ),
+        skipped=comparison.skipped,
+        shown=seen,
+        noise=comparison.noise,
+        cases=tuple(case.name for case in cases),
+        scope=Scope(dtypes=("float64", *(dtype_name(one) for one in dtypes)), returned=returned),
+        unseen=(
+            Unseen("which weights reach a probe", "a streamed run does not measure it"),
+            *unseen(cases, batch.fields, batch.withheld),
+            *found.unseen,
+        ),
+        branches=found.branches,
+        seed=seed,
+        environment=versions(),
+        warnings=(*warned(subject), *comparison.warnings),
+        notes=tuple(comparison.notes),
+        idle=never_ran(subject.module, comparison.ran, seen),
+        cost=Cost(
+            loading=running - begun,
+            forwards=clock.seconds,
+            total=ended - running,
+            passes=clock.passes,
+            memory=peak(),
+        ),
+        approximate=table.approximate,
+    )

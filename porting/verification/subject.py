@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
-from porting.errors import Code, Fault, Message, Option, VerifyError
+from porting.errors import Code, Fault, Message, Option, PortingWarning, VerifyError
 from porting.loading import (
     Into,
-    PortingWarning,
     fit,
     initialised,
     load,
@@ -29,7 +29,7 @@ from porting.plan.check import check
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.target import assign, in_eval_mode, named_tensors, plain_tensors, unwrapped, with_arguments
-from porting.verification.reference_class import reference_class
+from porting.verification.reference import reference_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +83,10 @@ def prepare(
         if record is None:  # load() keeps it for as long as the module lives
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
+    module = with_arguments(in_eval_mode(port), table.arguments, table.input_names)
     if reference:  # somebody said what it is compared with
-        return Subject(
-            module=with_arguments(in_eval_mode(port), table.arguments, table.input_names),
-            plan=plan,
-            reference=reference,
-        )
-    return _against(
-        with_arguments(in_eval_mode(port), table.arguments, table.input_names), plan, checkpoint, kind, architecture
-    )
+        return Subject(module=module, plan=plan, reference=reference)
+    return _against(module, plan, checkpoint, kind, architecture)
 
 
 def prepare_lazily(
@@ -239,11 +234,13 @@ def exactly(subject: Subject, checkpoint: Checkpoint) -> nn.Module:
 
 def stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """A dtype that holds every floating-point value of the checkpoint."""
-    found = [info.dtype for info in checkpoint.tensors.values() if info.dtype.is_floating_point]
-    result = found[0] if found else torch.float64
-    for dtype in found:
-        result = torch.promote_types(result, dtype)
-    return result
+    return widest(info.dtype for info in checkpoint.tensors.values())
+
+
+def widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """A dtype that holds the values of all floating-point dtypes among these; float64 without any."""
+    floating = {dtype for dtype in dtypes if dtype.is_floating_point}
+    return reduce(torch.promote_types, floating) if floating else torch.float64
 
 
 def _cast_of(checkpoint: Checkpoint, module: nn.Module) -> torch.dtype | None:

@@ -33,7 +33,7 @@ from porting.verification.batches import POSITIONS as LIMIT
 from porting.verification.batches import Batches
 from porting.verification.compare import END, Comparison
 from porting.verification.functions import has_parts
-from porting.verification.references import LiveReference, floating, port_points, port_side
+from porting.verification.references import LiveReference, port_points, port_side
 from porting.verification.rounding_propagation import rounded_alike, rounding_apart
 from porting.verification.subject import cast
 
@@ -89,9 +89,7 @@ def explore(
     def reference(case: Case) -> Side:
         if not whole:
             return theirs.side(torch.float64, terms, table.prefix, [case], clock)
-        arguments = floating(theirs.taken(case).inputs, torch.float64)
-        theirs.as_loaded(double)
-        return Side(title="the reference", module=double, arguments=[arguments], wanted=wanted, clock=clock)
+        return theirs.as_it_is([case], theirs.as_loaded(double), torch.float64, wanted=wanted, clock=clock)
 
     def ours(case: Case) -> Side:
         side = port_side(port.module, torch.float64, table, [theirs.taken(case)], clock, wanted=mine)
@@ -110,9 +108,7 @@ def explore(
     def rounded(case: Case) -> Side:
         if (single := singles()[1]) is None:
             return theirs.side(torch.float32, terms, table.prefix, [case], clock)
-        arguments = floating(theirs.taken(case).inputs, torch.float32)
-        theirs.as_loaded(single)
-        return Side(title="the reference", module=single, arguments=[arguments], wanted=wanted, clock=clock)
+        return theirs.as_it_is([case], theirs.as_loaded(single), torch.float32, wanted=wanted, clock=clock)
 
     def plain(several: Sequence[Case]) -> Side:
         side = port_side(

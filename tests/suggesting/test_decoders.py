@@ -419,7 +419,7 @@ def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_pat
     assert '"attention_mask" = ' not in found.text
     words = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
     module = build(113, 24, 3, 4, 30).double()
-    with pytest.warns(porting.loading.PortingWarning, match="6 parameters are new and untrained"):
+    with pytest.warns(porting.PortingWarning, match="6 parameters are new and untrained"):
         loaded = porting.load(tmp_path, module, found.table, fresh=True).eval()
     with torch.no_grad():
         far = loaded(words) - reference(words)[0]

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from porting import verify
 from porting.checkpoint import open_checkpoint
 from porting.errors import VerifyError
-from porting.verification.reference import load_reference, model_class
-from porting.verification.reference_class import coverage, reference_class
+from porting.verification.reference import coverage, load_reference, model_class, reference_class
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, tied, write_base
 
