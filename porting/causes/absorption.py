@@ -18,7 +18,8 @@ from torch import Tensor
 
 from porting.causes.diverging import MOVING, is_moved_weight
 from porting.causes.replay import Values
-from porting.causes.tape import UNFIT, Call, Ref
+from porting.causes.step_differences import unmoved
+from porting.causes.tape import UNFIT, Call, Ref, Tape
 from porting.tracing.calls import Kind, kind_of, tensors_in
 
 AFFINE = 1e-9
@@ -49,6 +50,18 @@ _CONTRACTIONS = frozenset({
     Kind.SCORES, Kind.CONTEXT, Kind.EMBEDDING,
 })  # fmt: skip
 """Functions in which features meet features: the order of the features decides what they give."""
+
+
+def multiplied(tape: Tape, call: Call) -> Ref | None:
+    """Return the activation that a call multiplies with a matrix of weights, before it was rearranged."""
+    weights = [tape[ref] for ref in call.reads if is_moved_weight(tape, ref)]
+    found = {ref for ref in call.reads if tape.learned(ref) and not is_moved_weight(tape, ref)}
+    return unmoved(tape, found.pop()) if any(map(_is_matrix, weights)) and len(found) == 1 else None
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    """Whether a weight is more than a number for each feature."""
+    return max(weight.shape, default=1) < weight.numel()
 
 
 @dataclass(frozen=True)
@@ -115,8 +128,7 @@ def computed_from(values: Values, result: Ref, shared: Callable[[Ref], bool]) ->
         calls[call.number] = call
         for ref in call.reads:
             if is_moved_weight(tape, ref) or not tape.learned(ref):
-                numbers = values[ref]
-                if max(numbers.shape, default=1) < numbers.numel():  # a gain for each feature is a vector
+                if _is_matrix(values[ref]):
                     return None
             elif shared(ref):
                 operands.add(ref)

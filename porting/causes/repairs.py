@@ -17,7 +17,7 @@ from itertools import combinations, islice, takewhile
 import torch
 from torch import Tensor
 
-from porting.causes.absorption import Computation, computed_from, left_by_weights
+from porting.causes.absorption import Computation, computed_from, left_by_weights, multiplied
 from porting.causes.diverging import CLOSE, MOVING, Region, TensorIndex
 from porting.causes.linear import linears
 from porting.causes.passing_case import PassingCase, departed
@@ -248,22 +248,27 @@ class RepairSearch:
     def _left_of(self, replacement: _Replacement) -> float:
         """Return the share of one step's result that other weights cannot make up for; 0 where it is not known."""
         step, values, theirs = replacement.step, self._values, Values(self._reference)
+        result, source = step.result, replacement.source
+        call = None if source is None else self._comparison().maker(source)
+        met = None if call is None else multiplied(self._reference, call)
+        if met is not None and (own := multiplied(self._port, step)) is not None:
+            result, source = own, met  # what meets the matrix differs
         like = {
             ref: [*self._region.counterparts_of(ref)]
-            for call in (step, *self._port.before(step.result))
+            for call in (step, *self._port.before(result))
             for ref in call.reads
             if self._port.learned(ref)
         }
-        ours = computed_from(values, step.result, lambda ref: bool(like.get(ref)))
+        ours = computed_from(values, result, lambda ref: bool(like.get(ref)))
         if ours is None:
             return 0.0
-        if replacement.source is None:
+        if source is None:
             same = (ref for ref in ours.operands if values[ref].shape == replacement.value.shape)
             place = next((ref for ref in same if torch.equal(values[ref], replacement.value)), None)
             instead = None if place is None else Computation(values, (), frozenset((place,)), place)
         else:
             shared = {other for ref in ours.operands for other in like[ref]}
-            instead = computed_from(theirs, replacement.source, shared.__contains__)
+            instead = computed_from(theirs, source, shared.__contains__)
         if instead is None:
             return 0.0
         return left_by_weights(ours, instead, features=self._is_feature_size, enough=ABSORBED)
