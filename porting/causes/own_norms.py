@@ -6,88 +6,67 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from porting.causes.attention import Attention
+from porting.causes.attention import Attention, unflat
 from porting.causes.cause import Cause, alter, replace_with
 from porting.causes.model_parts import ModelParts
 from porting.causes.norming import Norm
-from porting.causes.replay import Alteration, Rewrite, Values
+from porting.causes.norms import affine
+from porting.causes.replay import Alteration, Rewrite
 from porting.causes.rotations import Rotation, rotations
-from porting.causes.tape import Call, Ref
+from porting.causes.tape import Ref
 
 
-class OwnNormMissing(Cause):
-    """The norm of queries, of keys, or of both is missing."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention without both norms, and without either."""
-        for attention in model_parts.attentions:
-            sides = {
-                f"of the {side} alone": {
-                    norm.call.number: replace_with(norm.input) for norm in _norms_of(attention, ref, model_parts)
-                }
-                for side, ref in (("queries", attention.query), ("keys", attention.key))
+def _missing(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention without both norms, and without either."""
+    for attention in model_parts.attentions:
+        sides = {
+            f"of the {side} alone": {
+                norm.call.number: replace_with(norm.input) for norm in _norms_of(attention, ref, model_parts)
             }
-            both = {number: rewrite for rewrites in sides.values() for number, rewrite in rewrites.items()}
-            if both:
-                yield Alteration(where=attention.where, rewrites=both)
-            for detail, rewrites in sides.items():
-                if 0 < len(rewrites) < len(both):
-                    yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
-
-
-class NormOverWidth(Cause):
-    """One norm is taken over all heads."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each norm of single heads, [b s h d] or [b h s d]."""
-        sequence_lengths = {
-            model_parts.tape[ref].shape[axis]
-            for attention in model_parts.attentions
-            for ref, axis in _position_axes(attention)
+            for side, ref in (("queries", attention.query), ("keys", attention.key))
         }
-        for norm in model_parts.own_norms:
-            shape = model_parts.tape[norm.input].shape
-            if len(shape) == 4:
-                yield alter(norm.call, self._over_all_heads(norm, -2 if shape[-3] in sequence_lengths else -3))
-
-    @staticmethod
-    def _over_all_heads(norm: Norm, axis: int) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            value = values[norm.input].movedim(axis, -2)
-            normed = norm.of(value.flatten(-2)).view(value.shape).movedim(-2, axis)
-            gain = norm.gain(values)
-            return normed if gain is None else normed * gain
-
-        return rewrite
+        both = {number: rewrite for rewrites in sides.values() for number, rewrite in rewrites.items()}
+        if both:
+            yield Alteration(where=attention.where, rewrites=both)
+        for detail, rewrites in sides.items():
+            if 0 < len(rewrites) < len(both):
+                yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
 
-def _position_axes(attention: Attention) -> tuple[tuple[Ref, int], ...]:
-    """Return query and key with the axis of their positions."""
-    return (attention.query, -2), (attention.key, -1)
+def _over_width(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each norm of single heads, [b s h d] or [b h s d], taken over all heads."""
+    tape = model_parts.tape
+    lengths = {
+        tape[ref].shape[axis]
+        for attention in model_parts.attentions
+        for ref, axis in ((attention.query, -2), (attention.key, -1))
+    }
+    for norm in model_parts.own_norms:
+        shape = tape[norm.input].shape
+        if len(shape) == 4:
+            yield alter(norm.call, _over_all_heads(norm, -2 if shape[-3] in lengths else -3))
 
 
-class NormOverHeads(Cause):
-    """Each head is normalised on its own."""
+def _over_all_heads(norm: Norm, axis: int) -> Rewrite:
+    def formula(value: Tensor, norm: Norm) -> Tensor:
+        moved = value.movedim(axis, -2)
+        return norm.of(moved.flatten(-2)).view(moved.shape).movedim(-2, axis)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each norm of all heads."""
-        for attention in model_parts.attentions:
-            for norm in dict.fromkeys(
-                [*_norms_of(attention, attention.query, model_parts), *_norms_of(attention, attention.key, model_parts)]
-            ):
-                width = model_parts.tape[norm.input].shape[-1]
-                if model_parts.tape[norm.input].ndim == 3 and width % attention.size == 0 and width > attention.size:
-                    yield alter(norm.call, self._over_each_head(norm, attention.size))
+    return affine(norm, formula, bias=False)
 
-    @staticmethod
-    def _over_each_head(norm: Norm, size: int) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            value = values[norm.input]
-            normed = norm.of(value.view(*value.shape[:-1], -1, size)).flatten(-2)
-            gain = norm.gain(values)
-            return normed if gain is None else normed * gain
 
-        return rewrite
+def _over_heads(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each norm of all heads, taken over each head."""
+    for attention in model_parts.attentions:
+        both = [norm for ref in (attention.query, attention.key) for norm in _norms_of(attention, ref, model_parts)]
+        for norm in dict.fromkeys(both):
+            width = model_parts.tape[norm.input].shape[-1]
+            if model_parts.tape[norm.input].ndim == 3 and width % attention.size == 0 and width > attention.size:
+                yield alter(norm.call, _over_each_head(norm, attention.size))
+
+
+def _over_each_head(norm: Norm, size: int) -> Rewrite:
+    return affine(norm, lambda value, norm: norm.of(unflat(value, -1, size)).flatten(-2), bias=False)
 
 
 def _norms_of(attention: Attention, ref: Ref, model_parts: ModelParts) -> list[Norm]:
@@ -97,37 +76,31 @@ def _norms_of(attention: Attention, ref: Ref, model_parts: ModelParts) -> list[N
     return [norm for norm in model_parts.own_norms if norm.call.number in calls]
 
 
-class NormAfterRotation(Cause):
-    """Heads are rotated first, and normalised then."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each rotation of normalised heads."""
-        for rotation, norm in _rotated_heads(model_parts):
-            if norm.call.number < rotation.call.number:
-                rewrites = {norm.call.number: replace_with(norm.input), rotation.whole.number: self._normed(norm)}
-                yield Alteration(where=norm.call.module, rewrites=rewrites)
-
-    @staticmethod
-    def _normed(norm: Norm) -> Rewrite:
-        return lambda values, call: norm.whole(values.run(call), values)
+def _after_rotation(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each rotation of normalised heads, with the norm after it."""
+    for rotation, norm in _rotated_heads(model_parts):
+        if norm.call.number < rotation.call.number:
+            rewrites = {norm.call.number: replace_with(norm.input), rotation.whole.number: _normed(norm)}
+            yield Alteration(where=norm.call.module, rewrites=rewrites)
 
 
-class NormBeforeRotation(Cause):
-    """Heads are normalised first, and rotated then."""
+def _normed(norm: Norm) -> Rewrite:
+    return lambda values, call: norm.whole(values.run(call), values)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each norm of rotated heads."""
-        for rotation, norm in _rotated_heads(model_parts):
-            if norm.call.number > rotation.call.number:
-                rewrites = {
-                    rotation.call.number: self._rotated_norm(rotation, norm),
-                    norm.call.number: replace_with(norm.input),
-                }
-                yield Alteration(where=norm.call.module, rewrites=rewrites)
 
-    @staticmethod
-    def _rotated_norm(rotation: Rotation, norm: Norm) -> Rewrite:
-        return lambda values, call: rotation.rotate(values, norm.whole(values[rotation.input], values))
+def _before_rotation(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each norm of rotated heads, with the rotation after it."""
+    for rotation, norm in _rotated_heads(model_parts):
+        if norm.call.number > rotation.call.number:
+            rewrites = {
+                rotation.call.number: _rotated_norm(rotation, norm),
+                norm.call.number: replace_with(norm.input),
+            }
+            yield Alteration(where=norm.call.module, rewrites=rewrites)
+
+
+def _rotated_norm(rotation: Rotation, norm: Norm) -> Rewrite:
+    return lambda values, call: rotation.rotate(values, norm.whole(values[rotation.input], values))
 
 
 def _rotated_heads(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:
@@ -147,34 +120,39 @@ def _rotated_heads(model_parts: ModelParts) -> Iterator[tuple[Rotation, Norm]]:
 
 
 CAUSES: tuple[Cause, ...] = (
-    OwnNormMissing(
+    Cause(
         name="query and key norm missing",
         what="queries and keys are not normalised",
         looks="the scores are too large or too small",
         fix="normalise queries and keys before the rotation, as Qwen 3, Gemma 3 and OLMo 2 do",
+        alterations=_missing,
     ),
-    NormOverWidth(
+    Cause(
         name="query and key norm over the whole width",
         what="one norm is taken over all heads; the reference normalises each head",
         looks="the scores of each head are off by a factor that depends on the position",
         fix="split into heads, then normalise over d: Qwen 3 and Gemma 3; OLMo 2 normalises the whole width",
+        alterations=_over_width,
     ),
-    NormOverHeads(
+    Cause(
         name="query and key norm over each head",
         what="each head is normalised on its own; the reference normalises all heads at once",
         looks="the scores of each head are off by a factor that depends on the position",
         fix="normalise [b s (h d)] before splitting into heads, as OLMo 2; Qwen 3 and Gemma 3 normalise each head",
+        alterations=_over_heads,
     ),
-    NormAfterRotation(
+    Cause(
         name="query and key norm behind the rotation",
         what="queries and keys are rotated before they are normalised",
         looks="position 0 agrees; no difference at all if all gains are equal",
         fix="normalise, then rotate",
+        alterations=_after_rotation,
     ),
-    NormBeforeRotation(
+    Cause(
         name="query and key norm before the rotation",
         what="queries and keys are normalised before they are rotated",
         looks="position 0 agrees; no difference at all if all gains are equal",
         fix="rotate, then normalise, as Hunyuan does",
+        alterations=_before_rotation,
     ),
 )
