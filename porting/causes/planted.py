@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.causes.events import Action, Event, Scores
+from porting.tracing.calls import with_leaves
 
 NOT_APPLICABLE: Any = NotImplemented
 
@@ -53,11 +54,9 @@ def layer_norm(x: Tensor, eps: float) -> Tensor:
 
 def other_eps(event: Event) -> Any:
     """Use an eps of 1e-5 in place of another, and of 1e-12 in place of 1e-5."""
+    shape, weight, bias = (event.argument(*one) for one in ((1, "normalized_shape"), (2, "weight"), (3, "bias")))
     eps = float(event.argument(4, "eps", 1e-5))
-    shape = event.argument(1, "normalized_shape")
-    return F.layer_norm(
-        event.args[0], shape, event.argument(2, "weight"), event.argument(3, "bias"), 1e-12 if eps == 1e-5 else 1e-5
-    )
+    return F.layer_norm(event.args[0], shape, weight, bias, 1e-12 if eps == 1e-5 else 1e-5)
 
 
 def other_rms_eps(event: Event) -> Any:
@@ -268,18 +267,14 @@ def next_layer(event: Event) -> Any:
     if any(isinstance(part, nn.MultiheadAttention) for part in model.modules()):
         return NOT_APPLICABLE  # which slices its weights before it uses them
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    arguments = dict(enumerate(event.args)) | dict(event.kwargs)
-    replacements = {
-        place: _near(model, names.get(id(parameter), ""), parameter) for place, parameter in arguments.items()
+    arguments = (*event.args, *event.kwargs.values())
+    near = {
+        id(value): other for value in arguments if (other := _near(model, names.get(id(value), ""), value)) is not None
     }
-    if all(replacement is None for replacement in replacements.values()):
+    if not near:
         return NOT_APPLICABLE
-    changed = {
-        place: arguments[place] if replacement is None else replacement for place, replacement in replacements.items()
-    }
-    return event.function(
-        *(changed[place] for place in range(len(event.args))), **{key: changed[key] for key in event.kwargs}
-    )
+    args, kwargs = with_leaves(lambda value: near.get(id(value), value), (event.args, dict(event.kwargs)))
+    return event.function(*args, **kwargs)
 
 
 def _near(model: nn.Module, name: str, tensor: Any) -> Tensor | None:
@@ -289,14 +284,8 @@ def _near(model: nn.Module, name: str, tensor: Any) -> Tensor | None:
         return None
     parameters = dict(model.named_parameters())
     names = [f"{name[: match.start()]}{number}{name[match.end() :]}" for number in (int(match.group()) + 1, 0)]
-    return next(
-        (
-            parameters[key]
-            for key in names
-            if key in parameters and key != name and parameters[key].shape == tensor.shape
-        ),
-        None,
-    )
+    found = (parameters[key] for key in names if key in parameters and key != name)
+    return next((other for other in found if other.shape == tensor.shape), None)
 
 
 def with_scores(change: Callable[[Scores], Tensor | None]) -> Action:
@@ -366,26 +355,21 @@ def without_padding_mask(scores: Scores) -> Tensor | None:
     return hide_others(scores.product(), near)
 
 
-def inverted_padding_mask(scores: Scores) -> Tensor | None:
-    """Show only padding."""
-    shown = shown_keys(scores)
-    if shown is None:
-        return None
-    result = scores.product() + torch.where(shown, -1e4, 0.0)
-    return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
+def with_padding(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Scores], Tensor | None]:
+    """Change the scores where there is padding.
 
+    Args:
+        change: the scores without a mask [... q k], and 1 for keys that any query sees, else 0 [... 1 k] -> the scores.
+    """
 
-def combined_with_mask(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Scores], Tensor | None]:
-    """Multiply or add the mask as a number."""
-
-    def change(scores: Scores) -> Tensor | None:
+    def changed(scores: Scores) -> Tensor | None:
         shown = shown_keys(scores)
         if shown is None:
             return None
-        result = combine(scores.product(), shown.to(scores.query.dtype))
+        result = change(scores.product(), shown.to(scores.query.dtype))
         return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
 
-    return change
+    return changed
 
 
 def mask_on_queries(scores: Scores) -> Tensor | None:
@@ -428,26 +412,6 @@ def softmax_over(axis: int) -> Action:
     return action
 
 
-def mask_precedence(constant: float) -> Callable[[Scores], Tensor | None]:
-    """Add ``1.0 - mask * -constant``, in which the parentheses are missing."""
-
-    def change(scores: Scores) -> Tensor | None:
-        shown = shown_keys(scores)
-        if shown is None:
-            return None
-        result = scores.product() + (1.0 - shown.to(scores.query.dtype) * -constant)
-        return hide_others(result, lower_triangle(scores)) if is_causal(scores) else result
-
-    return change
-
-
-def without_score_bias(scores: Scores) -> Tensor | None:
-    """Leave the learned bias out."""
-    if scores.bias is None or not scores.bias.any() or has_linear_bias(scores):
-        return None
-    return scores.masked(scores.query @ scores.key.mT * scores.scale)
-
-
 def has_linear_bias(scores: Scores) -> bool:
     """Return whether the bias is linear: it rises by the same number from each key to the next."""
     bias = scores.bias
@@ -457,11 +421,11 @@ def has_linear_bias(scores: Scores) -> bool:
     return bool(steps.any()) and torch.allclose(steps, steps[..., :1].expand_as(steps), rtol=1e-4, atol=1e-6)
 
 
-def linear_bias_times(factor: float) -> Callable[[Scores], Tensor | None]:
-    """Multiply the linear bias by a factor."""
+def bias_times(factor: float, *, linear: bool) -> Callable[[Scores], Tensor | None]:
+    """Multiply the bias of the scores by a factor: a linear one, or a learned one."""
 
     def change(scores: Scores) -> Tensor | None:
-        if scores.bias is None or not has_linear_bias(scores):
+        if scores.bias is None or not scores.bias.any() or has_linear_bias(scores) != linear:
             return None
         return scores.masked(scores.query @ scores.key.mT * scores.scale + factor * scores.bias)
 
@@ -478,13 +442,13 @@ def without_cap(scores: Scores) -> Tensor | None:
     return scores.masked(replace(scores, cap=0.0).product()) if scores.cap else None
 
 
-def tiled(with_context: Tensor) -> Tensor | None:
+def tiled(heads: Tensor) -> Tensor | None:
     """Return heads [b h s d] that were repeated one by one as if repeated as a whole; None where none was repeated."""
-    count = with_context.shape[1] if with_context.ndim == 4 else 0
-    for product_times in (divisor for divisor in range(2, count) if count % divisor == 0):
-        unrepeated = with_context[:, ::product_times]
-        if torch.equal(with_context, unrepeated.repeat_interleave(product_times, 1)):
-            return unrepeated.repeat(1, product_times, 1, 1)
+    count = heads.shape[1] if heads.ndim == 4 else 0
+    for repeats in (divisor for divisor in range(2, count) if count % divisor == 0):
+        unrepeated = heads[:, ::repeats]
+        if torch.equal(heads, unrepeated.repeat_interleave(repeats, 1)):
+            return unrepeated.repeat(1, repeats, 1, 1)
     return None
 
 
