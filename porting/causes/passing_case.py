@@ -35,7 +35,6 @@ from porting.causes.step_differences import (
     step_key,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
-from porting.tracing.calls import tensors_in
 
 MAX_DEPARTED = 3
 """Number of lines whose results are replaced together."""
@@ -230,8 +229,9 @@ def departed(
                     replaced[one.step.result] = value
             if not replaced or time.thread_time() > until:
                 break
+            values = Values(port, dict(replaced), around=around)
             try:
-                values = _replayed(port, replaced, around)
+                values.replay(call for call in port.calls if replaced.keys().isdisjoint(call.writes[:1]))
             except UNFIT:  # the numbers of the counterpart do not fit what follows
                 break
             if distance(values) <= bound:
@@ -272,17 +272,6 @@ def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
     text = departure_text(own, value)
     detail = f"{name} gives other numbers than {other} on these inputs, and the same on others{text}"
     return Repair(Kind.VALUES, line_of(one.step), name, detail, one.counterpart.module)
-
-
-def _replayed(port: Tape, replaced: Mapping[Ref, Tensor], around: Around) -> Values:
-    """Return the port's values with some results replaced and what depends on them computed again."""
-    changed = Values(port, dict(replaced), around=around)
-    for call in port.calls:
-        if not call.writes or call.result in replaced or not any(read in changed.changed for read in call.reads):
-            continue
-        tensors = tensors_in(changed.run(call))
-        changed.changed.update(zip(call.writes, tensors, strict=True))
-    return changed
 
 
 def _laid_out(own: Tensor, theirs: Tensor) -> Tensor | None:

@@ -63,19 +63,13 @@ def _missing_bias(role: str, name: str, looks: str) -> Cause:
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
     """Yield the sums that add a bias to the result of a layer without one, with the layer and the bias."""
+    tape = model_parts.tape
     by_result = {linear.call.result: linear for linear in model_parts.linears if linear.bias is None}
     for call in model_parts.called(*SUM):
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
-        bias = next((ref for ref in call.reads if _is_weight(model_parts, ref)), None)
+        bias = next((ref for ref in call.reads if tape.past(ref, CASTING)[-1] in tape.weights), None)
         if linear is not None and bias is not None:
             yield call, linear, bias
-
-
-def _is_weight(model_parts: ModelParts, ref: Ref) -> bool:
-    """Return whether a tensor is a weight, or a cast one."""
-    while (call := model_parts.tape.maker(ref)) is not None and call.name in CASTING:
-        ref = call.reads[0]
-    return ref in model_parts.tape.weights
 
 
 def without_bias(linear: Linear, third: int | None = None) -> Rewrite:

@@ -217,9 +217,7 @@ def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: flo
 
 
 def _without_amplitude(values: Values, rotation: Rotation, amplitude: float) -> Tensor:
-    head = values[rotation.source]
-    count = values[rotation.input].shape[-1]
-    return torch.cat([rotation.rotate(values, head[..., :count]) / amplitude, head[..., count:]], -1)
+    return rotation.in_head(values, lambda channels: rotation.rotate(values, channels) / amplitude)
 
 
 def _part(*parts: float) -> Rotations:
@@ -274,10 +272,9 @@ def _not_rotated(values: Values, rotation: Rotation) -> Tensor:
 
 def _turned(values: Values, rotation: Rotation, *, pairs: bool = False, back: bool = False) -> Tensor:
     """Rotate by the reference's angles, with channels paired in the other way, or in the opposite direction."""
-    head, count = values[rotation.source], values[rotation.input].shape[-1]
-    cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
-    result = rotated(head[..., :count], cos, -sin if back else sin, pairs=rotation.pairs != pairs)
-    return torch.cat([result, head[..., count:]], -1)
+    cos, sin = rotation.halves(values)
+    other, sin = rotation.pairs != pairs, -sin if back else sin
+    return rotation.in_head(values, lambda channels: rotated(channels, cos, sin, pairs=other))
 
 
 def _mixed_pairings(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
@@ -289,17 +286,17 @@ def _mixed_pairings(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[t
 
 def _rotated_mixed(values: Values, rotation: Rotation, *, neighbours: bool) -> Tensor:
     """Pairs of neighbours with angles that lie as for pairs of one channel of each half, or the reverse."""
-    head, count = values[rotation.source], values[rotation.input].shape[-1]
-    channels = head[..., :count]
-    cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
-    if neighbours:
-        cos, sin = (torch.cat([one, one], -1) for one in (cos, sin))
-        turned = torch.stack([-channels[..., 1::2], channels[..., ::2]], -1).flatten(-2)
-    else:
-        cos, sin = (one.repeat_interleave(2, -1) for one in (cos, sin))
+    cos, sin = rotation.halves(values)
+
+    def mixed(channels: Tensor) -> Tensor:
+        if neighbours:
+            turned = torch.stack([-channels[..., 1::2], channels[..., ::2]], -1).flatten(-2)
+            return channels * torch.cat([cos, cos], -1) + turned * torch.cat([sin, sin], -1)
         first, second = channels.chunk(2, -1)
         turned = torch.cat([-second, first], -1)
-    return torch.cat([channels * cos + turned * sin, head[..., count:]], -1)
+        return channels * cos.repeat_interleave(2, -1) + turned * sin.repeat_interleave(2, -1)
+
+    return rotation.in_head(values, mixed)
 
 
 def _values_rotated(model_parts: ModelParts) -> Iterator[Alteration]:
@@ -340,9 +337,8 @@ def _around_padding(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[t
 
 def _at_positions(values: Values, rotation: Rotation, positions: Tensor) -> Tensor:
     """Rotate by the angles of other positions, [b s]."""
-    head, count = values[rotation.source], values[rotation.input].shape[-1]
-    cos, sin = (rotation.half(values[ref]).flatten(0, -2)[positions][:, None] for ref in (rotation.cos, rotation.sin))
-    return torch.cat([rotated(head[..., :count], cos, sin, pairs=rotation.pairs), head[..., count:]], -1)
+    cos, sin = (half.flatten(0, -2)[positions][:, None] for half in rotation.halves(values))
+    return rotation.in_head(values, lambda channels: rotated(channels, cos, sin, pairs=rotation.pairs))
 
 
 CAUSES: tuple[Cause, ...] = (

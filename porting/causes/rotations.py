@@ -54,9 +54,18 @@ class Rotation:
         """Return the half of a cosine or sine that contains each angle once."""
         return _half(value, pairs=self.pairs)
 
+    def halves(self, values: Values) -> tuple[Tensor, Tensor]:
+        """Return the cosine and sine of each angle once."""
+        return self.half(values[self.cos]), self.half(values[self.sin])
+
+    def in_head(self, values: Values, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the whole head with the channels changed that the reference rotates."""
+        head, count = values[self.source], values[self.input].shape[-1]
+        return torch.cat([change(head[..., :count]), head[..., count:]], -1)
+
     def rotate(self, values: Values, value: Tensor) -> Tensor:
         """Rotate another tensor by the same angles."""
-        return rotated(value, self.half(values[self.cos]), self.half(values[self.sin]), pairs=self.pairs)
+        return rotated(value, *self.halves(values), pairs=self.pairs)
 
 
 def rotations(model_parts: ModelParts) -> Iterator[Rotation]:

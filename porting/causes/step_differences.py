@@ -514,11 +514,7 @@ def _ordinal(tape: Tape, ref: Ref) -> str:
 
 def unmoved(tape: Tape, ref: Ref) -> Ref:
     """Return the tensor that a rearranged tensor comes from."""
-    call = tape.maker(ref)
-    while call is not None and call.name in MOVING and call.reads:
-        ref = call.reads[0]
-        call = tape.maker(ref)
-    return ref
+    return tape.past(ref, MOVING)[-1]
 
 
 def mask_text(own: Tensor, value: Tensor) -> str:

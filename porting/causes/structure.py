@@ -53,53 +53,46 @@ class Block:
         return self.sum.call
 
 
-def same_values(model_parts: ModelParts, ref: Ref) -> set[Ref]:
-    """Return a tensor and those before it that differ only by a cast or by dropout that is off."""
-    refs = {ref}
-    while (call := model_parts.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
-        ref = call.reads[0]
-        refs.add(ref)
-    return refs
+UNCHANGING = ("dropout", *CASTING)
+"""Functions that give what they are given, but for its dtype; dropout is off."""
+
+
+def _blocks(parts: ModelParts, fits: Callable[[Residual, Norm], bool]) -> list[Block]:
+    return [Block(residual, norm) for residual in parts.residuals for norm in parts.norms if fits(residual, norm)]
 
 
 def post_norm(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``norm(x + f(x))``: sums that only a norm reads."""
-    blocks = []
-    for norm in model_parts.norms:
-        inputs = same_values(model_parts, norm.input)
-        for residual in model_parts.residuals:
-            users = model_parts.tape.users(residual.call.result)
-            readers = {call.number for call in users if call.name not in ("dropout", *CASTING)}
-            if residual.call.result in inputs and readers == {norm.call.number}:
-                blocks.append(Block(residual, norm))
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+    tape = model_parts.tape
+
+    def fits(residual: Residual, norm: Norm) -> bool:
+        total = residual.call.result
+        readers = {call.number for call in tape.users(total) if call.name not in UNCHANGING}
+        return readers == {norm.call.number} and total in tape.past(norm.input, UNCHANGING)
+
+    return _blocks(model_parts, fits)
 
 
 def pre_norm(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``x + f(norm(x))``: sums whose branch reads the stream through a norm."""
-    blocks = []
-    for residual in model_parts.residuals:
-        streams = same_values(model_parts, residual.stream)
-        inside = range(residual.stream.number + 1, residual.branch.number)
-        blocks += [
-            Block(residual, norm)
-            for norm in model_parts.norms
-            if norm.call.result.number in inside and norm.input in streams
-        ]
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+
+    def fits(residual: Residual, norm: Norm) -> bool:
+        within = residual.stream.number < norm.output.number < residual.branch.number
+        return within and norm.input in model_parts.tape.past(residual.stream, UNCHANGING)
+
+    return _blocks(model_parts, fits)
+
+
+def sandwiched(model_parts: ModelParts) -> list[Block]:
+    """Return the sums whose branch ends with a norm, whatever it begins with."""
+    tape = model_parts.tape
+    return _blocks(model_parts, lambda residual, norm: norm.output in tape.past(residual.branch, UNCHANGING))
 
 
 def normed_branch(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``x + norm(f(x))``: sums whose branch ends with a norm and reads the stream without one."""
-    pre_norm_sums = {block.sum.call.number for block in pre_norm(model_parts)}
-    blocks = [
-        Block(residual, norm)
-        for residual in model_parts.residuals
-        if residual.call.number not in pre_norm_sums
-        for norm in model_parts.norms
-        if norm.output in same_values(model_parts, residual.branch)
-    ]
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+    pre_norm_sums = {block.call.number for block in pre_norm(model_parts)}
+    return [block for block in sandwiched(model_parts) if block.call.number not in pre_norm_sums]
 
 
 Stream = Callable[[Values], Tensor]
@@ -200,16 +193,6 @@ def _normed_input(model_parts: ModelParts, block: Block) -> dict[int, Rewrite]:
     return _without_norm(block) | {reader.number: normed for reader in _branch_readers(model_parts, block)}
 
 
-def sandwiched(model_parts: ModelParts) -> list[Block]:
-    """Return the sums whose branch ends with a norm, whatever it begins with."""
-    return [
-        Block(residual, norm)
-        for residual in model_parts.residuals
-        for norm in model_parts.norms
-        if norm.output in same_values(model_parts, residual.branch)
-    ]
-
-
 def _normed_stream(block: Block) -> Rewrite:
     """Return ``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
     return combine(block.norm.output, block.sum.branch, torch.add)
@@ -251,7 +234,7 @@ def side_by_side(model_parts: ModelParts) -> Iterator[Reading]:
             terms = (*inner.reads[:2], third)
             for stream in terms:
                 first, later = sorted((one for one in terms if one is not stream), key=lambda one: one.number)
-                values = same_values(model_parts, stream)
+                values = tape.past(stream, UNCHANGING)
                 norms = [norm for norm in model_parts.norms if norm.input in values]
                 if not any(_readers(model_parts, norm, first) for norm in norms):
                     continue
@@ -267,7 +250,7 @@ def one_after_the_other(model_parts: ModelParts) -> Iterator[Reading]:
     blocks = pre_norm(model_parts)
     for first in blocks:
         for later in blocks:
-            if first.sum.call.result in same_values(model_parts, later.sum.stream):
+            if first.sum.call.result in model_parts.tape.past(later.sum.stream, UNCHANGING):
                 readers = _readers(model_parts, later.norm, later.sum.branch)
                 alone = len(readers) == len(model_parts.tape.users(later.norm.output))
                 if readers:
