@@ -73,18 +73,6 @@ def _bessel(x: Tensor, eps: float) -> Tensor:
     return deviation / (deviation.pow(2).sum(-1, True) / (x.shape[-1] - 1) + eps).sqrt()
 
 
-def _eps_outside(x: Tensor, eps: float) -> Tensor:
-    return (x - x.mean(-1, True)) / (x.var(-1, unbiased=False, keepdim=True).sqrt() + eps)
-
-
-def _rms_eps_outside(x: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).mean(-1, True).sqrt() + eps)
-
-
-def _by_length(x: Tensor, eps: float) -> Tensor:
-    return x / (x.pow(2).sum(-1, True) + eps).sqrt()
-
-
 def _rms_norm(x: Tensor, eps: float) -> Tensor:
     return x / (x.pow(2).mean(-1, True) + eps).sqrt()
 
@@ -107,14 +95,10 @@ def _with_activation(function: Callable[[Tensor], Tensor], *, tanh: bool = False
     return action
 
 
-def _sigmoid_gelu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-1.702 * x))
-
-
-def _without_bias(*roles: str) -> Action:
+def _without_bias(role: str) -> Action:
     def action(event: Event) -> Any:
         bias = event.argument(2, "bias")
-        if bias is None or event.role not in roles:
+        if bias is None or event.role != role:
             return NOT_APPLICABLE
         return F.linear(event.args[0], event.args[1])
 
@@ -167,13 +151,6 @@ def _is_position(event: Event) -> bool:
 
 def _with_position(change: Callable[[Event, Tensor], Tensor]) -> Action:
     return lambda event: change(event, event.args[0]) if _is_position(event) else NOT_APPLICABLE
-
-
-def _shifted_position(offset: int) -> Action:
-    def change(event: Event, ids: Tensor) -> Tensor:
-        return F.embedding((ids + offset).clamp(0, event.args[1].shape[0] - 1), event.args[1])
-
-    return _with_position(change)
 
 
 def _with_token(change: Callable[[Event], Any]) -> Action:
@@ -405,14 +382,6 @@ def _bias_times(factor: float, *, linear: bool) -> Callable[[Scores], Tensor | N
     return change
 
 
-def _with_cap(scores: Scores) -> Tensor | None:
-    return None if scores.cap else scores.masked(2.0 * torch.tanh(scores.product() / 2.0))
-
-
-def _without_cap(scores: Scores) -> Tensor | None:
-    return scores.masked(replace(scores, cap=0.0).product()) if scores.cap else None
-
-
 def _tiled(heads: Tensor) -> Tensor | None:
     """Return heads [b h s d] that were repeated one by one as if repeated as a whole; None where none was repeated."""
     count = heads.shape[1] if heads.ndim == 4 else 0
@@ -463,12 +432,15 @@ PLANTS: tuple[InjectedFault, ...] = (
     fault("LayerNorm eps", norm=_other_eps),
     fault("RMSNorm eps", rms=_other_rms_eps),
     fault("LayerNorm with Bessel's correction", norm=_with_norm(_bessel)),
-    fault("LayerNorm eps outside of the root", norm=_with_norm(_eps_outside)),
+    fault(
+        "LayerNorm eps outside of the root",
+        norm=_with_norm(lambda x, eps: (x - x.mean(-1, True)) / (x.var(-1, unbiased=False, keepdim=True).sqrt() + eps)),
+    ),
     fault("RMSNorm for LayerNorm", norm=_with_norm(_rms_norm)),
     fault("LayerNorm for RMSNorm", rms=_with_norm(_layer_norm)),
     fault("LayerNorm over the wrong axis", norm=_with_norm(_over_previous_axis)),
-    fault("RMSNorm eps outside of the root", rms=_with_norm(_rms_eps_outside)),
-    fault("length for root mean square", rms=_with_norm(_by_length)),
+    fault("RMSNorm eps outside of the root", rms=_with_norm(lambda x, eps: x / (x.pow(2).mean(-1, True).sqrt() + eps))),
+    fault("length for root mean square", rms=_with_norm(lambda x, eps: x / (x.pow(2).sum(-1, True) + eps).sqrt())),
     fault("LayerNorm gain missing", norm=_with_norm(_layer_norm, gain=False)),
     fault("RMSNorm gain missing", rms=_with_norm(_rms_norm, gain=False)),
     fault(
@@ -485,7 +457,7 @@ PLANTS: tuple[InjectedFault, ...] = (
     fault("norm missing", norm=lambda event: event.args[0], rms=lambda event: event.args[0]),
     fault("exact GELU for another activation", activation=_with_activation(F.gelu)),
     fault("tanh GELU for another activation", activation=_with_activation(lambda x: F.gelu(x, approximate="tanh"))),
-    fault("quick GELU for another activation", activation=_with_activation(_sigmoid_gelu)),
+    fault("quick GELU for another activation", activation=_with_activation(lambda x: x / (1 + torch.exp(-1.702 * x)))),
     fault("ReLU for another activation", activation=_with_activation(lambda x: x.clamp_min(0))),
     fault("SiLU for another activation", activation=_with_activation(lambda x: x / (1 + torch.exp(-x)))),
     fault("activation missing", activation=_with_activation(lambda x: x)),
@@ -508,8 +480,16 @@ PLANTS: tuple[InjectedFault, ...] = (
     fault("ALiBi missing", scores=_with_scores(_bias_times(0.0, linear=True))),
     fault("ALiBi of the other sign", scores=_with_scores(_bias_times(-1.0, linear=True))),
     fault("ALiBi slopes", scores=_with_scores(_bias_times(0.5, linear=True))),
-    fault("soft cap of scores missing", scores=_with_scores(_without_cap)),
-    fault("soft cap of scores that should not be there", scores=_with_scores(_with_cap)),
+    fault(
+        "soft cap of scores missing",
+        scores=_with_scores(lambda scores: scores.masked(replace(scores, cap=0.0).product()) if scores.cap else None),
+    ),
+    fault(
+        "soft cap of scores that should not be there",
+        scores=_with_scores(
+            lambda scores: None if scores.cap else scores.masked(2.0 * torch.tanh(scores.product() / 2.0))
+        ),
+    ),
     fault("key and value heads tiled", scores=_with_scores(_keys_tiled), context=_values_tiled),
     fault("padding mask ignored", scores=_with_scores(_without_padding_mask)),
     fault(
@@ -538,7 +518,12 @@ PLANTS: tuple[InjectedFault, ...] = (
         "token types missing",
         embedding=lambda event: NOT_APPLICABLE if _ids_of(event, "token_type_ids") is None else event.run() * 0,
     ),
-    fault("position offset", embedding=_shifted_position(1)),
+    fault(
+        "position offset",
+        embedding=_with_position(
+            lambda event, ids: F.embedding((ids + 1).clamp(0, event.args[1].shape[0] - 1), event.args[1])
+        ),
+    ),
     fault("positions missing", embedding=_with_position(lambda event, ids: event.run() * 0)),
     fault(
         "positions counted from the end",

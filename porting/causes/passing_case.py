@@ -27,11 +27,11 @@ from porting.causes.step_differences import (
     Repair,
     departure_text,
     generic_path,
-    index_text,
     layouts,
     lookup_of,
     mask_text,
     operation_of,
+    other_rows,
     step_key,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
@@ -247,18 +247,7 @@ def departed(
 def _other_rows(one: Departure, values: Values, port: Tape, reference: Tape) -> Repair | None:
     """Return the difference of two lookups as a repair; None for other steps."""
     ours, theirs = lookup_of(port, one.step), lookup_of(reference, one.counterpart)
-    if ours is None or theirs is None:
-        return None
-    try:
-        text = index_text(values[ours.indices], reference[theirs.indices])
-    except RuntimeError:  # of shapes that cannot be compared
-        return None
-    place = generic_path(one.counterpart.module)
-    return (
-        Repair(Kind.ROWS, line_of(one.step), operation_of(one.step), f"{place} {text}", one.counterpart.module)
-        if text
-        else None
-    )
+    return None if ours is None or theirs is None else other_rows(ours, theirs, values, reference)
 
 
 def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:

@@ -15,6 +15,7 @@ from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
+    FIELDS,
     THETAS,
     Declared,
     Rotate,
@@ -199,12 +200,10 @@ def _mistyped_scalings(model_parts: ModelParts) -> Iterator[tuple[Scale, str]]:
     config = declared(model_parts)
     if config is None:
         return
-    names = {"factor": config.factor, "low": config.low, "high": config.high, "known": config.known}
     usual = {"factor": (2.0, 4.0, *FACTORS), "low": (0.5, 2.0), "high": (2.0, 8.0), "known": (2048.0, 4096.0, 8192.0)}
-    field = {"low": "low_freq_factor", "high": "high_freq_factor", "known": "original_max_position_embeddings"}
-    for name, own in names.items():
+    for (name, own), field in zip(config.numbers.items(), FIELDS[1:], strict=True):
         for value in (number for number in (*usual[name], own / 2, own * 2) if number != own):
-            detail = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
+            detail = f"{field} is {value:g} where the reference has {own:g}"
             yield config.scale(**{name: value}), detail
 
 
