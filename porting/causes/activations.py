@@ -2,106 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from porting.causes.cause import Cause, alter, free_parameter
+from porting.causes.cause import Cause, alter, alter_each, free_parameter, replace_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import ACTIVATIONS, tanh_gelu
 from porting.causes.model_parts import Activation, ModelParts
-from porting.causes.replay import Alteration, Rewrite, Values
-from porting.causes.tape import Call
+from porting.causes.replay import Alteration, Rewrite
 
 
-def apply_instead(site: Activation, function: Callable[[Tensor], Tensor]) -> Callable[[Values, Call], Tensor]:
-    """Return the rewrite that applies another function to the activation's input."""
-    return lambda values, call: function(values[site.input])
-
-
-def is_pooler(site: Activation, model_parts: ModelParts) -> bool:
+def _is_pooler(site: Activation, model_parts: ModelParts) -> bool:
     """Return whether an activation is applied to one vector per text, [b e], as the tanh of a pooler."""
     return model_parts.tape[site.input].ndim == 2 and site.name == "tanh"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrongActivation(Cause):
-    """Another activation.
-
-    Attributes:
-        function: its name in :data:`porting.causes.functions.ACTIVATIONS`.
-    """
-
-    function: str
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each activation that is another function."""
-        for site in model_parts.activations:
-            if site.name != self.function and model_parts.tape[site.input].is_floating_point():
-                detail = f"{self.function} where the reference has {site.name or 'another function'}"
-                yield alter(site.call, apply_instead(site, ACTIVATIONS[self.function]), detail)
+def _poolers(model_parts: ModelParts) -> list[Activation]:
+    return [site for site in model_parts.activations if _is_pooler(site, model_parts)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParametricActivation(Cause):
-    """An activation with a number that is solved for.
+def _others(model_parts: ModelParts) -> list[Activation]:
+    return [site for site in model_parts.activations if not _is_pooler(site, model_parts)]
 
-    Attributes:
-        function: the input and the number -> the result.
+
+def _of_floats(model_parts: ModelParts) -> list[Activation]:
+    return [site for site in _others(model_parts) if model_parts.tape[site.input].is_floating_point()]
+
+
+def _left_out(site: Activation) -> Rewrite:
+    return replace_with(site.input)
+
+
+def _with_number(
+    says: str, starts: Sequence[float], *functions: Callable[[Tensor, float], Tensor]
+) -> Callable[[ModelParts], Iterator[FreeParameter]]:
+    """Return the number of each activation but the pooler's.
+
+    Args:
         says: the function's text, with ``{}`` for the number.
-        first, last: the range in which the number is searched.
-        rounded: the same function with a constant of few digits beside the number.
+        starts: the values that the number is searched from.
+        functions: the input and the number -> the result; several if another constant may have few digits.
     """
 
-    function: Callable[[Tensor, float], Tensor]
-    says: str
-    first: float
-    last: float
-    rounded: Callable[[Tensor, float], Tensor] | None = None
+    def free_parameters(model_parts: ModelParts) -> Iterator[FreeParameter]:
+        for site in _of_floats(model_parts):
+            detail = f"{says} where the reference has {site.name or 'another function'}"
+            for function in functions:
+                yield free_parameter(site.call, partial(_applied, site, function), detail.format, starts)
 
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the number of each activation but the pooler's."""
+    return free_parameters
+
+
+def _applied(site: Activation, function: Callable[[Tensor, float], Tensor], number: float) -> Rewrite:
+    return replace_with(site.input, lambda value: function(value, number))
+
+
+def _wrong(function: str, looks: str, fix: str) -> Cause:
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for site in model_parts.activations:
-            if not is_pooler(site, model_parts) and model_parts.tape[site.input].is_floating_point():
-                detail = f"{self.says} where the reference has {site.name or 'another function'}"
-                starts = geometric(self.first, self.last, 6)
-                for function in filter(None, (self.function, self.rounded)):
-                    yield free_parameter(site.call, partial(_with_number, site, function), detail.format, starts)
+            if site.name != function and model_parts.tape[site.input].is_floating_point():
+                detail = f"{function} where the reference has {site.name or 'another function'}"
+                yield alter(site.call, replace_with(site.input, ACTIVATIONS[function]), detail)
 
-
-def _with_number(site: Activation, function: Callable[[Tensor, float], Tensor], number: float) -> Rewrite:
-    return apply_instead(site, lambda value: function(value, number))
-
-
-class ActivationMissing(Cause):
-    """An activation that is missing."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each activation but the pooler's."""
-        for site in model_parts.activations:
-            if not is_pooler(site, model_parts):
-                yield alter(site.call, apply_instead(site, lambda value: value))
-
-
-class PoolerTanhMissing(Cause):
-    """The pooler's tanh is missing."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the pooler's activation."""
-        for site in model_parts.activations:
-            if is_pooler(site, model_parts):
-                yield alter(site.call, apply_instead(site, lambda value: value))
-
-
-def _wrong(function: str, looks: str, fix: str) -> WrongActivation:
     what = f"the activation is the {function} and the reference uses another function"
-    return WrongActivation(
-        name=f"{function} for another activation", what=what, looks=looks, fix=fix, function=function
-    )
+    return Cause(name=f"{function} for another activation", what=what, looks=looks, fix=fix, alterations=alterations)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -134,57 +102,57 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _wrong("squared ReLU", "large differences where activations are large", "see hidden_act: relu2 is the square"),
     _wrong("ELU", "negative values down to -1", "use the activation that hidden_act in the config names"),
-    ParametricActivation(
+    Cause(
         name="sigmoid GELU of another steepness",
         what="the activation is x * sigmoid(c * x) with a number c that is neither SiLU's 1 nor quick GELU's 1.702",
         looks="differences of up to 0.2 from a GELU",
         fix="see hidden_act: gelu, gelu_new, quick_gelu and silu are different functions",
-        function=lambda value, number: value * torch.sigmoid(number * value),
-        says="x * sigmoid({} x)",
-        first=0.1,
-        last=10.0,
+        free_parameters=_with_number(
+            "x * sigmoid({} x)", geometric(0.1, 10.0, 6), lambda value, number: value * torch.sigmoid(number * value)
+        ),
     ),
-    ParametricActivation(
+    Cause(
         name="leaky ReLU for another activation",
         what="the activation is a ReLU with a slope for negative values",
         looks="small negative values after the first half of the feed-forward network",
         fix="use the activation that hidden_act in the config names",
-        function=F.leaky_relu,
-        says="leaky ReLU of slope {}",
-        first=1e-3,
-        last=0.9,
+        free_parameters=_with_number("leaky ReLU of slope {}", geometric(1e-3, 0.9, 6), F.leaky_relu),
     ),
-    ParametricActivation(
+    Cause(
         name="GELU constant",
         what="the factor of x**3 in the tanh GELU is not 0.044715",
         looks="differences of 1e-5 to 1e-1",
         fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-        function=lambda value, number: tanh_gelu(value, cubic=number),
-        says="tanh GELU with {} x**3",
-        first=1e-3,
-        last=10.0,
-        rounded=lambda value, number: tanh_gelu(value, cubic=number, factor=0.79788456),  # as it is often copied
+        free_parameters=_with_number(
+            "tanh GELU with {} x**3",
+            geometric(1e-3, 10.0, 6),
+            lambda value, number: tanh_gelu(value, cubic=number),
+            lambda value, number: tanh_gelu(value, cubic=number, factor=0.79788456),  # as it is often copied
+        ),
     ),
-    ParametricActivation(
+    Cause(
         name="GELU factor",
         what="the factor within the tanh GELU is not sqrt(2 / pi)",
         looks="differences of 1e-5 to 1e-1",
         fix="0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-        function=lambda value, number: tanh_gelu(value, factor=number),
-        says="tanh GELU with tanh({} * ...), and not sqrt(2 / pi) = 0.798,",
-        first=1e-2,
-        last=1e2,
+        free_parameters=_with_number(
+            "tanh GELU with tanh({} * ...), and not sqrt(2 / pi) = 0.798,",
+            geometric(1e-2, 1e2, 6),
+            lambda value, number: tanh_gelu(value, factor=number),
+        ),
     ),
-    ActivationMissing(
+    Cause(
         name="activation missing",
         what="the activation is missing",
         looks="large differences; the feed-forward network is linear",
         fix="put the activation between the two linear layers, or after the head's dense layer",
+        alterations=alter_each(_others, _left_out),
     ),
-    PoolerTanhMissing(
+    Cause(
         name="pooler tanh missing",
         what="tanh is not applied to the pooled vector",
         looks="pooled values beyond -1 and 1; the layers agree",
         fix="tanh(dense(hidden[:, 0]))",
+        alterations=alter_each(_poolers, _left_out),
     ),
 )

@@ -80,58 +80,50 @@ def _slopes(bias: Tensor, attention: Attention) -> Tensor | None:
     return None
 
 
-class BiasesMissing(Cause):
-    """The linear biases are missing."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the linear biases of each attention."""
-        for biases in linear_biases(model_parts):
-            yield alter(biases.call, replace_with(biases.scores), where=biases.where)
+def _bias_missing(model_parts: ModelParts) -> Iterator[Alteration]:
+    for biases in linear_biases(model_parts):
+        yield alter(biases.call, replace_with(biases.scores), where=biases.where)
 
 
-class BiasesNegated(Cause):
-    """The linear biases have the opposite sign."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the linear biases of each attention."""
-        for biases in linear_biases(model_parts):
-            yield alter(biases.call, biases.with_slopes(torch.neg), where=biases.where)
+def _bias_negated(model_parts: ModelParts) -> Iterator[Alteration]:
+    for biases in linear_biases(model_parts):
+        yield alter(biases.call, biases.with_slopes(torch.neg), where=biases.where)
 
 
-class OtherSlopes(Cause):
-    """Linear biases with other slopes."""
+def _other_slopes(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield the linear biases of each attention with slopes of other heads, beginning at 1, and scaled."""
+    for biases in linear_biases(model_parts):
+        heads = len(biases.slopes)
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
+            "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
+            "they are added before the scores are scaled": partial(_scaled, size=biases.size),
+        }
+        below = 2 ** (heads.bit_length() - 1)
+        for count in {heads, below, 2 * below} if heads != below else ():
+            text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is not a power of two"
+            changes[text] = partial(_of_heads, count=count)
+        for detail, change in changes.items():
+            yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the linear biases of each attention with slopes of other heads, beginning at 1, and scaled."""
-        for biases in linear_biases(model_parts):
-            heads = len(biases.slopes)
-            changes: dict[str, Callable[[Tensor], Tensor]] = {
-                "the heads' slopes are in the other order": lambda slopes: slopes.flip(0),
-                "the slopes begin at 1": lambda slopes: slopes / slopes.abs().max(),
-                "they are added before the scores are scaled": partial(_scaled, size=biases.size),
-            }
-            below = 2 ** (heads.bit_length() - 1)
-            for count in {heads, below, 2 * below} if heads != below else ():
-                text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is not a power of two"
-                changes[text] = partial(_of_heads, count=count)
-            for detail, change in changes.items():
-                yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)
 
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the exponent, and a common factor, of each attention's slopes."""
-        for biases in linear_biases(model_parts):
-            detail = f"they fall to 2^-{{}} where the reference has 2^-{biases.steepest:.6g}".format
-            yield free_parameter(
-                biases.call, partial(_with_exponent, biases), detail, geometric(0.5, 50.0, 6), where=biases.where
-            )
-            detail = "they are multiplied by {}".format
-            yield free_parameter(
-                biases.call, partial(_multiplied, biases), detail, geometric(1e-3, 1e3, 3), where=biases.where
-            )
+def _solved_slopes(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the exponent, and a common factor, of each attention's slopes."""
+    for biases in linear_biases(model_parts):
+        exponent = f"they fall to 2^-{{}} where the reference has 2^-{biases.steepest:.6g}"
+        for rewrite, detail, starts in (
+            (partial(_with_exponent, biases), exponent, geometric(0.5, 50.0, 6)),
+            (partial(_multiplied, biases), "they are multiplied by {}", geometric(1e-3, 1e3, 3)),
+        ):
+            yield free_parameter(biases.call, rewrite, detail.format, starts, where=biases.where)
 
 
 def _with_exponent(biases: Biases, steepest: float) -> Rewrite:
     return biases.with_slopes(lambda slopes: slopes.sign() * slopes.abs() ** (steepest / biases.steepest))
+
+
+def _multiplied(biases: Biases, factor: float) -> Rewrite:
+    return biases.with_slopes(lambda slopes: slopes * factor)
 
 
 def _scaled(slopes: Tensor, *, size: int) -> Tensor:
@@ -144,28 +136,28 @@ def _of_heads(slopes: Tensor, *, count: int) -> Tensor:
     return slopes.sign() * 2.0 ** (-8 * places / count)
 
 
-def _multiplied(biases: Biases, factor: float) -> Rewrite:
-    return biases.with_slopes(lambda slopes: slopes * factor)
-
-
 CAUSES: tuple[Cause, ...] = (
-    BiasesMissing(
+    Cause(
         name="ALiBi missing",
         what="no linear bias is added to the scores",
         looks="the difference grows with the position; the model does not depend on the order of tokens",
         fix="add slope * (key - query) to the scores before the softmax, in every layer",
+        alterations=_bias_missing,
     ),
-    BiasesNegated(
+    Cause(
         name="ALiBi of the other sign",
         what="the linear bias grows with the distance instead of falling",
         looks="distant positions get the most attention",
         fix="slope * (key - query): 0 for the token itself, negative for earlier ones",
+        alterations=_bias_negated,
     ),
-    OtherSlopes(
+    Cause(
         name="ALiBi slopes",
         what="the linear bias has different slopes",
         looks="the difference grows with the position",
         fix="2^(-8 (h + 1) / n) for n heads, a power of two, and those of 2 n heads between them for more; "
         "see alibi_bias_max in the config",
+        alterations=_other_slopes,
+        free_parameters=_solved_slopes,
     ),
 )

@@ -16,7 +16,6 @@ from porting.causes import (
     masks,
     norms,
     outputs,
-    own_norms,
     positions,
     precision,
     projections,
@@ -27,7 +26,7 @@ from porting.causes.cause import Cause
 
 THEMES: Mapping[str, tuple[Cause, ...]] = MappingProxyType(
     {
-        "norms": (*norms.CAUSES, *own_norms.CAUSES),
+        "norms": norms.CAUSES,
         "activations": activations.CAUSES,
         "projections": projections.CAUSES,
         "convolutions": convolutions.CAUSES,

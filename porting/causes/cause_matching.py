@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -55,8 +56,7 @@ class Search:
         target: a mark -> the port's value in the reference's layout, or None where that is not known.
         matching: the marks at which the port agrees with the reference.
         confirms: whether a candidate reproduces the port at a mark in cases that it was not fitted on.
-        confirms_extra: the same for a function of the reference's value.
-        confirms_weights: the same for weights of a module.
+        confirms_elsewhere: whether something holds of the searches in those cases, and of the mark there.
         weights_compared: whether the port's weights are known to be those of the checkpoint, bit for bit.
         solving: where no entry fits, solve for a function of the reference's value or for unknown weights.
         until: the deadline (:func:`time.thread_time`); what was not tried by then explains nothing.
@@ -69,8 +69,7 @@ class Search:
     target: Callable[[Mark], Tensor | None] = lambda mark: None
     matching: Sequence[Mark] = ()
     confirms: Callable[[Mark, Candidate], bool] = lambda mark, candidate: True
-    confirms_extra: Callable[[Mark, ValueFunction], bool] = lambda mark, function: True
-    confirms_weights: Callable[[Mark, str, Tensor], bool] = lambda mark, module, matrix: True
+    confirms_elsewhere: Callable[[Mark, Callable[[Search, Mark], bool]], bool] = lambda mark, holds: True
     weights_compared: bool = False
     solving: bool = True
     until: float = math.inf
@@ -427,7 +426,8 @@ class Search:
 
         for extra in extras(value, target, lambda made: residual_of(made) <= mark.bound):
             residual = residual_of(extra.function(value))
-            if residual <= mark.bound and self.confirms_extra(mark, extra.function):
+            confirmed = partial(Search.is_function_of, function=extra.function)
+            if residual <= mark.bound and self.confirms_elsewhere(mark, confirmed):
                 return Finding(
                     name=extra.name,
                     detail=extra.detail,
@@ -459,7 +459,8 @@ class Search:
             return None
         linear, matrix = solution
         residual = self._distance(mark, {linear.call.number: replaced(linear, matrix)}).largest
-        if residual > max(mark.bound, SOLVED) or not self.confirms_weights(mark, linear.call.module, matrix):
+        confirmed = partial(Search.maps, module=linear.call.module, matrix=matrix)
+        if residual > max(mark.bound, SOLVED) or not self.confirms_elsewhere(mark, confirmed):
             return None
         name, detail, what, fix = words(linear, self.model_parts, matrix, compared=self.weights_compared)
         if name == OTHER and not detail and not self.solving:

@@ -59,24 +59,20 @@ def _once(values: Sequence[object]) -> str:
     return str(values[0]) if len(set(values)) == 1 else f"({', '.join(map(str, values))})"
 
 
-class ConvolutionPlaces(Cause):
-    """A convolution with another stride, padding or dilation."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each convolution with the usual other strides, paddings and dilations."""
-        tape = model_parts.tape
-        for call in tape.calls:
-            axes = CONVOLUTIONS.get(call.name)
-            weight = None if axes is None else call.argument(1, "weight")
-            if axes is None or not isinstance(weight, Ref):
-                continue
-            kernel, (source, own) = tuple(tape[weight].shape[2:]), _own(tape, call, axes)
-            if own is None:
-                continue
-            sizes = tuple(tape[source].shape[-axes:])
-            for other in dict.fromkeys(_others(own, kernel, sizes)):
-                if other != own:
-                    yield alter(call, _convolved(source, other), f"{other} where the reference has {own}")
+def _convolved_elsewhere(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each convolution with the usual other strides, paddings and dilations."""
+    tape = model_parts.tape
+    for call in model_parts.called(*CONVOLUTIONS):
+        axes, weight = CONVOLUTIONS[call.name], call.argument(1, "weight")
+        if not isinstance(weight, Ref):
+            continue
+        kernel, (source, own) = tuple(tape[weight].shape[2:]), _own(tape, call, axes)
+        if own is None:
+            continue
+        sizes = tuple(tape[source].shape[-axes:])
+        for other in dict.fromkeys(_others(own, kernel, sizes)):
+            if other != own:
+                yield alter(call, _convolved(source, other), f"{other} where the reference has {own}")
 
 
 def _own(tape: Tape, call: Call, axes: int) -> tuple[Ref, Geometry | None]:
@@ -153,37 +149,27 @@ def _padded(value: Tensor, other: Geometry) -> tuple[Tensor, tuple[int, ...]]:
     return F.pad(value, amounts, mode=other.mode), (0,) * len(other.padding)
 
 
-class PoolMissing(Cause):
-    """Pooling that is left out."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each pooling."""
-        for call in model_parts.tape.calls:
-            if call.name in POOLS:
-                yield alter(call, replace_with(call.argument(0, "input")), f"{call.name} is left out")
+def _pooled_nothing(model_parts: ModelParts) -> Iterator[Alteration]:
+    for call in model_parts.called(*POOLS):
+        yield alter(call, replace_with(call.argument(0, "input")), f"{call.name} is left out")
 
 
-class PoolPlaces(Cause):
-    """Pooling with another window, stride or padding, or of another kind."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each pooling with the usual other windows, strides and paddings, and of the other kind."""
-        for call in model_parts.tape.calls:
-            axes = POOLS.get(call.name)
-            if axes is None:
-                continue
-            window = _each(call.argument(1, "kernel_size"), axes)
-            stride = _each(call.argument(2, "stride") or window, axes)
-            padding = _each(call.argument(3, "padding", 0), axes)
-            own = (call.name, window, stride, padding)
-            for other in product(
-                (f"max_pool{axes}d", f"avg_pool{axes}d"),
-                dict.fromkeys((window, (2,) * axes, (3,) * axes)),
-                dict.fromkeys((stride, (1,) * axes, (2,) * axes)),
-                dict.fromkeys((padding, (0,) * axes, (1,) * axes)),
-            ):
-                if other != own:
-                    yield alter(call, _pooled(*other), f"{_said(*other)} where the reference has {_said(*own)}")
+def _pooled_elsewhere(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each pooling with the usual other windows, strides and paddings, and of the other kind."""
+    for call in model_parts.called(*POOLS):
+        axes = POOLS[call.name]
+        window = _each(call.argument(1, "kernel_size"), axes)
+        stride = _each(call.argument(2, "stride") or window, axes)
+        padding = _each(call.argument(3, "padding", 0), axes)
+        own = (call.name, window, stride, padding)
+        for other in product(
+            (f"max_pool{axes}d", f"avg_pool{axes}d"),
+            dict.fromkeys((window, (2,) * axes, (3,) * axes)),
+            dict.fromkeys((stride, (1,) * axes, (2,) * axes)),
+            dict.fromkeys((padding, (0,) * axes, (1,) * axes)),
+        ):
+            if other != own:
+                yield alter(call, _pooled(*other), f"{_said(*other)} where the reference has {_said(*own)}")
 
 
 def _said(name: str, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> str:
@@ -200,22 +186,25 @@ def _pooled(name: str, window: Sequence[int], stride: Sequence[int], padding: Se
 
 
 CAUSES = (
-    ConvolutionPlaces(
+    Cause(
         name="convolution stride, padding or dilation",
         what="a convolution lays the kernel over other places than the reference's",
         looks="another number of places behind it, or a difference that is largest at the edges",
         fix="take stride, padding, dilation and padding mode from the reference's module; TensorFlow pads more behind",
+        alterations=_convolved_elsewhere,
     ),
-    PoolMissing(
+    Cause(
         name="pooling missing",
         what="what the reference pools over windows goes on as it is",
         looks="behind it there are as many times more places as the window is wide",
         fix="add the pooling where the reference has it",
+        alterations=_pooled_nothing,
     ),
-    PoolPlaces(
+    Cause(
         name="pooling window, stride or padding",
         what="windows are pooled that are larger or lie elsewhere, or the mean in place of the maximum",
         looks="another number of places behind it, or a difference that is largest at the edges",
         fix="take the kind of pooling, its window, stride and padding from the reference's module",
+        alterations=_pooled_elsewhere,
     ),
 )

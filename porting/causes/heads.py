@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from porting.causes.attention import BLOCKS, BY_GROUPS, ORDERS, Attention, Heads, Projections, flat, unflat, with_heads
-from porting.causes.cause import Cause, alter, free_parameter, map_result, replace_with, run_with
+from porting.causes.cause import Alterations, Cause, alter, free_parameter, map_result, replace_with, run_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.functions import SUM, factor_of
 from porting.causes.model_parts import ModelParts
@@ -19,48 +18,35 @@ from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call, Ref
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rescaled(Cause):
-    """The scores are multiplied by a factor.
+def _rescaled(factor: Callable[[Attention], float]) -> Alterations:
+    """Return the alterations that multiply the product of query and key by a factor; 0 or 1 stand for none."""
 
-    Attributes:
-        factor: a head's width, the number of heads, and the reference's scale -> the factor; 0 or 1 for none.
-    """
-
-    factor: Callable[[int, int, float], float]
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the product of query and key in each attention."""
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for attention in model_parts.attentions:
-            query = model_parts.tape[attention.query]
-            factor = self.factor(attention.size, query.shape[1] if query.ndim == 4 else 1, attention.scale)
-            if factor and not math.isclose(factor, 1.0):
-                yield alter(attention.product, _times(factor), where=attention.where)
+            number = factor(attention)
+            if number and not math.isclose(number, 1.0):
+                yield alter(attention.product, _times(number), where=attention.where)
+
+    return alterations
 
 
-class OtherScale(Cause):
-    """The scores are multiplied by an unusual factor."""
+def _number_of_heads(attention: Attention) -> int:
+    """Return the number of heads; 1 where they have no axis of their own."""
+    query = attention.tape[attention.query]
+    return query.shape[1] if query.ndim == 4 else 1
 
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the scale of each attention."""
-        for attention in model_parts.attentions:
-            scale = attention.scale * scaled_before(attention)
-            expected = f"{_scale_text(scale, attention.size)} is expected"
-            yield free_parameter(
-                attention.product,
-                partial(_scaled_to, scale),
-                partial(_scale_detail, expected),
-                geometric(2e-5, 2e2, 4),
-                where=attention.where,
-            )
+
+def _solved_scale(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the scale of each attention."""
+    for attention in model_parts.attentions:
+        scale = attention.scale * scaled_before(attention)
+        detail = f"scores are multiplied by {{}} where {_scale_text(scale, attention.size)} is expected".format
+        starts = geometric(2e-5, 2e2, 4)
+        yield free_parameter(attention.product, partial(_scaled_to, scale), detail, starts, where=attention.where)
 
 
 def _scaled_to(scale: float, new_scale: float) -> Rewrite:
     return _times(new_scale / scale)
-
-
-def _scale_detail(expected: str, found: str) -> str:
-    return f"scores are multiplied by {found} where {expected}"
 
 
 def _scale_text(scale: float, size: int) -> str:
@@ -80,29 +66,28 @@ def _times(factor: float) -> Rewrite:
     return map_result(lambda scores: scores * factor)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadsSplit(Cause):
-    """Query, key and value are split into heads in another way, before a rotation.
+Variants = Callable[[Projections, Heads], Iterator[tuple[str, Heads]]]
+"""The projections, and the heads -> the details and the heads of each way to split them."""
 
-    Attributes:
-        variants: the projections, and the heads -> the details and the heads of each variant.
-    """
 
-    variants: Callable[[Projections, Heads], Iterator[tuple[str, Heads]]]
+def _split(variants: Variants) -> Alterations:
+    """Return the alterations that split query, key and value into heads in another way, before a rotation."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each variant of each self-attention whose projections are known."""
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for attention in model_parts.attentions:
             projections = Projections.of(attention)
             if projections is None:
                 continue
-            recorded = projections.split(Values(model_parts.tape))
-            for index, (detail, _) in enumerate(self.variants(projections, recorded)):
-                rewrites = projections.rewrites(partial(self._variant, projections, index=index))
+            of_these = partial(variants, projections)
+            for index, (detail, _) in enumerate(of_these(projections.split(Values(model_parts.tape)))):
+                rewrites = projections.rewrites(partial(_variant, of_these, index))
                 yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
 
-    def _variant(self, projections: Projections, heads: Heads, *, index: int) -> Heads:
-        return list(self.variants(projections, heads))[index][1]
+    return alterations
+
+
+def _variant(variants: Callable[[Heads], Iterator[tuple[str, Heads]]], index: int, heads: Heads) -> Heads:
+    return list(variants(heads))[index][1]
 
 
 def interleaved(projections: Projections, heads: Heads) -> Iterator[tuple[str, Heads]]:
@@ -122,163 +107,134 @@ def untransposed(projections: Projections, heads: Heads) -> Iterator[tuple[str, 
     yield "(d h) where it is (h d)", (query, key, value)
 
 
-class HeadsReversed(Cause):
-    """The heads are in reverse order."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with its joined heads, its queries, its keys, or its values reversed."""
-        for attention in model_parts.attentions:
-            if any(model_parts.tape[ref].ndim != 4 for ref in (attention.query, attention.key, attention.value)):
-                continue
-            flipped = map_result(lambda heads: heads.flip(1))
-            yield alter(attention.context, flipped, "when they are put together", where=attention.where)
-            for place, name in enumerate(("queries", "keys")):
-                yield alter(attention.product, self._flipped(place), f"of the {name}", where=attention.where)
-            yield alter(attention.context, self._flipped(1), "of the values", where=attention.where)
-
-    @staticmethod
-    def _flipped(place: int) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            result: Tensor = run_with(values, call, call.reads[place], values[call.reads[place]].flip(1))
-            return result
-
-        return rewrite
+def _with_axes(model_parts: ModelParts) -> list[Attention]:
+    """Return the attentions whose queries, keys and values are [b h s d]."""
+    tape = model_parts.tape
+    return [
+        attention
+        for attention in model_parts.attentions
+        if all(tape[ref].ndim == 4 for ref in (attention.query, attention.key, attention.value))
+    ]
 
 
-class HeadCount(Cause):
-    """Another number of heads."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention of four axes, with each other number of heads that divides the width."""
-        for attention in model_parts.attentions:
-            query = model_parts.tape[attention.query]
-            if query.ndim != 4 or attention.merge is None:
-                continue
-            heads, width = query.shape[1], query.shape[1] * query.shape[3]
-            for count in (number for number in range(1, min(width, 64) + 1) if width % number == 0 and number != heads):
-                detail = f"{count} heads where the reference has {heads}"
-                yield alter(attention.merge, self._with_count(attention, count), detail, where=attention.where)
-
-    @staticmethod
-    def _with_count(attention: Attention, count: int) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            query, key, value = (
-                unflat(flat(ref), count, -1).transpose(1, 2)
-                for ref in (values[attention.query], values[attention.key].mT, values[attention.value])
-            )
-            scores = query @ key.mT * query.shape[-1] ** -0.5
-            allowed = attention.allowed.any(1, keepdim=True)
-            return flat(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ value)
-
-        return rewrite
+def _heads_reversed(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention with its joined heads, its queries, its keys, or its values reversed."""
+    flipped = map_result(lambda heads: heads.flip(1))
+    for attention in _with_axes(model_parts):
+        yield alter(attention.context, flipped, "when they are put together", where=attention.where)
+        yield alter(attention.product, _read_flipped(attention.query), "of the queries", where=attention.where)
+        yield alter(attention.product, _read_flipped(attention.key), "of the keys", where=attention.where)
+        yield alter(attention.context, _read_flipped(attention.value), "of the values", where=attention.where)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadsJoined(Cause):
-    """The heads are joined in another way.
+def _read_flipped(ref: Ref) -> Rewrite:
+    return lambda values, call: run_with(values, call, ref, values[ref].flip(1))
 
-    Attributes:
-        join: the context [b h s d] -> [b s (h d)].
-    """
 
-    join: Callable[[Tensor], Tensor]
+def _other_head_count(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention of four axes, with each other number of heads that divides the width."""
+    for attention in model_parts.attentions:
+        query = model_parts.tape[attention.query]
+        if query.ndim != 4 or attention.merge is None:
+            continue
+        heads, width = query.shape[1], query.shape[1] * query.shape[3]
+        for count in (number for number in range(1, min(width, 64) + 1) if width % number == 0 and number != heads):
+            detail = f"{count} heads where the reference has {heads}"
+            yield alter(attention.merge, _with_count(attention, count), detail, where=attention.where)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention whose heads are joined."""
+
+def _with_count(attention: Attention, count: int) -> Rewrite:
+    def rewrite(values: Values, call: Call) -> Tensor:
+        query, key, value = (
+            unflat(flat(ref), count, -1).transpose(1, 2)
+            for ref in (values[attention.query], values[attention.key].mT, values[attention.value])
+        )
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        allowed = attention.allowed.any(1, keepdim=True)
+        return flat(scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ value)
+
+    return rewrite
+
+
+def _joined(join: Callable[[Tensor], Tensor]) -> Alterations:
+    """Return the alterations that join the heads in another way, [b h s d] -> [b s (h d)]."""
+
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for attention in model_parts.attentions:
             if attention.merge is not None:
-                yield alter(attention.merge, replace_with(attention.context.result, self.join), where=attention.where)
+                yield alter(attention.merge, replace_with(attention.context.result, join), where=attention.where)
+
+    return alterations
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxAxis(Cause):
-    """The softmax is taken over another axis."""
+def _softmax_over(axis: int) -> Alterations:
+    """Return the alterations that take the softmax over another axis."""
 
-    axis: int
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each attention with its mask as it is, low, and infinitely low, since a whole column may be masked."""
         for attention in model_parts.attentions:
-            if model_parts.tape[attention.masked].ndim < -self.axis:
-                continue
-            for lowest in (None, -1e30, -torch.inf):
-                yield Alteration(
-                    where=attention.where, rewrites=self._rewrites(attention, self._masked(attention, lowest))
-                )
+            if model_parts.tape[attention.masked].ndim >= -axis:
+                for lowest in (None, -1e30, -torch.inf):
+                    rewrites = _softmax_rewrites(attention, partial(_hidden, attention, lowest), axis)
+                    yield Alteration(where=attention.where, rewrites=rewrites)
 
-    def _rewrites(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> dict[int, Rewrite]:
-        """Rewrite the softmax, and the calls that make the scores visible, relative to the largest along the axis."""
-        rewrites: dict[int, Rewrite] = {
-            attention.softmax.number: replace_with(attention.masked, lambda scores: masked(scores).softmax(self.axis))
-        }
-        for user in attention.tape.users(attention.masked):
-            if user.name == "amax":
-                rewrites[user.number] = replace_with(
-                    attention.masked, lambda scores: masked(scores).amax(self.axis, keepdim=True)
-                )
-            elif user.name in ("sub", "__sub__"):
-                rewrites[user.number] = self._relative(attention, masked)
-        return rewrites
-
-    @staticmethod
-    def _masked(attention: Attention, lowest: float | None) -> Callable[[Tensor], Tensor]:
-        return lambda scores: scores if lowest is None else scores.masked_fill(~attention.allowed, lowest)
-
-    def _relative(self, attention: Attention, masked: Callable[[Tensor], Tensor]) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            scores = masked(values[attention.masked])
-            return scores - scores.amax(self.axis, keepdim=True)
-
-        return rewrite
+    return alterations
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherPositionBias(Cause):
-    """The learned bias is not added to the scores, or another one is.
+def _hidden(attention: Attention, lowest: float | None, scores: Tensor) -> Tensor:
+    return scores if lowest is None else scores.masked_fill(~attention.allowed, lowest)
 
-    Attributes:
-        bias: the bias [... q k] -> what is added instead; None where nothing is.
+
+def _softmax_rewrites(attention: Attention, masked: Callable[[Tensor], Tensor], axis: int) -> dict[int, Rewrite]:
+    """Rewrite the softmax, and the calls that make the scores visible, relative to the largest along the axis."""
+
+    def largest(scores: Tensor) -> Tensor:
+        return masked(scores).amax(axis, keepdim=True)
+
+    rewrites: dict[int, Rewrite] = {
+        attention.softmax.number: replace_with(attention.masked, lambda scores: masked(scores).softmax(axis))
+    }
+    for user in attention.tape.users(attention.masked):
+        if user.name == "amax":
+            rewrites[user.number] = replace_with(attention.masked, largest)
+        elif user.name in ("sub", "__sub__"):
+            rewrites[user.number] = replace_with(attention.masked, lambda scores: masked(scores) - largest(scores))
+    return rewrites
+
+
+def _other_position_bias(rewrite: Callable[[Ref, Ref], Rewrite], *, own: bool) -> Alterations:
+    """Return the alterations of each step between product and softmax that adds a learned bias.
+
+    Args:
+        rewrite: the scores before the step and the bias, [... q k] -> the rewrite of the step.
+        own: of self-attention only.
     """
 
-    bias: Callable[[Tensor], Tensor] | None = None
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each step between product and softmax that adds a learned bias."""
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for attention in model_parts.attentions:
             previous = attention.product.result
             for step in attention.steps:
                 biases = [ref for ref in step.reads if model_parts.tape.learned(ref) and ref != previous]
-                if biases and previous in step.reads and self.bias is None:
-                    yield alter(step, replace_with(previous), where=attention.where)
-                elif biases and previous in step.reads and attention.own:
-                    yield alter(step, self._with_other(biases[0]), where=attention.where)
+                if biases and previous in step.reads and (attention.own or not own):
+                    yield alter(step, rewrite(previous, biases[0]), where=attention.where)
                 previous = step.result
 
-    def _with_other(self, bias: Ref) -> Rewrite:
-        function = self.bias or torch.zeros_like
-        return lambda values, call: run_with(values, call, bias, function(values[bias]))
+    return alterations
 
 
-class HeadsTiled(Cause):
-    """Keys and values of groups of heads are repeated in another order."""
+def _mirrored(previous: Ref, bias: Ref) -> Rewrite:
+    return lambda values, call: run_with(values, call, bias, values[bias].mT)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each order in each self-attention with four axes."""
-        for attention in model_parts.attentions:
-            tape = model_parts.tape
-            refs = (attention.query, attention.key, attention.value)
-            if not attention.own or any(tape[ref].ndim != 4 for ref in refs):
-                continue
-            if len({tape[ref].shape[1] for ref in refs}) > 1:  # the product shares keys by itself
-                continue
-            recorded = (tape[attention.query], tape[attention.key].mT, tape[attention.value])
-            for index, (detail, _) in enumerate(tiled(recorded)):
-                rewrites = with_heads(attention, partial(_tiled, index=index))
+
+def _heads_tiled(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each order of keys and values of groups of heads, in each self-attention with four axes."""
+    tape = model_parts.tape
+    for attention in _with_axes(model_parts):
+        query, key, value = (tape[ref] for ref in (attention.query, attention.key, attention.value))
+        if attention.own and len({one.shape[1] for one in (query, key, value)}) == 1:  # else the product shares keys
+            for index, (detail, _) in enumerate(tiled((query, key.mT, value))):
+                rewrites = with_heads(attention, partial(_variant, tiled, index))
                 yield Alteration(where=attention.where, rewrites=rewrites, detail=detail)
-
-
-def _tiled(heads: Heads, *, index: int) -> Heads:
-    return list(tiled(heads))[index][1]
 
 
 def tiled(heads: Heads) -> Iterator[tuple[str, Heads]]:
@@ -311,15 +267,15 @@ def _repeats(heads: Tensor, group_of: Tensor, repeats: int) -> bool:
 
 
 CAUSES: tuple[Cause, ...] = (
-    Rescaled(
+    Cause(
         name="1/sqrt(d) missing",
         what="the scores are not divided by the root of the head size",
         looks="attention is too sharp; almost no difference on a new model, whose scores are near 0",
         fix="scores = q @ k.T / sqrt(head_size); scaled_dot_product_attention divides by default",
-        factor=lambda size, heads, scale: 1 / scale if scale != 1 else size**0.5,
+        alterations=_rescaled(lambda one: 1 / one.scale if one.scale != 1 else one.size**0.5),
         absorbed_by_weights=True,
     ),
-    Rescaled(
+    Cause(
         name="1/sqrt(d) twice",
         what=(
             "the scores are divided by sqrt(d) once more than the reference divides them: by hand and again by the "
@@ -327,103 +283,108 @@ CAUSES: tuple[Cause, ...] = (
         ),
         looks="attention is too flat",
         fix="scale=1.0 for scaled_dot_product_attention, where the query is scaled already or nothing is",
-        factor=lambda size, heads, scale: size**-0.5,
+        alterations=_rescaled(lambda attention: attention.size**-0.5),
         absorbed_by_weights=True,
     ),
-    Rescaled(
+    Cause(
         name="scaled by the model's width",
         what="the scores are divided by the root of hidden_size instead of the head size",
         looks="attention is too flat, by the root of the number of heads",
         fix="divide by sqrt(hidden_size / num_attention_heads)",
-        factor=lambda size, heads, scale: heads**-0.5,
+        alterations=_rescaled(lambda attention: _number_of_heads(attention) ** -0.5),
         absorbed_by_weights=True,
     ),
-    OtherScale(
+    Cause(
         name="attention scaled by another factor",
         what="the scores are multiplied by an unusual number",
         looks="attention is too flat or too sharp",
         fix="scores = q @ k.T / sqrt(head_size), unless the config says otherwise; scale= of the kernel",
+        free_parameters=_solved_scale,
         absorbed_by_weights=True,
     ),
-    HeadsSplit(
+    Cause(
         name="query, key and value interleaved wrongly",
         what="the rows of the fused projection are read in a different order than they are stored",
         looks="every head mixes queries, keys and values",
         fix="give the order in the table: [(p h d) e] for query, key and value in turn, [(h p d) e] by heads",
-        variants=interleaved,
+        alterations=_split(interleaved),
         absorbed_by_weights=True,
     ),
-    HeadsSplit(
+    Cause(
         name="heads split wrongly",
         what="the projection's output is cut into heads along the wrong axes",
         looks="the projections agree, the scores do not; the shapes fit",
         fix="view(b, s, h, d).transpose(1, 2), not view(b, h, s, d)",
-        variants=untransposed,
+        alterations=_split(untransposed),
         absorbed_by_weights=True,
     ),
-    HeadsReversed(
+    Cause(
         name="heads reversed",
         what="the heads are in reverse order",
         looks="the projections agree; all shapes fit",
         fix="check what flips the axis of the heads",
+        alterations=_heads_reversed,
         absorbed_by_weights=True,
     ),
-    HeadCount(
+    Cause(
         name="number of heads",
         what="attention has a different number of heads",
         looks="all shapes fit, because the weights do not depend on it",
         fix="take num_attention_heads from the config",
+        alterations=_other_head_count,
     ),
-    HeadsJoined(
+    Cause(
         name="heads not transposed back",
         what="[b h s d] is reshaped to [b s e] without transposing heads and positions first",
         looks="the probabilities agree, the context does not",
         fix="context.transpose(1, 2).reshape(b, s, e)",
-        join=lambda context: context.reshape(context.shape[0], context.shape[2], -1),
+        alterations=_joined(lambda context: context.reshape(context.shape[0], context.shape[2], -1)),
         absorbed_by_weights=True,
     ),
-    HeadsJoined(
+    Cause(
         name="heads merged in the wrong order",
         what="the channels are joined as (d h) instead of (h d)",
         looks="the probabilities agree, the context is shuffled",
         fix="heads first, then the channels of each head: rearrange 'b h s d -> b s (h d)'",
-        join=lambda context: context.permute(0, 2, 3, 1).flatten(2),
+        alterations=_joined(lambda context: context.permute(0, 2, 3, 1).flatten(2)),
         absorbed_by_weights=True,
     ),
-    SoftmaxAxis(
+    Cause(
         name="softmax over the queries",
         what="the softmax is taken over the queries instead of the keys",
         looks="the columns of the probabilities sum to 1, the rows do not",
         fix="softmax(dim=-1) of scores [b h q k]",
-        axis=-2,
+        alterations=_softmax_over(-2),
     ),
-    SoftmaxAxis(
+    Cause(
         name="softmax over the heads",
         what="the softmax is taken over the heads instead of the keys",
         looks="the probabilities sum to 1 over the heads",
         fix="softmax(dim=-1) of scores [b h q k]",
-        axis=-3,
+        alterations=_softmax_over(-3),
     ),
-    OtherPositionBias(
+    Cause(
         name="relative position bias of the other sign",
         what="the learned bias for each distance is added at the distance of the other sign",
         looks="the difference is 0 for a token itself, and the scores of a query are reversed around it",
         fix="the distance is the key's position minus the query's, as in T5",
-        bias=lambda bias: bias.mT,
+        alterations=_other_position_bias(_mirrored, own=True),
         absorbed_by_weights=True,
     ),
-    OtherPositionBias(
+    Cause(
         name="relative position bias missing",
         what="the learned bias for each distance is not added to the scores",
         looks="the scores differ by the same amounts in every layer",
         fix="add it before the softmax, in every layer",
+        alterations=_other_position_bias(lambda previous, bias: replace_with(previous), own=False),
         absorbed_by_weights=True,
     ),
-    HeadsTiled(
+    Cause(
         name="key and value heads tiled",
         what="the heads of keys or values are repeated as a whole instead of one by one, or vice versa",
         looks="the projections agree; the first and the last head agree, the others do not",
         fix="repeat_interleave(n, dim=heads), or expand [b g 1 s d] to [b g n s d]; not repeat, which tiles",
+        alterations=_heads_tiled,
         absorbed_by_weights=True,
     ),
 )

@@ -137,18 +137,12 @@ def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
     Args:
         lines: ``file:line``, the likeliest first.
     """
-    places = [(str(Path.cwd() / file), int(number)) for file, _, number in (line.rpartition(":") for line in lines)]
     first: list[tuple[_Source, ast.FunctionDef, ast.stmt | ast.expr]] = []
     rest: list[tuple[_Source, ast.FunctionDef, ast.stmt | ast.expr]] = []
-    for file, number in dict.fromkeys(places):
-        source = _Source.of(file)
-        function = None if source is None else source.function_at(number)
-        if source is None or function is None:
-            continue
+    for source, function, number in _located(lines):
         for each in (function, *source.called_by(function)):
             for node in _changeable(each):
-                here = node.lineno <= number <= (node.end_lineno or node.lineno)
-                (first if here else rest).append((source, each, node))
+                (first if _covers(node, number) else rest).append((source, each, node))
     seen: set[tuple[str, int, int]] = set()
     for source, function, node in (*first, *rest):
         place = source.file, node.lineno, node.col_offset
@@ -163,15 +157,23 @@ def condition_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
     Args:
         lines: ``file:line`` of conditions.
     """
-    for file, _, text in (line.rpartition(":") for line in dict.fromkeys(lines)):
-        number = int(text)
-        source = _Source.of(str(Path.cwd() / file))
-        function = None if source is None else source.function_at(number)
-        if source is None or function is None:
-            continue
+    for source, function, number in _located(lines):
         for node in _changeable(function):
-            if node.lineno <= number <= (node.end_lineno or node.lineno):
+            if _covers(node, number):
                 yield from source.edits(node, function, (_decisions,))
+
+
+def _located(lines: Sequence[str]) -> Iterator[tuple[_Source, ast.FunctionDef, int]]:
+    """Yield each line that is in a function, with its file, the function and its number."""
+    for file, _, number in (line.rpartition(":") for line in dict.fromkeys(lines)):
+        source = _Source.of(str(Path.cwd() / file))
+        function = None if source is None else source.function_at(int(number))
+        if source is not None and function is not None:
+            yield source, function, int(number)
+
+
+def _covers(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _changeable(function: ast.FunctionDef) -> Iterator[ast.stmt | ast.expr]:
@@ -211,7 +213,7 @@ class _Source:
 
     def function_at(self, line: int) -> ast.FunctionDef | None:
         """Return the innermost function that has a line."""
-        found = [node for node in self._functions if node.lineno <= line <= (node.end_lineno or 0)]
+        found = [node for node in self._functions if _covers(node, line)]
         return max(found, key=lambda node: node.lineno, default=None)
 
     def called_by(self, function: ast.FunctionDef) -> list[ast.FunctionDef]:
@@ -458,14 +460,9 @@ def _operators(node: ast.AST, variables: Sequence[str], attributes: Sequence[str
 def _calls(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
     if not isinstance(node, ast.Call):
         return
-    if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
-        yield node.func.value  # x.f(...) -> x
-    if (
-        isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id in variables
-    ):
-        yield node.func.value
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if owner is not None and (not isinstance(owner, ast.Name) or owner.id in variables):
+        yield owner  # x.f(...) -> x
     if node.args and not isinstance(node.args[0], ast.Starred):
         yield node.args[0]  # f(x, ...) -> x
     for place in range(len(node.args)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from porting.causes.attention import Attention
-from porting.causes.cause import Cause, alter, free_parameter, run_with
+from porting.causes.cause import Alterations, Cause, FreeParameters, alter, free_parameter, run_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
@@ -46,34 +45,27 @@ def masked_by(mask: Masking, attention: Attention, fill_empty: EmptyRows | None 
     return rewrite
 
 
+def _everywhere(attention: Attention) -> bool:
+    return True
+
+
 def other_masks(
-    model_parts: ModelParts,
-    mask: Masking,
-    applies: Callable[[Attention], bool] = lambda attention: True,
-    detail: str = "",
+    model_parts: ModelParts, mask: Masking, applies: Callable[[Attention], bool] = _everywhere, detail: str = ""
 ) -> Iterator[Alteration]:
-    """Yield the alterations that mask an attention with ``mask``, one for each way to treat rows without keys."""
+    """Yield the alterations that mask an attention with ``mask``, one for each way to treat rows without keys.
+
+    Args:
+        applies: the attentions in which that makes a difference.
+    """
     for attention, call in masked_attentions(model_parts):
         if applies(attention):
             for fill_empty in empty_rows(model_parts, mask, attention):
                 yield alter(call, masked_by(mask, attention, fill_empty), detail, where=attention.where)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherMask(Cause):
-    """The scores are masked in another way.
-
-    Attributes:
-        mask: how the port masks them.
-        applies: the attentions in which that makes a difference.
-    """
-
-    mask: Masking
-    applies: Callable[[Attention], bool]
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield the other mask in each attention to which it applies."""
-        return other_masks(model_parts, self.mask, self.applies)
+def _masked(mask: Masking, applies: Callable[[Attention], bool]) -> Alterations:
+    """Return the alterations with another mask in each attention to which it applies."""
+    return lambda model_parts: other_masks(model_parts, mask, applies)
 
 
 def empty_rows(model_parts: ModelParts, mask: Masking, attention: Attention) -> Iterator[EmptyRows | None]:
@@ -115,9 +107,9 @@ def causal_of(attention: Attention) -> Tensor:
     return later(attention.allowed).logical_not().expand_as(attention.allowed)
 
 
-def later(scores: Tensor) -> Tensor:
-    """Return where a key comes after the query, [q k] of bool."""
-    return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+def later(scores: Tensor, least: int = 1) -> Tensor:
+    """Return where a key comes after the query, by at least so many positions, [q k] of bool."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(least)
 
 
 def keep_causal(scores: Tensor, attention: Attention) -> Tensor:
@@ -128,7 +120,7 @@ def keep_causal(scores: Tensor, attention: Attention) -> Tensor:
 def ignored(scores: Tensor, attention: Attention) -> Tensor:
     """Show padding."""
     if attention.causal:
-        return hide_others(scores, ~later(scores))
+        return keep_causal(scores, attention)
     # What is hidden in every row of the batch is not padding, unless it is a key that no query sees.
     shape = attention.allowed.any(0, keepdim=True)
     unseen = ~attention.kept.any(0, keepdim=True)
@@ -217,35 +209,34 @@ def hide_padding_most(scores: Tensor, kept: Tensor, near: Tensor) -> Tensor:
 WINDOW_MASKS: tuple[WindowMask, ...] = (hide_alike, hide_far_most, hide_padding_most)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherWindow(Cause):
-    """A sliding window of another width.
+def _solved_width(*, windowed_there: bool) -> FreeParameters:
+    """Return the window's width of each self-attention, among all widths that its length can show.
 
-    Attributes:
-        instead: look at attentions that have a window in the reference, and not at those that have none.
+    Args:
+        windowed_there: of the attentions that have a window in the reference, or of those that have none.
     """
 
-    instead: bool
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention without a window, with the widths that other attentions have."""
-        for attention, call in () if self.instead else masked_attentions(model_parts):
-            if attention.own and not windowed(attention):
-                for width, mask in product(window_widths(model_parts), WINDOW_MASKS):
-                    detail = _window_detail(attention, "no window", str(width))
-                    yield alter(call, _narrowed(attention, mask, width), detail, where=attention.where)
-
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the window's width of each self-attention, among all widths that its length can show."""
+    def free_parameters(model_parts: ModelParts) -> Iterator[FreeParameter]:
         for attention, call in masked_attentions(model_parts):
             present = width_of(attention)
-            if not attention.own or (present is not None) != self.instead:
+            if not attention.own or (present is not None) != windowed_there:
                 continue
             widths = [width for width in range(attention.allowed.shape[-1] - 1) if width != present]
             expected = f"{present}{_sides(attention)}" if present is not None else "no window"
             for mask in WINDOW_MASKS if widths else ():
                 rewrite, detail = partial(_narrowed, attention, mask), partial(_window_detail, attention, expected)
                 yield free_parameter(call, rewrite, detail, widths, integer=True)
+
+    return free_parameters
+
+
+def _usual_windows(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each self-attention without a window, with the widths that other attentions have."""
+    for attention, call in masked_attentions(model_parts):
+        if attention.own and not windowed(attention):
+            for width, mask in product(window_widths(model_parts), WINDOW_MASKS):
+                detail = _window_detail(attention, "no window", str(width))
+                yield alter(call, _narrowed(attention, mask, width), detail, where=attention.where)
 
 
 def _narrowed(attention: Attention, window_mask: WindowMask, width: float) -> Rewrite:
@@ -264,10 +255,15 @@ def _sides(attention: Attention) -> str:
     return " before it" if attention.causal else " to each side"
 
 
+def distances(scores: Tensor) -> Tensor:
+    """Return how many positions key and query are apart, [q k]."""
+    queries, keys = (torch.arange(size) for size in scores.shape[-2:])
+    return (queries[:, None] - keys).abs()
+
+
 def far(scores: Tensor, width: int) -> Tensor:
     """Return where key and query are more than ``width`` positions apart, [q k] of bool."""
-    queries, keys = (torch.arange(size) for size in scores.shape[-2:])
-    return (queries[:, None] - keys).abs() > width
+    return distances(scores) > width
 
 
 def width_of(attention: Attention) -> int | None:
@@ -276,8 +272,7 @@ def width_of(attention: Attention) -> int | None:
     without_window = unpadded & ~later(attention.allowed) if attention.causal else unpadded
     if not attention.own or torch.equal(attention.allowed, without_window):
         return None
-    queries, keys = (torch.arange(size) for size in attention.allowed.shape[-2:])
-    return int(((queries[:, None] - keys).abs() * attention.allowed).max())
+    return int((distances(attention.allowed) * attention.allowed).max())
 
 
 def window_widths(model_parts: ModelParts) -> list[int]:
@@ -285,33 +280,29 @@ def window_widths(model_parts: ModelParts) -> list[int]:
     return sorted({width for attention in model_parts.attentions if (width := width_of(attention)) is not None})
 
 
-class WindowsInOtherLayers(Cause):
-    """Sliding windows in other layers than the reference's."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each self-attention with its window taken away, or with the window of the others."""
-        own = [(attention, call) for attention, call in masked_attentions(model_parts) if attention.own]
-        widths = window_widths(model_parts)
-        if len(widths) != 1 or all(windowed(attention) for attention, _ in own):
-            return
-        for attention, call in own:
-            if windowed(attention):
-                yield alter(call, masked_by(no_window, attention), where=attention.where)
-            else:
-                for mask in WINDOW_MASKS:
-                    yield alter(call, _narrowed(attention, mask, widths[0]), where=attention.where)
+def _windows_in_other_layers(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each self-attention with its window taken away, or with the window of the others."""
+    own = [(attention, call) for attention, call in masked_attentions(model_parts) if attention.own]
+    widths = window_widths(model_parts)
+    if len(widths) != 1 or all(windowed(attention) for attention, _ in own):
+        return
+    for attention, call in own:
+        if windowed(attention):
+            yield alter(call, masked_by(no_window, attention), where=attention.where)
+        else:
+            for mask in WINDOW_MASKS:
+                yield alter(call, _narrowed(attention, mask, widths[0]), where=attention.where)
 
 
-class CausalMaskShifted(Cause):
-    """A causal mask whose diagonal is shifted."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each causal attention without a window, shifted by one and two positions to both sides."""
-        for offset in (1, -1, 2, -2):
-            shown = f"{abs(offset)} position{'s' if abs(offset) > 1 else ''}"
-            detail = f"a query sees {shown} after it" if offset > 0 else "a query does not see itself"
-            detail = f"a query sees nothing nearer than {shown} before it" if offset < -1 else detail
-            yield from other_masks(model_parts, partial(_diagonal, offset=offset), _plainly_causal, detail)
+def _shifted_diagonal(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each causal attention without a window, shifted by one and two positions to both sides."""
+    for offset, detail in (
+        (1, "a query sees 1 position after it"),
+        (-1, "a query does not see itself"),
+        (2, "a query sees 2 positions after it"),
+        (-2, "a query sees nothing nearer than 2 positions before it"),
+    ):
+        yield from other_masks(model_parts, partial(_diagonal, offset=offset), _plainly_causal, detail)
 
 
 def _plainly_causal(attention: Attention) -> bool:
@@ -319,20 +310,15 @@ def _plainly_causal(attention: Attention) -> bool:
 
 
 def _diagonal(scores: Tensor, attention: Attention, *, offset: int) -> Tensor:
-    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + offset)
-    return hide_others(scores, attention.kept & ~ahead)
+    return hide_others(scores, attention.kept & ~later(scores, 1 + offset))
 
 
-class PaddingMaskTooWeak(Cause):
-    """A mask that leaves padding some probability."""
-
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the number that is subtracted from the scores of padding, in each attention with padding."""
-        for attention, call in masked_attentions(model_parts):
-            if padded(attention):
-                detail = "{} is subtracted from the scores of padding".format
-                starts = geometric(1e-2, 1e3, 3)
-                yield free_parameter(call, partial(_lowered, attention), detail, starts, where=attention.where)
+def _solved_lowering(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the number that is subtracted from the scores of padding, in each attention with padding."""
+    for attention, call in masked_attentions(model_parts):
+        if padded(attention):
+            detail, starts = "{} is subtracted from the scores of padding".format, geometric(1e-2, 1e3, 3)
+            yield free_parameter(call, partial(_lowered, attention), detail, starts, where=attention.where)
 
 
 def _lowered(attention: Attention, number: float) -> Rewrite:
@@ -342,29 +328,23 @@ def _lowered(attention: Attention, number: float) -> Rewrite:
     return masked_by(mask, attention)
 
 
-class PaddingMaskInverted(Cause):
-    """Only padding is attended to."""
+def _inverted(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention, with each number that people add to hidden scores.
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention, with each number that people add to hidden scores.
-
-        A port that is given no mask has none to invert.
-        """
-        if any(name.endswith("mask") for name in model_parts.inputs):
-            for mask in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
-                yield from other_masks(model_parts, mask)
+    A port that is given no mask has none to invert.
+    """
+    if any(name.endswith("mask") for name in model_parts.inputs):
+        for mask in (partial(inverted, lowest=-1e4), partial(inverted, lowest=-1e9), inverted_whole):
+            yield from other_masks(model_parts, mask)
 
 
-class TokenMasked(Cause):
-    """Keys of one token id are hidden: the port takes the token for padding, and the reference does not."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each self-attention, by each token id that may be taken for padding."""
-        inputs = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
-        for ids in (tensor for tensor in inputs if tensor.ndim == 2):
-            for token in _likely_padding(ids):
-                mask, applies = partial(_without_token, token=token, ids=ids), partial(_attends_over, ids=ids)
-                yield from other_masks(model_parts, mask, applies, f"token id {token}")
+def _token_masked(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each self-attention, by each token id that may be taken for padding."""
+    inputs = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
+    for ids in (tensor for tensor in inputs if tensor.ndim == 2):
+        for token in _likely_padding(ids):
+            mask, applies = partial(_without_token, token=token, ids=ids), partial(_attends_over, ids=ids)
+            yield from other_masks(model_parts, mask, applies, f"token id {token}")
 
 
 MOST_TOKENS = 128
@@ -385,13 +365,10 @@ def _without_token(scores: Tensor, attention: Attention, *, token: int, ids: Ten
     return hide_others(scores, attention.allowed & (ids != token)[:, None, None, :])
 
 
-class MaskOfOtherRows(Cause):
-    """Rows of the batch are masked by the padding of other rows."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with each choice of rows, where rows of the batch have different padding."""
-        for detail, choose in CHOICES_OF_ROWS.items():
-            yield from other_masks(model_parts, partial(_by_rows, choose=choose), _rows_differ, detail)
+def _masks_of_other_rows(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention with each choice of rows, where rows of the batch have different padding."""
+    for detail, choose in CHOICES_OF_ROWS.items():
+        yield from other_masks(model_parts, partial(_by_rows, choose=choose), _rows_differ, detail)
 
 
 def _tiled(kept: Tensor, heads: int) -> Tensor:
@@ -423,15 +400,12 @@ def _by_rows(scores: Tensor, attention: Attention, *, choose: Callable[[Tensor, 
     return keep_causal(hide_others(scores, near.expand_as(scores)), attention)
 
 
-class MaskAfterSoftmax(Cause):
-    """The mask is applied to the probabilities."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with padding."""
-        for attention, call in masked_attentions(model_parts):
-            if padded(attention):
-                rewrites = {call.number: masked_by(ignored, attention), attention.context.number: _kept_only(attention)}
-                yield Alteration(where=attention.where, rewrites=rewrites)
+def _after_softmax(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention with padding, with the mask applied to the probabilities."""
+    for attention, call in masked_attentions(model_parts):
+        if padded(attention):
+            rewrites = {call.number: masked_by(ignored, attention), attention.context.number: _kept_only(attention)}
+            yield Alteration(where=attention.where, rewrites=rewrites)
 
 
 def _kept_only(attention: Attention) -> Rewrite:
@@ -441,141 +415,142 @@ def _kept_only(attention: Attention) -> Rewrite:
 
 
 CAUSES: tuple[Cause, ...] = (
-    OtherMask(
+    Cause(
         name="padding mask ignored",
         what="padding is attended to like other tokens",
         looks="no difference without padding; in a padded batch all rows but the longest differ",
         fix="pass the attention mask to every attention",
-        mask=ignored,
-        applies=padded,
+        alterations=_masked(ignored, padded),
     ),
-    PaddingMaskInverted(
+    Cause(
         name="padding mask inverted",
         what="only padding is attended to",
         looks="large differences in every row",
         fix="1 = attend in attention_mask; key_padding_mask of torch.nn.MultiheadAttention has True = ignore",
+        alterations=_inverted,
     ),
-    OtherMask(
+    Cause(
         name="padding mask multiplied",
         what="the scores are multiplied by the mask, so that padding has a score of 0 and still gets attention",
         looks="padded rows differ, the others do not",
         fix="add a large negative number, or masked_fill with -inf",
-        mask=multiplied,
-        applies=padded,
+        alterations=_masked(multiplied, padded),
     ),
-    OtherMask(
+    Cause(
         name="padding mask added as 0 and 1",
         what="the mask of 0 and 1 is added to the scores",
         looks="padded rows differ, the others do not",
         fix="convert it to 0 and a large negative number first: (1 - mask) * min",
-        mask=added,
-        applies=padded,
+        alterations=_masked(added, padded),
     ),
-    OtherMask(
+    Cause(
         name="mask added as 0 and 1",
         what="1 is added to the scores of the keys that are seen, 0 to those that are hidden, later ones included",
         looks="every query sees every key",
         fix="masked_fill(mask == 0, -inf), or a mask of True and False for scaled_dot_product_attention",
-        mask=lambda scores, attention: scores + attention.allowed.to(scores),
-        applies=lambda attention: attention.causal or windowed(attention),
+        alterations=_masked(
+            lambda scores, attention: scores + attention.allowed.to(scores),
+            lambda attention: attention.causal or windowed(attention),
+        ),
     ),
-    MaskAfterSoftmax(
+    Cause(
         name="padding mask after the softmax",
         what="probabilities of padding are set to 0 after the softmax, so that a row no longer sums to 1",
         looks="the context of padded rows is too small",
         fix="mask the scores before the softmax",
+        alterations=_after_softmax,
     ),
-    OtherMask(
+    Cause(
         name="padding mask on the queries",
         what="the mask is applied to the queries: rows of padding are masked instead of columns",
         looks="the probabilities in the columns of padding are not 0",
         fix="mask[:, None, None, :] for scores [b h q k]",
-        mask=on_queries,
-        applies=lambda attention: padded(attention) and attention.own,
+        alterations=_masked(on_queries, lambda attention: padded(attention) and attention.own),
     ),
-    MaskOfOtherRows(
+    Cause(
         name="padding mask of other rows",
         what="the rows of the batch are masked by the padding of other rows",
         looks="a row by itself agrees, and rows of different lengths together do not",
         fix="mask[:, None, None, :] for scores [b h q k]; for scores [(b h) q k], mask.repeat_interleave(heads, dim=0)",
+        alterations=_masks_of_other_rows,
     ),
-    OtherMask(
+    Cause(
         name="causal mask missing",
         what="a query attends to later positions",
         looks="the last position agrees, the others do not",
         fix="is_causal=True, or a lower triangular mask, in every self-attention of the decoder",
-        mask=no_causal,
-        applies=lambda attention: attention.causal,
+        alterations=_masked(no_causal, lambda attention: attention.causal),
     ),
-    CausalMaskShifted(
+    Cause(
         name="causal mask off by one",
         what="the diagonal of the causal mask is shifted",
         looks="with triu(0) a query does not attend to itself; with tril(1) it attends to the next token",
         fix="show tril(0), or hide triu(1): each query attends to itself and to earlier positions",
+        alterations=_shifted_diagonal,
     ),
-    OtherMask(
+    Cause(
         name="hidden tokens see themselves",
         what="each token sees itself, also one that the mask hides",
         looks="only rows at hidden tokens differ, and what is pooled or predicted there",
         fix="hide the keys that the mask hides from every query, their own included",
-        mask=with_itself,
-        applies=lambda attention: attention.own and padded(attention),
+        alterations=_masked(with_itself, lambda attention: attention.own and padded(attention)),
     ),
-    OtherMask(
+    Cause(
         name="tokens do not see themselves",
         what="each token is hidden from itself",
         looks="all rows differ, most where few tokens are seen",
         fix="show the diagonal: no mask of the reference hides a token from itself",
-        mask=without_itself,
-        applies=lambda attention: attention.own and not _plainly_causal(attention),
+        alterations=_masked(without_itself, lambda attention: attention.own and not _plainly_causal(attention)),
     ),
-    PaddingMaskTooWeak(
+    Cause(
         name="padding mask too weak",
         what="the number that is added to the scores of padding is not low enough to hide it",
         looks="padded rows differ slightly, the others do not",
         fix="masked_fill with -inf, or add torch.finfo(scores.dtype).min",
+        free_parameters=_solved_lowering,
     ),
-    OtherMask(
+    Cause(
         name="causal mask that should not be there",
         what="a query does not attend to later positions",
         looks="the last position agrees, the others do not",
         fix="is_causal=False: an encoder attends in both directions",
-        mask=with_causal,
-        applies=lambda attention: attention.own and not attention.causal,
+        alterations=_masked(with_causal, lambda attention: attention.own and not attention.causal),
     ),
-    OtherMask(
+    Cause(
         name="local window missing",
         what="a layer with a local window attends everywhere",
         looks="no difference in texts shorter than the window",
         fix="hide positions outside the window in the local layers",
-        mask=no_window,
-        applies=windowed,
+        alterations=_masked(no_window, windowed),
     ),
-    OtherWindow(
+    Cause(
         name="local window of another width",
         what="a layer has a wider or narrower local window",
         looks="no difference in texts shorter than the window",
         fix="check what the config counts: the whole window or one side of it, with or without the token itself",
-        instead=True,
+        free_parameters=_solved_width(windowed_there=True),
     ),
-    OtherWindow(
+    Cause(
         name="local window that should not be there",
         what="a layer that should attend everywhere has a local window",
         looks="no difference in texts shorter than the window",
         fix="check in the config which layers are local",
-        instead=False,
+        alterations=_usual_windows,
+        free_parameters=_solved_width(windowed_there=False),
     ),
-    WindowsInOtherLayers(
+    Cause(
         name="local windows in the wrong layers",
         what="other layers have a local window than in the reference",
         looks="no difference in texts shorter than the window",
         fix="check in the config which layers are local: layer_types, sliding_window_pattern",
+        alterations=_windows_in_other_layers,
         wide=True,
     ),
-    TokenMasked(
+    Cause(
         name="token masked as padding",
         what="a token id is hidden as if it were padding",
         looks="rows that contain the token differ, the others do not",
         fix="hide padding by attention_mask, or by the config's pad_token_id if it has one",
+        alterations=_token_masked,
     ),
 )

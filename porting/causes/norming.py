@@ -99,7 +99,7 @@ def _norm_of_product(tape: Tape, root: Call, call: Call, value: Ref) -> Norm | N
     norm = norm_of(tape[call.result], [tape[source] for source in sources], numbers)
     if norm is None:
         return None
-    given = uncast(tape, sources[norm.source])
+    given = tape.past(sources[norm.source], CASTS)[-1]
     return Norm(call, given, None, None, norm.eps, norm.kind, first=min(call.number for call in steps))
 
 
@@ -110,13 +110,6 @@ def _numbers(tape: Tape, call: Call) -> Iterator[float]:
             yield argument
         elif isinstance(argument, Ref) and tape[argument].ndim == 0 and not tape.learned(argument):
             yield float(tape[argument])
-
-
-def uncast(tape: Tape, ref: Ref) -> Ref:
-    """Return a tensor as it was before casts."""
-    while (call := tape.maker(ref)) is not None and call.name in CASTS:
-        ref = call.reads[0]
-    return ref
 
 
 def _with_gain_and_bias(tape: Tape, norm: Norm) -> Norm:
@@ -143,12 +136,12 @@ def _with_gain_and_bias(tape: Tape, norm: Norm) -> Norm:
 
 def _stored_weight(tape: Tape, ref: Ref) -> tuple[Ref, float] | None:
     """Return the parameter that a vector is, and the number that was added to it."""
-    ref = uncast(tape, ref)
+    ref = tape.past(ref, CASTS)[-1]
     if ref in tape.weights:
         return ref, 0.0
     call = tape.maker(ref)
     if call is None or call.name not in SUM:
         return None
-    summands = [uncast(tape, read) for read in call.reads]
+    summands = [tape.past(read, CASTS)[-1] for read in call.reads]
     number = next((float(argument) for argument in call.args if isinstance(argument, int | float)), None)
     return (summands[0], number) if len(summands) == 1 and summands[0] in tape.weights and number is not None else None

@@ -27,15 +27,14 @@ from porting.causes.step_differences import (
     Repair,
     departure_text,
     generic_path,
-    index_text,
     layouts,
     lookup_of,
     mask_text,
     operation_of,
+    other_rows,
     step_key,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
-from porting.tracing.calls import tensors_in
 
 MAX_DEPARTED = 3
 """Number of lines whose results are replaced together."""
@@ -230,8 +229,9 @@ def departed(
                     replaced[one.step.result] = value
             if not replaced or time.thread_time() > until:
                 break
+            values = Values(port, dict(replaced), around=around)
             try:
-                values = _replayed(port, replaced, around)
+                values.replay(call for call in port.calls if replaced.keys().isdisjoint(call.writes[:1]))
             except UNFIT:  # the numbers of the counterpart do not fit what follows
                 break
             if distance(values) <= bound:
@@ -247,18 +247,7 @@ def departed(
 def _other_rows(one: Departure, values: Values, port: Tape, reference: Tape) -> Repair | None:
     """Return the difference of two lookups as a repair; None for other steps."""
     ours, theirs = lookup_of(port, one.step), lookup_of(reference, one.counterpart)
-    if ours is None or theirs is None:
-        return None
-    try:
-        text = index_text(values[ours.indices], reference[theirs.indices])
-    except RuntimeError:  # of shapes that cannot be compared
-        return None
-    place = generic_path(one.counterpart.module)
-    return (
-        Repair(Kind.ROWS, line_of(one.step), operation_of(one.step), f"{place} {text}", one.counterpart.module)
-        if text
-        else None
-    )
+    return None if ours is None or theirs is None else other_rows(ours, theirs, values, reference)
 
 
 def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
@@ -272,17 +261,6 @@ def _repair(one: Departure, own: Tensor, value: Tensor) -> Repair:
     text = departure_text(own, value)
     detail = f"{name} gives other numbers than {other} on these inputs, and the same on others{text}"
     return Repair(Kind.VALUES, line_of(one.step), name, detail, one.counterpart.module)
-
-
-def _replayed(port: Tape, replaced: Mapping[Ref, Tensor], around: Around) -> Values:
-    """Return the port's values with some results replaced and what depends on them computed again."""
-    changed = Values(port, dict(replaced), around=around)
-    for call in port.calls:
-        if not call.writes or call.result in replaced or not any(read in changed.changed for read in call.reads):
-            continue
-        tensors = tensors_in(changed.run(call))
-        changed.changed.update(zip(call.writes, tensors, strict=True))
-    return changed
 
 
 def _laid_out(own: Tensor, theirs: Tensor) -> Tensor | None:

@@ -17,16 +17,13 @@ from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.tape import Call
 
 
-class SinusoidLayout(Cause):
-    """Sines and cosines are in two halves, or interleaved, unlike the reference's."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each table of positions that was computed and not learned."""
-        for embedding in model_parts.embeddings_of("positions"):
-            table = model_parts.tape[embedding.weight]
-            if table.shape[-1] % 2 == 0 and sinusoidal(table):
-                yield alter(embedding.call, map_result(halves_to_pairs), "in pairs, not in halves")
-                yield alter(embedding.call, map_result(pairs_to_halves), "in halves, not in pairs")
+def _other_layout(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each table of positions that was computed and not learned, with its other layout."""
+    for embedding in model_parts.embeddings_of("positions"):
+        table = model_parts.tape[embedding.weight]
+        if table.shape[-1] % 2 == 0 and sinusoidal(table):
+            yield alter(embedding.call, map_result(halves_to_pairs), "in pairs, not in halves")
+            yield alter(embedding.call, map_result(pairs_to_halves), "in halves, not in pairs")
 
 
 SAME_BASE = 1e-3
@@ -47,7 +44,7 @@ class Sinusoids:
     pairs: bool
     base: float
 
-    def with_base(self, base: float, variant: Variant) -> Rewrite:
+    def with_base(self, variant: Variant, base: float) -> Rewrite:
         """Return the rewrite of the lookup with another base."""
 
         def rewrite(values: Values, call: Call) -> Tensor:
@@ -107,38 +104,29 @@ def sinusoids(model_parts: ModelParts) -> Iterator[Sinusoids]:
                 break
 
 
-class SinusoidBase(Cause):
-    """Sines and cosines with other frequencies."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each table with the usual bases, and with the exponent doubled and halved."""
-        for table in sinusoids(model_parts):
-            for variant in VARIANTS:
-                for base in dict.fromkeys((table.base**2, table.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
-                    if base != table.base or variant.one_step_less:
-                        yield alter(
-                            table.embedding.call,
-                            table.with_base(base, variant),
-                            self._detail(table, variant, f"{base:.6g}"),
-                        )
-
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the base of each table."""
-        for table in sinusoids(model_parts):
-            for variant in VARIANTS:
-                rewrite, detail = partial(_with_base, table, variant), partial(self._detail, table, variant)
-                yield free_parameter(table.embedding.call, rewrite, detail, geometric(2.0, 1e10, 4))
-
-    @staticmethod
-    def _detail(table: Sinusoids, variant: Variant, base: str) -> str:
-        text = f"the base is {base} where the reference has {table.base:g}"
-        if math.isclose(float(base), table.base**2):
-            text += ": the exponent is doubled"
-        return f"{text}, and the last speed is 1 / base" if variant.one_step_less else text
+def _usual_bases(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each table with the usual bases, and with the exponent doubled and halved."""
+    for table in sinusoids(model_parts):
+        for variant in VARIANTS:
+            for base in dict.fromkeys((table.base**2, table.base**0.5, 100.0, 1000.0, 10_000.0, 100_000.0)):
+                if base != table.base or variant.one_step_less:
+                    detail = _base_detail(table, variant, f"{base:.6g}")
+                    yield alter(table.embedding.call, table.with_base(variant, base), detail)
 
 
-def _with_base(table: Sinusoids, variant: Variant, base: float) -> Rewrite:
-    return table.with_base(base, variant)
+def _solved_base(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the base of each table."""
+    for table in sinusoids(model_parts):
+        for variant in VARIANTS:
+            rewrite, detail = partial(table.with_base, variant), partial(_base_detail, table, variant)
+            yield free_parameter(table.embedding.call, rewrite, detail, geometric(2.0, 1e10, 4))
+
+
+def _base_detail(table: Sinusoids, variant: Variant, base: str) -> str:
+    text = f"the base is {base} where the reference has {table.base:g}"
+    if math.isclose(float(base), table.base**2):
+        text += ": the exponent is doubled"
+    return f"{text}, and the last speed is 1 / base" if variant.one_step_less else text
 
 
 def sinusoidal(table: Tensor) -> bool:
@@ -161,18 +149,21 @@ def pairs_to_halves(value: Tensor) -> Tensor:
 
 
 CAUSES: tuple[Cause, ...] = (
-    SinusoidLayout(
+    Cause(
         name="sinusoid layout",
         what="sines and cosines are in two halves and the reference interleaves them, or vice versa",
         looks="the channels of the position table are in a different order",
         fix="the paper interleaves them; tensor2tensor and its descendants have all sines first",
+        alterations=_other_layout,
         absorbed_by_weights=True,
     ),
-    SinusoidBase(
+    Cause(
         name="sinusoid frequencies",
         what="the sines and cosines of positions have different frequencies",
         looks="the difference grows with the position",
         fix="10000 ** (-2 i / width) for i = 0, 1, ... width / 2 - 1; arange(0, width, 2) is 2 i already",
+        alterations=_usual_bases,
+        free_parameters=_solved_base,
         absorbed_by_weights=True,
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -39,46 +38,38 @@ def _reader(merge: Call, model_parts: ModelParts) -> Linear | None:
     return next((by_number[number] for number in sorted(by_number) if number > merge.number), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BiasMissing(Cause):
-    """The bias is missing in the layers of one role.
-
-    Attributes:
-        role: as of :func:`role_of`.
-    """
-
-    role: str
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each layer with a bias; of a fused projection the role's third of the bias."""
-        for linear in model_parts.linears:
-            if linear.bias is None:
-                continue
-            role = role_of(linear, model_parts)
-            if role == self.role:
+def _missing_bias(role: str, name: str, looks: str) -> Cause:
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield each layer of the role with a bias; of a fused projection the role's third of the bias."""
+        for linear in (linear for linear in model_parts.linears if linear.bias is not None):
+            own = role_of(linear, model_parts)
+            if own == role:
                 yield alter(linear.call, without_bias(linear))
-            elif role == "fused" and self.role in ROLES:
-                yield alter(linear.call, without_bias(linear, ROLES.index(self.role)))
+            elif own == "fused" and role in ROLES:
+                yield alter(linear.call, without_bias(linear, ROLES.index(role)))
         for call, linear, _ in added_biases(model_parts):
-            if role_of(linear, model_parts) == self.role:
+            if role_of(linear, model_parts) == role:
                 yield alter(call, replace_with(linear.call.result))
+
+    return Cause(
+        name=f"{name} bias missing",
+        what=f"the {name} projection does not add its bias" if role in ROLES else f"the {name} does not add its bias",
+        looks=looks,
+        fix="bias=True, and load the bias: the checkpoint has one",
+        alterations=alterations,
+        absorbed_by_weights=True,
+    )
 
 
 def added_biases(model_parts: ModelParts) -> Iterator[tuple[Call, Linear, Ref]]:
     """Yield the sums that add a bias to the result of a layer without one, with the layer and the bias."""
+    tape = model_parts.tape
     by_result = {linear.call.result: linear for linear in model_parts.linears if linear.bias is None}
     for call in model_parts.called(*SUM):
         linear = next((by_result[ref] for ref in call.reads if ref in by_result), None)
-        bias = next((ref for ref in call.reads if _is_weight(model_parts, ref)), None)
+        bias = next((ref for ref in call.reads if tape.past(ref, CASTING)[-1] in tape.weights), None)
         if linear is not None and bias is not None:
             yield call, linear, bias
-
-
-def _is_weight(model_parts: ModelParts, ref: Ref) -> bool:
-    """Return whether a tensor is a weight, or a cast one."""
-    while (call := model_parts.tape.maker(ref)) is not None and call.name in CASTING:
-        ref = call.reads[0]
-    return ref in model_parts.tape.weights
 
 
 def without_bias(linear: Linear, third: int | None = None) -> Rewrite:
@@ -95,28 +86,18 @@ def without_bias(linear: Linear, third: int | None = None) -> Rewrite:
     return rewrite
 
 
-class BiasDoubled(Cause):
-    """The bias is added twice."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each layer with a bias."""
-        for linear in model_parts.linears:
-            bias = linear.bias
-            if bias is not None:
-                yield alter(linear.call, map_result(partial(torch.add, model_parts.tape[bias])))
-        for call, _, added in added_biases(model_parts):
-            yield alter(call, map_result(partial(torch.add, model_parts.tape[added])))
+def _bias_doubled(model_parts: ModelParts) -> Iterator[Alteration]:
+    biases = [(linear.call, linear.bias) for linear in model_parts.linears if linear.bias is not None]
+    for call, bias in (*biases, *((call, added) for call, _, added in added_biases(model_parts))):
+        yield alter(call, map_result(partial(torch.add, model_parts.tape[bias])))
 
 
-class Transposed(Cause):
-    """A square weight is transposed."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each layer with a square weight, or a fused one of square blocks."""
-        for linear in model_parts.linears:
-            rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.transposed else 1]
-            if rows % columns == 0:
-                yield alter(linear.call, transposed(linear, rows // columns))
+def _transposed(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each layer with a square weight, or a fused one of square blocks."""
+    for linear in model_parts.linears:
+        rows, columns = model_parts.tape[linear.weight].shape[:: -1 if linear.transposed else 1]
+        if rows % columns == 0:
+            yield alter(linear.call, transposed(linear, rows // columns))
 
 
 def transposed(linear: Linear, blocks: int) -> Rewrite:
@@ -130,32 +111,33 @@ def transposed(linear: Linear, blocks: int) -> Rewrite:
     return rewrite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swapped(Cause):
-    """Two of query, key and value are exchanged.
+def _swapped(first: int, second: int, looks: str) -> Cause:
+    order = [0, 1, 2]
+    order[first], order[second] = second, first
 
-    Attributes:
-        first, second: which, as indices of :data:`ROLES`.
-    """
+    def exchange(heads: Heads) -> Heads:
+        query, key, value = (heads[index] for index in order)
+        return query, key, value
 
-    first: int
-    second: int
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         """Yield each attention with the weights exchanged, and with the heads exchanged."""
         for attention in model_parts.attentions:
             if len(attention.linears) == len(ROLES):
-                first, second = attention.linears[self.first], attention.linears[self.second]
-                if first.input == second.input:
-                    yield Alteration(where=attention.where, rewrites=exchanged(first, second))
+                one, other = attention.linears[first], attention.linears[second]
+                if one.input == other.input:
+                    yield Alteration(where=attention.where, rewrites=exchanged(one, other))
             if attention.own:
-                yield Alteration(where=attention.where, rewrites=with_heads(attention, self._exchange))
+                yield Alteration(where=attention.where, rewrites=with_heads(attention, exchange))
 
-    def _exchange(self, heads: Heads) -> Heads:
-        order = [0, 1, 2]
-        order[self.first], order[self.second] = order[self.second], order[self.first]
-        query, key, value = (heads[index] for index in order)
-        return query, key, value
+    first_role, second_role = ROLES[first], ROLES[second]
+    return Cause(
+        name=f"{first_role} and {second_role} swapped",
+        what=f"the {first_role} is used as the {second_role}, and vice versa",
+        looks=looks,
+        fix=f"check {first_role} and {second_role} in the table, and the order of the fused projection's parts",
+        alterations=alterations,
+        absorbed_by_weights=True,
+    )
 
 
 def exchanged(first: Linear, second: Linear) -> dict[int, Rewrite]:
@@ -167,55 +149,28 @@ def _with_weights_of(layer: Linear, other: Linear) -> Rewrite:
     return lambda values, call: layer.apply(values, other.matrix(values), other.offset(values))
 
 
-class GateSwapped(Cause):
-    """The two halves of a gated feed-forward network are exchanged."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each tensor that is cut into halves, and each two layers with multiplied results."""
-        for call in model_parts.called("chunk", "split", "tensor_split", "unbind"):
-            if len(call.writes) == 2 and len({model_parts.tape[half].shape for half in call.writes}) == 1:
-                yield alter(call, lambda values, call: tuple(reversed(values.run(call))))
-        by_result = {linear.call.result: linear for linear in model_parts.linears}
-        for site in model_parts.activations:
-            first = by_result.get(site.input)
-            if first is None:
-                continue
-            for product in model_parts.tape.users(site.call.result):
-                second = next((by_result[ref] for ref in product.reads if ref in by_result), None)
-                if second is not None and second.input == first.input:
-                    yield Alteration(where=first.call.module, rewrites=exchanged(first, second))
-                    # The layers may have their own weights, and the activation the other's result.
-                    if site.name and product.name in SCALING:
-                        other = _gated_by(ACTIVATIONS[site.name], second.call.result, first.call.result)
-                        yield alter(product, other, where=first.call.module)
+def _gate_swapped(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each tensor that is cut into halves, and each two layers with multiplied results."""
+    for call in model_parts.called("chunk", "split", "tensor_split", "unbind"):
+        if len(call.writes) == 2 and len({model_parts.tape[half].shape for half in call.writes}) == 1:
+            yield alter(call, lambda values, call: tuple(reversed(values.run(call))))
+    by_result = {linear.call.result: linear for linear in model_parts.linears}
+    for site in model_parts.activations:
+        first = by_result.get(site.input)
+        if first is None:
+            continue
+        for product in model_parts.tape.users(site.call.result):
+            second = next((by_result[ref] for ref in product.reads if ref in by_result), None)
+            if second is not None and second.input == first.input:
+                yield Alteration(where=first.call.module, rewrites=exchanged(first, second))
+                # The layers may have their own weights, and the activation the other's result.
+                if site.name and product.name in SCALING:
+                    other = _gated_by(ACTIVATIONS[site.name], second.call.result, first.call.result)
+                    yield alter(product, other, where=first.call.module)
 
 
 def _gated_by(activation: Callable[[Tensor], Tensor], gate: Ref, value: Ref) -> Rewrite:
     return lambda values, call: activation(values[gate]) * values[value]
-
-
-def _missing_bias(role: str, name: str, looks: str) -> BiasMissing:
-    return BiasMissing(
-        name=f"{name} bias missing",
-        what=f"the {name} projection does not add its bias" if role in ROLES else f"the {name} does not add its bias",
-        looks=looks,
-        fix="bias=True, and load the bias: the checkpoint has one",
-        role=role,
-        absorbed_by_weights=True,
-    )
-
-
-def _swapped(first: int, second: int, looks: str) -> Swapped:
-    first_role, second_role = ROLES[first], ROLES[second]
-    return Swapped(
-        name=f"{first_role} and {second_role} swapped",
-        what=f"the {first_role} is used as the {second_role}, and vice versa",
-        looks=looks,
-        fix=f"check {first_role} and {second_role} in the table, and the order of the fused projection's parts",
-        first=first,
-        second=second,
-        absorbed_by_weights=True,
-    )
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -225,28 +180,31 @@ CAUSES: tuple[Cause, ...] = (
     _missing_bias("output", "attention output", "a constant is missing after each attention"),
     _missing_bias("decoder", "decoder", "each token's logit is off by its own constant"),
     _missing_bias("other", "linear layer", "a constant is missing; no difference on a new model, whose biases are 0"),
-    BiasDoubled(
+    Cause(
         name="bias added twice",
         what="the bias of a linear layer is added by the layer and once more by the code",
         looks="off by the bias",
         fix="add it once",
+        alterations=_bias_doubled,
         absorbed_by_weights=True,
     ),
-    Transposed(
+    Cause(
         name="square weight transposed",
         what="a square weight is used transposed",
         looks="large differences without an error, because the shapes fit",
         fix="torch.nn.Linear stores [out in]; GPT-2's Conv1D and TensorFlow store [in out]",
+        alterations=_transposed,
         absorbed_by_weights=True,
     ),
     _swapped(0, 1, "the scores are transposed"),
     _swapped(1, 2, "both scores and context are wrong"),
     _swapped(0, 2, "both scores and context are wrong"),
-    GateSwapped(
+    Cause(
         name="gate and up swapped",
         what="the activation is applied to the wrong half of the projection",
         looks="the gated feed-forward network's output differs; its first projection agrees",
         fix="act(gate(x)) * up(x): check which of the two, or which half of a fused projection, is the gate",
+        alterations=_gate_swapped,
         absorbed_by_weights=True,
     ),
 )

@@ -35,7 +35,6 @@ from porting.causes.step_differences import (
     unmoved,
 )
 from porting.causes.tape import UNFIT, Call, Ref, Tape
-from porting.tracing.calls import tensors_in
 
 MAX_STEPS = 96
 """Largest number of repaired steps."""
@@ -407,10 +406,7 @@ class RepairSearch:
         """Return the values with a step's result replaced, up to a later step or to the end; some calls keep theirs."""
         step = replacement.step
         changed = Values(self._port, {**values.changed, step.result: replacement.value}, around=values.around)
-        for call in self._port.calls[step.number + 1 : last]:
-            if call not in kept and any(read in changed.changed for read in call.reads):
-                tensors = tensors_in(changed.run(call))
-                changed.changed.update(zip(call.writes, tensors, strict=True))
+        changed.replay(call for call in self._port.calls[step.number + 1 : last] if call not in kept)
         return changed
 
     def _candidates(self, step: Call) -> Iterator[_Replacement]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from porting.causes.tape import Call, Ref, Tape, call_again
@@ -68,9 +67,13 @@ class Values:
         with self.around():
             return call_again(call.function, self.fill(call.args), self.fill(dict(call.kwargs)))
 
-    def argument(self, call: Call, place: int, name: str, default: Any = None) -> Any:  # whatever it is
-        """Return the present value of an argument, whether it was passed by position or by name."""
-        return self.fill(call.argument(place, name, default))
+    def replay(self, calls: Iterable[Call], rewrites: Mapping[int, Rewrite] | None = None) -> None:
+        """Repeat those of some calls, in order, that are rewritten or read a tensor that has changed."""
+        for call in calls:
+            rewrite = None if rewrites is None else rewrites.get(call.number)
+            if rewrite is not None or any(read in self.changed for read in call.reads):
+                output = self.run(call) if rewrite is None else rewrite(self, call)
+                self.changed.update(zip(call.writes, tensors_in(output), strict=True))
 
 
 class Stage:
@@ -151,21 +154,10 @@ class Stage:
     def whole(self, rewrites: Mapping[int, Rewrite]) -> dict[str, Tensor]:
         """Replay the whole tape with nothing kept fixed; return the marked values that changed."""
         values = Values(self.tape, around=self.around)
-        for call in self.tape.calls:
-            rewrite = rewrites.get(call.number)
-            if rewrite is None and not any(read in values.changed for read in call.reads):
-                continue
-            output = values.run(call) if rewrite is None else rewrite(values, call)
-            tensors = tensors_in(output)
-            values.changed.update(zip(call.writes, tensors, strict=True))
+        values.replay(self.tape.calls, rewrites)
         return {mark: values.changed[ref] for mark, ref in self.tape.marks.items() if ref in values.changed}
 
     @cached_property
     def numbers(self) -> dict[str, frozenset[int]]:
         """The numbers of the calls in the cone of each mark."""
         return {mark: frozenset(call.number for call in self.cone(mark)) for mark in self.tape.marks}
-
-
-def same(value: Tensor | None, other: Tensor) -> bool:
-    """Return whether a replay changed nothing."""
-    return value is None or (value.shape == other.shape and torch.equal(value, other))

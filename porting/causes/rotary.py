@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, alter, run_with
+from porting.causes.cause import Alterations, Cause, alter, run_with
 from porting.causes.fitting import FreeParameter, geometric
 from porting.causes.model_parts import ModelParts
 from porting.causes.replay import Alteration, Rewrite, Values
 from porting.causes.rotations import (
+    FIELDS,
     THETAS,
+    Declared,
     Rotate,
     Rotation,
     Scale,
@@ -42,31 +43,38 @@ def rotate_both(pair: list[Rotation], rotate: Rotate) -> dict[int, Rewrite]:
     return {rotation.whole.number: bind(rotate, rotation) for rotation in pair}
 
 
-class RotaryTheta(Cause):
-    """Another base."""
+Rotations = Callable[[ModelParts, list[Rotation]], Iterable[tuple[Rotate, str]]]
+"""The parts of a model and the rotations of query and key -> the other rotations, with their details."""
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with each usual base."""
-        for module, pair in by_attention(model_parts):
-            own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
-            explained = [own, *(theta for theta, _ in _ntk_bases(model_parts, pair[0], own))] if own else []
-            for theta in (
-                theta for theta in THETAS if not any(math.isclose(theta, other, rel_tol=1e-3) for other in explained)
-            ):
-                for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling)):
-                    rewrites = rotate_both(pair, based(theta, dtype, scaled=scaled))
-                    yield Alteration(where=module, rewrites=rewrites, detail=_theta_detail(f"{theta:.12g}", own))
 
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the base of each attention."""
-        for module, pair in by_attention(model_parts):
-            own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
-            detail = partial(_theta_detail, known=own)
-            calls = frozenset(rotation.whole.number for rotation in pair)
-            plain, *scalings = _scalings(model_parts, scaling)
-            for dtype, scaled in product(ROTATED_IN, (plain, *scalings)):
-                rewrites = partial(_with_theta, pair, dtype, scaled, own if scaled is plain and scalings else None)
-                yield FreeParameter(module, calls, rewrites, detail, geometric(2.0, 2e8, 4))
+def _rotated_by(rotations: Rotations) -> Alterations:
+    """Return the alterations of each attention with other rotations of query and key."""
+    return lambda model_parts: (
+        Alteration(where=module, rewrites=rotate_both(pair, rotate), detail=detail)
+        for module, pair in by_attention(model_parts)
+        for rotate, detail in rotations(model_parts, pair)
+    )
+
+
+def _usual_thetas(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+    explained = [own, *(theta for theta, _ in _ntk_bases(model_parts, pair[0], own))] if own else []
+    for theta in THETAS:
+        if not any(math.isclose(theta, other, rel_tol=1e-3) for other in explained):
+            for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling)):
+                yield based(theta, dtype, scaled=scaled), _theta_detail(f"{theta:.12g}", own)
+
+
+def _solved_theta(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the base of each attention."""
+    for module, pair in by_attention(model_parts):
+        own, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+        detail = partial(_theta_detail, known=own)
+        calls = frozenset(rotation.whole.number for rotation in pair)
+        plain, *scalings = _scalings(model_parts, scaling)
+        for dtype, scaled in product(ROTATED_IN, (plain, *scalings)):
+            rewrites = partial(_with_theta, pair, dtype, scaled, own if scaled is plain and scalings else None)
+            yield FreeParameter(module, calls, rewrites, detail, geometric(2.0, 2e8, 4))
 
 
 def _plain_theta(model_parts: ModelParts, rotation: Rotation) -> float | None:
@@ -116,16 +124,11 @@ def theta_of(model_parts: ModelParts, rotation: Rotation) -> float | None:
     return None if theta is None else float(f"{theta:.5g}")
 
 
-class NtkScaling(Cause):
-    """The base is scaled by ``factor ** (d / (d - 2))`` for d rotated channels (bloc97 2023)."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with each usual factor, in the port alone and in the reference alone."""
-        for module, pair in by_attention(model_parts):
-            own = base_of(model_parts, pair[0])
-            for theta, detail in () if own is None else _ntk_bases(model_parts, pair[0], own):
-                for dtype in ROTATED_IN:
-                    yield Alteration(where=module, rewrites=rotate_both(pair, based(theta, dtype)), detail=detail)
+def _ntk_scaled(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield the base scaled by each usual factor, in the port alone and in the reference alone (bloc97 2023)."""
+    own = base_of(model_parts, pair[0])
+    for theta, detail in () if own is None else _ntk_bases(model_parts, pair[0], own):
+        yield from ((based(theta, dtype), detail) for dtype in ROTATED_IN)
 
 
 NTK_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
@@ -154,78 +157,54 @@ def _as_written(theta: float) -> float:
     return short if math.isclose(short, theta, rel_tol=1e-5) else theta
 
 
-class ScalingMissing(Cause):
-    """The frequencies are not scaled."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with scaled frequencies."""
-        for module, pair in by_attention(model_parts):
-            scaling = scaling_of(model_parts, pair[0]) or declared(model_parts)
-            if scaling is not None and (theta := theta_of(model_parts, pair[0])):
-                for dtype, amplitude in product(ROTATED_IN, {1.0, amplitude_of(model_parts, pair[0])}):
-                    yield Alteration(
-                        where=module,
-                        rewrites=rotate_both(pair, based(theta, dtype, amplitude=amplitude)),
-                        detail=str(scaling),
-                    )
+def _known_scaling(model_parts: ModelParts, rotation: Rotation) -> Scaling | Declared | None:
+    return scaling_of(model_parts, rotation) or declared(model_parts)
 
 
-class OtherScaling(Cause):
-    """The frequencies are scaled by another factor."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with Llama 3's usual numbers, and without the factor of cosine and sine."""
-        for module, pair in by_attention(model_parts):
-            theta, amplitude = theta_of(model_parts, pair[0]), amplitude_of(model_parts, pair[0])
-            if not math.isclose(amplitude, 1.0):
-                detail = f"cosine and sine are not multiplied by {amplitude:.6g}"
-                yield Alteration(
-                    where=module,
-                    rewrites=rotate_both(pair, partial(_without_amplitude, amplitude=amplitude)),
-                    detail=detail,
-                )
-            for mistyped, dtype in product(_mistyped_scalings(model_parts), ROTATED_IN):
-                if theta is not None:
-                    turn = based(theta, dtype, scaled=mistyped.scale)
-                    yield Alteration(where=module, rewrites=rotate_both(pair, turn), detail=mistyped.detail)
-            for factor, dtype in product(FACTORS, ROTATED_IN):
-                if theta is not None:
-                    turn = based(theta, dtype, scaled=partial(smoothed, factor=factor))
-                    detail = f"the slow angles are divided by {factor:g}, as Llama 3's are"
-                    yield Alteration(where=module, rewrites=rotate_both(pair, turn), detail=detail)
-
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the factor of all frequencies of each attention."""
-        for module, pair in by_attention(model_parts):
-            theta = theta_of(model_parts, pair[0])
-            scaling = scaling_of(model_parts, pair[0]) or declared(model_parts)
-            calls = frozenset(rotation.whole.number for rotation in pair)
-            known = str(scaling) if scaling else "the reference does not scale them"
-            for dtype in ROTATED_IN if theta is not None else ():
-                rewrites = partial(_divided, pair, theta or 0.0, dtype)
-                yield FreeParameter(
-                    module, calls, rewrites, f"all angles are divided by {{}}; {known}".format, geometric(0.1, 100, 4)
-                )
+def _unscaled(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    scaling, theta = _known_scaling(model_parts, pair[0]), theta_of(model_parts, pair[0])
+    if scaling is not None and theta:
+        for dtype, amplitude in product(ROTATED_IN, {1.0, amplitude_of(model_parts, pair[0])}):
+            yield based(theta, dtype, amplitude=amplitude), str(scaling)
 
 
-@dataclass(frozen=True)
-class _MistypedScaling:
-    scale: Scale
-    detail: str
+def _usual_scalings(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield the angles without the factor of cosine and sine, with mistyped numbers, and with Llama 3's usual ones."""
+    theta, amplitude = theta_of(model_parts, pair[0]), amplitude_of(model_parts, pair[0])
+    if not math.isclose(amplitude, 1.0):
+        detail = f"cosine and sine are not multiplied by {amplitude:.6g}"
+        yield partial(_without_amplitude, amplitude=amplitude), detail
+    if theta is not None:
+        as_llama: Iterator[tuple[Scale, str]] = (
+            (partial(smoothed, factor=factor), f"the slow angles are divided by {factor:g}, as Llama 3's are")
+            for factor in FACTORS
+        )
+        for scaled, detail in (*_mistyped_scalings(model_parts), *as_llama):
+            yield from ((based(theta, dtype, scaled=scaled), detail) for dtype in ROTATED_IN)
 
 
-def _mistyped_scalings(model_parts: ModelParts) -> Iterator[_MistypedScaling]:
-    """Yield the scaling of the config with one number as people mistype it."""
+def _solved_scaling(model_parts: ModelParts) -> Iterator[FreeParameter]:
+    """Yield the factor of all frequencies of each attention."""
+    for module, pair in by_attention(model_parts):
+        theta, scaling = theta_of(model_parts, pair[0]), _known_scaling(model_parts, pair[0])
+        calls = frozenset(rotation.whole.number for rotation in pair)
+        known = str(scaling) if scaling else "the reference does not scale them"
+        for dtype in ROTATED_IN if theta is not None else ():
+            rewrites = partial(_divided, pair, theta or 0.0, dtype)
+            detail = f"all angles are divided by {{}}; {known}".format
+            yield FreeParameter(module, calls, rewrites, detail, geometric(0.1, 100, 4))
+
+
+def _mistyped_scalings(model_parts: ModelParts) -> Iterator[tuple[Scale, str]]:
+    """Yield the scaling of the config with one number as people mistype it, with its details."""
     config = declared(model_parts)
     if config is None:
         return
-    names = {"factor": config.factor, "low": config.low, "high": config.high, "known": config.known}
     usual = {"factor": (2.0, 4.0, *FACTORS), "low": (0.5, 2.0), "high": (2.0, 8.0), "known": (2048.0, 4096.0, 8192.0)}
-    field = {"low": "low_freq_factor", "high": "high_freq_factor", "known": "original_max_position_embeddings"}
-    for name, own in names.items():
+    for (name, own), field in zip(config.numbers.items(), FIELDS[1:], strict=True):
         for value in (number for number in (*usual[name], own / 2, own * 2) if number != own):
-            detail = f"{field.get(name, name)} is {value:g} where the reference has {own:g}"
-            yield _MistypedScaling(config.scale(**{name: value}), detail)
+            detail = f"{field} is {value:g} where the reference has {own:g}"
+            yield config.scale(**{name: value}), detail
 
 
 FACTORS = (8.0, 16.0, 32.0)
@@ -237,42 +216,31 @@ def _divided(pair: list[Rotation], theta: float, dtype: torch.dtype, factor: flo
 
 
 def _without_amplitude(values: Values, rotation: Rotation, amplitude: float) -> Tensor:
-    head = values[rotation.source]
-    count = values[rotation.input].shape[-1]
-    return torch.cat([rotation.rotate(values, head[..., :count]) / amplitude, head[..., count:]], -1)
+    return rotation.in_head(values, lambda channels: rotation.rotate(values, channels) / amplitude)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RotatedPart(Cause):
-    """Another part of each head is rotated.
+def _part(*parts: float) -> Rotations:
+    """Return the rotations of these parts of each head."""
 
-    Attributes:
-        all: the whole head, and not its first channels.
-
-    Attributes:
-        all: the whole of it.
-    """
-
-    all: bool
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with each usual part."""
-        for module, pair in by_attention(model_parts):
-            theta = base_of(model_parts, pair[0])
-            rotated_channels, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
-            for dtype, part, whole in product(ROTATED_IN, (1.0,) if self.all else PARTS, (False, True)):
-                count = part * size
-                if theta is None or count % 2 or count < 2 or count == rotated_channels:
-                    continue
+    def rotations(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+        theta = base_of(model_parts, pair[0])
+        own, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
+        instead = "" if own == size else f", where the reference rotates {own}"
+        for dtype, part, whole in product(ROTATED_IN, parts, (False, True)):
+            count = part * size
+            if theta is not None and count % 2 == 0 and count >= 2 and count != own:
                 rotate = based(float(f"{theta:.6g}"), dtype, part=part, whole=whole)
-                detail = f"the first {count:.0f} of {size} channels"
-                detail = (
-                    detail if rotated_channels == size else f"{detail}, where the reference rotates {rotated_channels}"
-                )
-                yield Alteration(where=module, rewrites=rotate_both(pair, rotate), detail=detail)
-            if not self.all and rotated_channels < size:
-                detail = f"the last {rotated_channels} of {size} channels, where the reference rotates the first"
-                yield Alteration(where=module, rewrites=rotate_both(pair, _last_rotated), detail=detail)
+                yield rotate, f"the first {count:.0f} of {size} channels{instead}"
+
+    return rotations
+
+
+def _usual_parts(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield the usual numbers of first channels, and as many last ones as the reference rotates of the first."""
+    yield from _part(*PARTS)(model_parts, pair)
+    own, size = (model_parts.tape[ref].shape[-1] for ref in (pair[0].input, pair[0].source))
+    if own < size:
+        yield _last_rotated, f"the last {own} of {size} channels, where the reference rotates the first"
 
 
 def _last_rotated(values: Values, rotation: Rotation) -> Tensor:
@@ -284,206 +252,182 @@ PARTS = (0.25, 0.4, 0.5, 0.75)
 """The usual parts of a head that are rotated."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rotated(Cause):
-    """The reference's angles are used in another way.
+def _together_and_alone(rotate: Rotate) -> Alterations:
+    """Return the alterations of each attention with another rotation of query and key together, and of each alone."""
 
-    Attributes:
-        pairs: channels are paired in the other way.
-        back: the rotation goes in the opposite direction.
-        none: nothing is rotated.
-    """
-
-    pairs: bool = False
-    back: bool = False
-    none: bool = False
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention, with query and key together and each alone."""
+    def alterations(model_parts: ModelParts) -> Iterator[Alteration]:
         for module, pair in by_attention(model_parts):
-            yield Alteration(where=module, rewrites=rotate_both(pair, self._rotate))
-            for place, name in enumerate(("queries", "keys")) if len(pair) > 1 else ():
-                yield Alteration(
-                    where=module, rewrites=rotate_both([pair[place]], self._rotate), detail=f"of the {name} alone"
-                )
+            yield Alteration(where=module, rewrites=rotate_both(pair, rotate))
+            for rotation, name in zip(pair, ("queries", "keys"), strict=False) if len(pair) > 1 else ():
+                rewrites = rotate_both([rotation], rotate)
+                yield Alteration(where=module, rewrites=rewrites, detail=f"of the {name} alone")
 
-    def _rotate(self, values: Values, rotation: Rotation) -> Tensor:
-        head, count = values[rotation.source], values[rotation.input].shape[-1]
-        if self.none:
-            return head
-        cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
-        result = rotated(head[..., :count], cos, -sin if self.back else sin, pairs=rotation.pairs != self.pairs)
-        return torch.cat([result, head[..., count:]], -1)
+    return alterations
 
 
-class AnglesOfOtherPairing(Cause):
-    """Channels are paired in one way, and cosines and sines lie as for the other."""
+def _not_rotated(values: Values, rotation: Rotation) -> Tensor:
+    return values[rotation.source]
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention with either pairing, and the angles of the other."""
-        for module, pair in by_attention(model_parts):
-            for neighbours in (True, False):
-                paired, laid = ("neighbours", "halves") if neighbours else ("halves", "neighbours")
-                yield Alteration(
-                    where=module,
-                    rewrites=rotate_both(pair, partial(_rotated_mixed, neighbours=neighbours)),
-                    detail=f"pairs of {paired}, with cosines and sines for pairs of {laid}",
-                )
+
+def _turned(values: Values, rotation: Rotation, *, pairs: bool = False, back: bool = False) -> Tensor:
+    """Rotate by the reference's angles, with channels paired in the other way, or in the opposite direction."""
+    cos, sin = rotation.halves(values)
+    other, sin = rotation.pairs != pairs, -sin if back else sin
+    return rotation.in_head(values, lambda channels: rotated(channels, cos, sin, pairs=other))
+
+
+def _mixed_pairings(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield either pairing, with cosines and sines that lie as for the other."""
+    for neighbours, paired, laid in ((True, "neighbours", "halves"), (False, "halves", "neighbours")):
+        detail = f"pairs of {paired}, with cosines and sines for pairs of {laid}"
+        yield partial(_rotated_mixed, neighbours=neighbours), detail
 
 
 def _rotated_mixed(values: Values, rotation: Rotation, *, neighbours: bool) -> Tensor:
     """Pairs of neighbours with angles that lie as for pairs of one channel of each half, or the reverse."""
-    head, count = values[rotation.source], values[rotation.input].shape[-1]
-    channels = head[..., :count]
-    cos, sin = (rotation.half(values[ref]) for ref in (rotation.cos, rotation.sin))
-    if neighbours:
-        cos, sin = (torch.cat([one, one], -1) for one in (cos, sin))
-        turned = torch.stack([-channels[..., 1::2], channels[..., ::2]], -1).flatten(-2)
-    else:
-        cos, sin = (one.repeat_interleave(2, -1) for one in (cos, sin))
+    cos, sin = rotation.halves(values)
+
+    def mixed(channels: Tensor) -> Tensor:
+        if neighbours:
+            turned = torch.stack([-channels[..., 1::2], channels[..., ::2]], -1).flatten(-2)
+            return channels * torch.cat([cos, cos], -1) + turned * torch.cat([sin, sin], -1)
         first, second = channels.chunk(2, -1)
         turned = torch.cat([-second, first], -1)
-    return torch.cat([channels * cos + turned * sin, head[..., count:]], -1)
+        return channels * cos.repeat_interleave(2, -1) + turned * sin.repeat_interleave(2, -1)
+
+    return rotation.in_head(values, mixed)
 
 
-class ValuesRotated(Cause):
-    """The values are rotated, too."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention whose queries and keys are rotated."""
-        by_module = {module: pair[-1] for module, pair in by_attention(model_parts)}
-        for attention in model_parts.attentions:
-            if attention.where in by_module and model_parts.tape[attention.value].ndim == 4:
-                yield alter(
-                    attention.context,
-                    self._with_rotated_value(attention.value, by_module[attention.where]),
-                    where=attention.where,
-                )
-
-    @staticmethod
-    def _with_rotated_value(ref: Ref, rotation: Rotation) -> Rewrite:
-        def rewrite(values: Values, call: Call) -> Tensor:
-            value, count = values[ref], values[rotation.input].shape[-1]
-            made = torch.cat([rotation.rotate(values, value[..., :count]), value[..., count:]], -1)
-            result: Tensor = run_with(values, call, ref, made)
-            return result
-
-        return rewrite
+def _values_rotated(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention whose queries and keys are rotated, with its values rotated as well."""
+    by_module = {module: pair[-1] for module, pair in by_attention(model_parts)}
+    for attention in model_parts.attentions:
+        if attention.where in by_module and model_parts.tape[attention.value].ndim == 4:
+            rewrite = _with_rotated_value(attention.value, by_module[attention.where])
+            yield alter(attention.context, rewrite, where=attention.where)
 
 
-class AroundPadding(Cause):
-    """Positions are counted without padding, and the reference counts it."""
+def _with_rotated_value(ref: Ref, rotation: Rotation) -> Rewrite:
+    def rewrite(values: Values, call: Call) -> Tensor:
+        value, count = values[ref], values[rotation.input].shape[-1]
+        made = torch.cat([rotation.rotate(values, value[..., :count]), value[..., count:]], -1)
+        result: Tensor = run_with(values, call, ref, made)
+        return result
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each attention, in a padded batch."""
-        mask = model_parts.inputs.get("attention_mask")
-        if mask is None or mask.ndim != 2 or bool(mask.all()):
-            return
+    return rewrite
+
+
+def _around_padding(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield the positions of a padded batch counted without padding."""
+    mask, tape = model_parts.inputs.get("attention_mask"), model_parts.tape
+    if mask is None or mask.ndim != 2 or bool(mask.all()):
+        return
+    angles = [tape[ref] for rotation in pair for ref in (rotation.cos, rotation.sin)]
+    if all(one.numel() == mask.shape[1] * one.shape[-1] for one in angles):
         position_of = mask.long().cumsum(-1) - 1
-        variants = (
+        padding = mask == 0
+        for positions in (
             position_of.clamp_min(0),
-            position_of.masked_fill(mask == 0, 1),
-            position_of.masked_fill(mask == 0, 0),
-        )
-        for module, pair in by_attention(model_parts):
-            tape = model_parts.tape
-            if all(
-                tape[ref].numel() == mask.shape[1] * tape[ref].shape[-1]
-                for rotation in pair
-                for ref in (rotation.cos, rotation.sin)
-            ):
-                for positions in variants:
-                    yield Alteration(
-                        where=module, rewrites=rotate_both(pair, partial(_at_positions, positions=positions))
-                    )
+            position_of.masked_fill(padding, 1),
+            position_of.masked_fill(padding, 0),
+        ):
+            yield partial(_at_positions, positions=positions), ""
 
 
 def _at_positions(values: Values, rotation: Rotation, positions: Tensor) -> Tensor:
     """Rotate by the angles of other positions, [b s]."""
-    head, count = values[rotation.source], values[rotation.input].shape[-1]
-    cos, sin = (rotation.half(values[ref]).flatten(0, -2)[positions][:, None] for ref in (rotation.cos, rotation.sin))
-    return torch.cat([rotated(head[..., :count], cos, sin, pairs=rotation.pairs), head[..., count:]], -1)
+    cos, sin = (half.flatten(0, -2)[positions][:, None] for half in rotation.halves(values))
+    return rotation.in_head(values, lambda channels: rotated(channels, cos, sin, pairs=rotation.pairs))
 
 
 CAUSES: tuple[Cause, ...] = (
-    RotaryTheta(
+    Cause(
         name="rotary theta",
         what="the rotation's angles have a different base",
         looks="the difference grows with the position",
         fix="rope_theta in the config; some models have a different one in local layers",
+        alterations=_rotated_by(_usual_thetas),
+        free_parameters=_solved_theta,
     ),
-    NtkScaling(
+    Cause(
         name="rotary NTK scaling",
         what="the base is scaled by factor ** (d / (d - 2)) only in the port, or only in the reference",
         looks="the difference grows with the position",
         fix="see rope_scaling and rope_parameters in the config; the type dynamic scales only long inputs",
+        alterations=_rotated_by(_ntk_scaled),
     ),
-    ScalingMissing(
+    Cause(
         name="rotary scaling missing",
         what="the rotation's angles are not scaled, unlike in the reference",
         looks="the difference grows with the position",
         fix="see rope_scaling and rope_parameters in the config: linear, llama3, yarn",
+        alterations=_rotated_by(_unscaled),
     ),
-    OtherScaling(
+    Cause(
         name="rotary scaling",
         what="the rotation's angles are scaled differently than in the reference",
         looks="the difference grows with the position",
         fix="see rope_scaling and rope_parameters in the config; many models scale nothing",
+        alterations=_rotated_by(_usual_scalings),
+        free_parameters=_solved_scaling,
     ),
-    Rotated(
+    Cause(
         name="rotary pairing",
         what="neighbouring channels are rotated as pairs and the reference pairs the two halves, or vice versa",
         looks="position 0 agrees, the others do not",
         fix="the paper pairs neighbours, as GPT-J does; GPT-NeoX, LLaMA and most others pair the two halves",
-        pairs=True,
+        alterations=_together_and_alone(partial(_turned, pairs=True)),
         absorbed_by_weights=True,
     ),
-    AnglesOfOtherPairing(
+    Cause(
         name="rotary angles of the other pairing",
         what="cosines and sines lie as for another pairing of channels: the two of a pair turn by different angles",
         looks="position 0 agrees, the others do not, whatever the weights are",
         fix="angles.repeat_interleave(2, -1) for pairs of neighbours, cat([angles, angles], -1) for pairs of halves",
+        alterations=_rotated_by(_mixed_pairings),
     ),
-    Rotated(
+    Cause(
         name="rotary direction",
         what="the rotation has the opposite direction",
         looks="position 0 agrees; relative positions have the wrong sign",
         fix="x cos + rotate_half(x) sin, with rotate_half = (-x2, x1)",
-        back=True,
+        alterations=_together_and_alone(partial(_turned, back=True)),
         absorbed_by_weights=True,
     ),
-    RotatedPart(
+    Cause(
         name="rotary on a part of the head",
         what="a different number of each head's first channels is rotated, or the last ones are",
         looks="position 0 agrees, the others do not",
         fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
-        all=False,
+        alterations=_rotated_by(_usual_parts),
     ),
-    RotatedPart(
+    Cause(
         name="rotary on the whole head",
         what="all channels of each head are rotated; the reference rotates only a part",
         looks="position 0 agrees, the others do not",
         fix="see partial_rotary_factor, rotary_pct and rotary_dim in the config",
-        all=True,
+        alterations=_rotated_by(_part(1.0)),
     ),
-    AroundPadding(
+    Cause(
         name="rotary positions counted around padding",
         what="padding is skipped when the positions of the rotation are counted, unlike in the reference",
         looks="no difference without padding; with padding on the right only its own positions differ",
         fix="arange(s) for all rows, unless position_ids are given",
+        alterations=_rotated_by(_around_padding),
     ),
-    ValuesRotated(
+    Cause(
         name="values rotated",
         what="the values are rotated like queries and keys",
         looks="the probabilities agree, the context does not",
         fix="rotate only queries and keys",
+        alterations=_values_rotated,
         absorbed_by_weights=True,
     ),
-    Rotated(
+    Cause(
         name="rotary missing",
         what="queries or keys are not rotated",
         looks="position 0 agrees, the others do not",
         fix="rotate queries and keys between the projection and their product",
-        none=True,
+        alterations=_together_and_alone(_not_rotated),
     ),
 )

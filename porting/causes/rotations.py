@@ -54,9 +54,18 @@ class Rotation:
         """Return the half of a cosine or sine that contains each angle once."""
         return _half(value, pairs=self.pairs)
 
+    def halves(self, values: Values) -> tuple[Tensor, Tensor]:
+        """Return the cosine and sine of each angle once."""
+        return self.half(values[self.cos]), self.half(values[self.sin])
+
+    def in_head(self, values: Values, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the whole head with the channels changed that the reference rotates."""
+        head, count = values[self.source], values[self.input].shape[-1]
+        return torch.cat([change(head[..., :count]), head[..., count:]], -1)
+
     def rotate(self, values: Values, value: Tensor) -> Tensor:
         """Rotate another tensor by the same angles."""
-        return rotated(value, self.half(values[self.cos]), self.half(values[self.sin]), pairs=self.pairs)
+        return rotated(value, *self.halves(values), pairs=self.pairs)
 
 
 def rotations(model_parts: ModelParts) -> Iterator[Rotation]:
@@ -215,27 +224,24 @@ class Declared:
 
     Attributes:
         theta: the base.
-        factor, low, high, known: the arguments of :func:`smoothed`.
+        numbers: the named arguments of :func:`smoothed`.
     """
 
     theta: float
-    factor: float
-    low: float
-    high: float
-    known: float
+    numbers: Mapping[str, float]
 
     def __str__(self) -> str:
-        return f"the reference divides the slow angles by {self.factor:.6g}"
+        return f"the reference divides the slow angles by {self.numbers['factor']:.6g}"
 
     def scale(self, **others: float) -> Scale:
         """Return the scaling, with some of its numbers changed."""
-        own = {"factor": self.factor, "low": self.low, "high": self.high, "known": self.known, **others}
-        return lambda frequencies: smoothed(
-            frequencies, factor=own["factor"], low=own["low"], high=own["high"], known=own["known"]
-        )
+        numbers = {**self.numbers, **others}
+        return lambda frequencies: smoothed(frequencies, **numbers)
 
 
 FIELDS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+NUMBERS = ("factor", "low", "high", "known")
+"""The names of all but the first in :func:`smoothed`."""
 
 
 def declared(model_parts: ModelParts) -> Declared | None:
@@ -246,9 +252,11 @@ def declared(model_parts: ModelParts) -> Declared | None:
             settings = getattr(config, name, None)
             if isinstance(settings, Mapping):
                 fields = {"rope_theta": getattr(config, "rope_theta", None), **settings}
-                numbers = [fields.get(name) for name in FIELDS]
-                if all(isinstance(number, int | float) for number in numbers):
-                    return Declared(*(float(number) for number in numbers if isinstance(number, int | float)))
+                given = (fields.get(name) for name in FIELDS)
+                theta, *numbers = (float(number) if isinstance(number, int | float) else None for number in given)
+                known = {name: one for name, one in zip(NUMBERS, numbers, strict=True) if one is not None}
+                if theta is not None and len(known) == len(NUMBERS):
+                    return Declared(theta, known)
     return None
 
 

@@ -32,7 +32,7 @@ class Router:
         choice: the call of ``topk`` that chooses the experts.
         logits: the router's logits, [t n].
         scores: what the shares are taken from, [t n]; ``choice`` reads others where a bias corrects the choice.
-        last: the call that returns the experts' shares, [t k]; ``choice`` itself where nothing follows it.
+        call: the call that returns the experts' shares, [t k]; ``choice`` itself where nothing follows it.
         function: the scores' name in :data:`FUNCTIONS`.
         scale: the number by which the shares are multiplied at last.
     """
@@ -41,7 +41,7 @@ class Router:
     choice: Call
     logits: Ref
     scores: Ref
-    last: Call
+    call: Call
     function: str
     scale: float
 
@@ -63,7 +63,7 @@ class Router:
     @cached_property
     def shares(self) -> Tensor:
         """The shares, [t k]."""
-        return self.tape[self.last.writes[0]]
+        return self.tape[self.call.writes[0]]
 
     @cached_property
     def normed(self) -> bool:

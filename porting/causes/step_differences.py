@@ -258,14 +258,9 @@ class StepComparison:
         for lookup in self._lookups(self._port, step):
             for theirs in self._lookups(self._reference, call):
                 tables = (self._values[lookup.weight], self._reference[theirs.weight])
-                if tables[0].shape == tables[1].shape and _close(*tables):
-                    try:
-                        text = index_text(self._values[lookup.indices], self._reference[theirs.indices])
-                    except RuntimeError:  # of shapes that cannot be compared
-                        continue
-                    if text:
-                        line, place = line_of(lookup.call), generic_path(theirs.call.module)
-                        return Repair(Kind.ROWS, line, operation_of(lookup.call), f"{place} {text}", theirs.call.module)
+                same_table = tables[0].shape == tables[1].shape and _close(*tables)
+                if same_table and (found := other_rows(lookup, theirs, self._values, self._reference)):
+                    return found
         return None
 
     @staticmethod
@@ -467,8 +462,18 @@ def lookup_of(tape: Tape, call: Call) -> Lookup | None:
     return Lookup(call, weights[0], indices[0]) if named and weights and len(indices) == 1 else None
 
 
-def index_text(ours: Tensor, theirs: Tensor) -> str:
-    """Return how the indices of two lookups differ; empty where they are equal or cannot be compared."""
+def other_rows(ours: Lookup, theirs: Lookup, values: Values, reference: Tape) -> Repair | None:
+    """Return the repair of a lookup at other rows than the reference's; None for the same, or for unlike shapes."""
+    try:
+        text = _index_text(values[ours.indices], reference[theirs.indices])
+    except RuntimeError:  # of shapes that cannot be compared
+        return None
+    place, operation = theirs.call.module, operation_of(ours.call)
+    return Repair(Kind.ROWS, line_of(ours.call), operation, f"{generic_path(place)} {text}", place) if text else None
+
+
+def _index_text(ours: Tensor, theirs: Tensor) -> str:
+    """Return how the indices of two lookups differ; empty where they are equal."""
     shape: torch.Size = torch.broadcast_shapes(ours.shape, theirs.shape)  # type: ignore[no-untyped-call]  # as torch has it
     ours, theirs = ours.long().expand(shape), theirs.long().expand(shape)
     return "" if torch.equal(ours, theirs) else next(_index_texts(ours, theirs))
@@ -521,11 +526,7 @@ def _ordinal(tape: Tape, ref: Ref) -> str:
 
 def unmoved(tape: Tape, ref: Ref) -> Ref:
     """Return the tensor that a rearranged tensor comes from."""
-    call = tape.maker(ref)
-    while call is not None and call.name in MOVING and call.reads:
-        ref = call.reads[0]
-        call = tape.maker(ref)
-    return ref
+    return tape.past(ref, MOVING)[-1]
 
 
 def mask_text(own: Tensor, value: Tensor) -> str:

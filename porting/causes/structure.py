@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from porting.causes.cause import Cause, alter, combine, free_parameter, replace_with, run_with
-from porting.causes.fitting import FreeParameter, geometric
+from porting.causes.cause import Alterations, Cause, alter_each, combine, replace_with, run_with, solve_each
+from porting.causes.fitting import geometric
 from porting.causes.functions import CASTING, SUM
 from porting.causes.model_parts import ModelParts, Residual
 from porting.causes.norming import Norm
@@ -22,34 +22,15 @@ from porting.causes.tape import Call, Part, Ref
 # ------------------------------------------------------------------------------------------------------ residual sums
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherSum(Cause):
-    """A residual sum by another formula.
-
-    Attributes:
-        formula: the stream and the branch -> what the port has for their sum.
-    """
-
-    formula: Callable[[Tensor, Tensor], Tensor]
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each residual sum."""
-        for residual in model_parts.residuals:
-            yield alter(residual.call, combine(residual.stream, residual.branch, self.formula))
+def _summed(formula: Callable[[Tensor, Tensor], Tensor]) -> Alterations:
+    """Return the alterations of each residual sum by another formula of stream and branch."""
+    return alter_each(
+        lambda parts: parts.residuals, lambda residual: combine(residual.stream, residual.branch, formula)
+    )
 
 
-class BranchScaled(Cause):
-    """A branch is multiplied by a number."""
-
-    def free_parameters(self, model_parts: ModelParts) -> Iterator[FreeParameter]:
-        """Yield the factor of each residual sum's branch."""
-        for residual in model_parts.residuals:
-            detail = "a branch is multiplied by {} before it is added".format
-            yield free_parameter(residual.call, partial(self._scaled, residual), detail, geometric(1e-3, 1e2, 3))
-
-    @staticmethod
-    def _scaled(residual: Residual, factor: float) -> Rewrite:
-        return combine(residual.stream, residual.branch, lambda stream, branch: stream + factor * branch)
+def _branch_scaled(residual: Residual, factor: float) -> Rewrite:
+    return combine(residual.stream, residual.branch, lambda stream, branch: stream + factor * branch)
 
 
 # ----------------------------------------------------------------------------------------------- the position of norms
@@ -66,54 +47,52 @@ class Block:
     sum: Residual
     norm: Norm
 
+    @property
+    def call(self) -> Call:
+        """The call of the sum."""
+        return self.sum.call
 
-def same_values(model_parts: ModelParts, ref: Ref) -> set[Ref]:
-    """Return a tensor and those before it that differ only by a cast or by dropout that is off."""
-    refs = {ref}
-    while (call := model_parts.tape.maker(ref)) is not None and call.name in ("dropout", *CASTING):
-        ref = call.reads[0]
-        refs.add(ref)
-    return refs
+
+UNCHANGING = ("dropout", *CASTING)
+"""Functions that give what they are given, but for its dtype; dropout is off."""
+
+
+def _blocks(parts: ModelParts, fits: Callable[[Residual, Norm], bool]) -> list[Block]:
+    return [Block(residual, norm) for residual in parts.residuals for norm in parts.norms if fits(residual, norm)]
 
 
 def post_norm(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``norm(x + f(x))``: sums that only a norm reads."""
-    blocks = []
-    for norm in model_parts.norms:
-        inputs = same_values(model_parts, norm.input)
-        for residual in model_parts.residuals:
-            users = model_parts.tape.users(residual.call.result)
-            readers = {call.number for call in users if call.name not in ("dropout", *CASTING)}
-            if residual.call.result in inputs and readers == {norm.call.number}:
-                blocks.append(Block(residual, norm))
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+    tape = model_parts.tape
+
+    def fits(residual: Residual, norm: Norm) -> bool:
+        total = residual.call.result
+        readers = {call.number for call in tape.users(total) if call.name not in UNCHANGING}
+        return readers == {norm.call.number} and total in tape.past(norm.input, UNCHANGING)
+
+    return _blocks(model_parts, fits)
 
 
 def pre_norm(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``x + f(norm(x))``: sums whose branch reads the stream through a norm."""
-    blocks = []
-    for residual in model_parts.residuals:
-        streams = same_values(model_parts, residual.stream)
-        inside = range(residual.stream.number + 1, residual.branch.number)
-        blocks += [
-            Block(residual, norm)
-            for norm in model_parts.norms
-            if norm.call.result.number in inside and norm.input in streams
-        ]
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+
+    def fits(residual: Residual, norm: Norm) -> bool:
+        within = residual.stream.number < norm.output.number < residual.branch.number
+        return within and norm.input in model_parts.tape.past(residual.stream, UNCHANGING)
+
+    return _blocks(model_parts, fits)
+
+
+def sandwiched(model_parts: ModelParts) -> list[Block]:
+    """Return the sums whose branch ends with a norm, whatever it begins with."""
+    tape = model_parts.tape
+    return _blocks(model_parts, lambda residual, norm: norm.output in tape.past(residual.branch, UNCHANGING))
 
 
 def normed_branch(model_parts: ModelParts) -> list[Block]:
     """Return the blocks ``x + norm(f(x))``: sums whose branch ends with a norm and reads the stream without one."""
-    pre_norm_sums = {block.sum.call.number for block in pre_norm(model_parts)}
-    blocks = [
-        Block(residual, norm)
-        for residual in model_parts.residuals
-        if residual.call.number not in pre_norm_sums
-        for norm in model_parts.norms
-        if norm.output in same_values(model_parts, residual.branch)
-    ]
-    return sorted(blocks, key=lambda block: block.sum.call.number)
+    pre_norm_sums = {block.call.number for block in pre_norm(model_parts)}
+    return [block for block in sandwiched(model_parts) if block.call.number not in pre_norm_sums]
 
 
 Stream = Callable[[Values], Tensor]
@@ -153,81 +132,70 @@ def _branch_readers(model_parts: ModelParts, block: Block) -> list[Call]:
     return [call for call in model_parts.tape.users(block.sum.stream) if call.number in inside]
 
 
-Moved = Callable[[ModelParts, Block], dict[int, Rewrite]]
-"""A block -> the rewritten calls with which its norm stands elsewhere."""
+Rewritten = list[tuple[Norm, dict[int, Rewrite]]]
+"""Norms, each with the rewritten calls with which it stands elsewhere or reads something else."""
 
 
-def _in_all_layers(changes: Sequence[tuple[Norm, dict[int, Rewrite]]]) -> Iterator[Alteration]:
-    """Yield all changes of norms at once, then the same norm of every layer, such as the attention's."""
-    alike: dict[str, list[dict[int, Rewrite]]] = {}
-    for norm, rewrites in changes:
-        alike.setdefault(generic_path(norm.call.module), []).append(rewrites)
-    groups = {name: some for name, some in alike.items() if 1 < len(some) < len(changes)}
-    for where, some in {"": [rewrites for _, rewrites in changes], **groups}.items():
-        together = {number: rewrite for rewrites in some for number, rewrite in rewrites.items()}
-        if together:
-            yield Alteration(where=where, rewrites=together, detail="in all layers")
+EVERYWHERE = "large differences in every layer; all shapes and names fit"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormElsewhere(Cause):
-    """The norm of a block stands in another place.
+def _rewritten_norms(
+    rewritten: Callable[[ModelParts], Rewritten], *, name: str, what: str, fix: str, looks: str = EVERYWHERE
+) -> Cause:
+    """Return the cause of norms that are rewritten: each alone, and those of all layers."""
 
-    Attributes:
-        moved: the rewritten calls of a block.
-    """
+    def alone(model_parts: ModelParts) -> Iterator[Alteration]:
+        for norm, rewrites in rewritten(model_parts):
+            yield Alteration(where=norm.call.module, rewrites=rewrites)
 
-    blocks: Callable[[ModelParts], list[Block]]
-    moved: Moved
+    def in_all_layers(model_parts: ModelParts) -> Iterator[Alteration]:
+        """Yield all changes of norms at once, then the same norm of every layer, such as the attention's."""
+        changes = rewritten(model_parts)
+        alike: dict[str, list[dict[int, Rewrite]]] = {}
+        for norm, rewrites in changes:
+            alike.setdefault(generic_path(norm.call.module), []).append(rewrites)
+        groups = {name: some for name, some in alike.items() if 1 < len(some) < len(changes)}
+        for where, some in {"": [rewrites for _, rewrites in changes], **groups}.items():
+            together = {number: rewrite for rewrites in some for number, rewrite in rewrites.items()}
+            if together:
+                yield Alteration(where=where, rewrites=together, detail="in all layers")
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each block alone."""
-        for block in self.blocks(model_parts):
-            yield Alteration(where=block.norm.call.module, rewrites=self.moved(model_parts, block))
-
-    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield all blocks at once, then the same block of every layer, such as the attention's."""
-        return _in_all_layers([(block.norm, self.moved(model_parts, block)) for block in self.blocks(model_parts)])
-
-
-def _total(block: Block, branch: Stream) -> dict[int, Rewrite]:
-    """Add another branch to the stream."""
-    return {block.sum.call.number: _gives(_sum(_current(block.sum.stream), branch))}
+    return Cause(name=name, what=what, looks=looks, fix=fix, alterations=alone, whole=in_all_layers)
 
 
-def _normed_total(block: Block, branch: Stream) -> dict[int, Rewrite]:
-    """Normalise the sum of the stream and a branch."""
-    return {block.sum.call.number: _gives(_normed(block.norm, _sum(_current(block.sum.stream), branch)))}
+def _norm_elsewhere(
+    blocks: Callable[[ModelParts], list[Block]], moved: Callable[[ModelParts, Block], dict[int, Rewrite]]
+) -> Callable[[ModelParts], Rewritten]:
+    """Return what rewrites the calls of each block so that its norm stands in another place."""
+    return lambda model_parts: [(block.norm, moved(model_parts, block)) for block in blocks(model_parts)]
 
 
-def _no_norm(block: Block) -> dict[int, Rewrite]:
+def _without_norm(block: Block) -> dict[int, Rewrite]:
     return {block.norm.call.number: replace_with(block.norm.input)}
+
+
+def _normed_branch(model_parts: ModelParts, block: Block) -> dict[int, Rewrite]:
+    """Add the normalised branch to the stream."""
+    branch = _normed(block.norm, _current(block.sum.branch))
+    return {**_without_norm(block), block.call.number: _gives(_sum(_current(block.sum.stream), branch))}
+
+
+def _normed_sum(block: Block, branch: Ref) -> dict[int, Rewrite]:
+    """Normalise the sum of the stream and a branch."""
+    total = _sum(_current(block.sum.stream), _current(branch))
+    return {block.call.number: _gives(_normed(block.norm, total))}
 
 
 def _normed_input(model_parts: ModelParts, block: Block) -> dict[int, Rewrite]:
     """Normalise what the branch reads."""
     source = block.sum.stream
     normed = _reads(source, _normed(block.norm, _current(source)))
-    return {reader.number: normed for reader in _branch_readers(model_parts, block)}
+    return _without_norm(block) | {reader.number: normed for reader in _branch_readers(model_parts, block)}
 
 
-def sandwiched(model_parts: ModelParts) -> list[Block]:
-    """Return the sums whose branch ends with a norm, whatever it begins with."""
-    return [
-        Block(residual, norm)
-        for residual in model_parts.residuals
-        for norm in model_parts.norms
-        if norm.output in same_values(model_parts, residual.branch)
-    ]
-
-
-class ResidualAfterNorm(Cause):
-    """``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each pre-norm block."""
-        for block in pre_norm(model_parts):
-            yield alter(block.sum.call, combine(block.norm.output, block.sum.branch, torch.add))
+def _normed_stream(block: Block) -> Rewrite:
+    """Return ``norm(x) + f(norm(x))`` for ``x + f(norm(x))``."""
+    return combine(block.norm.output, block.sum.branch, torch.add)
 
 
 # ------------------------------------------------------------------------------------- branches of one residual stream
@@ -266,7 +234,7 @@ def side_by_side(model_parts: ModelParts) -> Iterator[Reading]:
             terms = (*inner.reads[:2], third)
             for stream in terms:
                 first, later = sorted((one for one in terms if one is not stream), key=lambda one: one.number)
-                values = same_values(model_parts, stream)
+                values = tape.past(stream, UNCHANGING)
                 norms = [norm for norm in model_parts.norms if norm.input in values]
                 if not any(_readers(model_parts, norm, first) for norm in norms):
                     continue
@@ -282,38 +250,23 @@ def one_after_the_other(model_parts: ModelParts) -> Iterator[Reading]:
     blocks = pre_norm(model_parts)
     for first in blocks:
         for later in blocks:
-            if first.sum.call.result in same_values(model_parts, later.sum.stream):
+            if first.sum.call.result in model_parts.tape.past(later.sum.stream, UNCHANGING):
                 readers = _readers(model_parts, later.norm, later.sum.branch)
                 alone = len(readers) == len(model_parts.tape.users(later.norm.output))
                 if readers:
                     yield Reading(later.norm, [] if alone else readers, _current(first.sum.stream))
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherStream(Cause):
-    """A branch reads the norm of another stream.
+def _other_stream(readings: Callable[[ModelParts], Iterator[Reading]]) -> Callable[[ModelParts], Rewritten]:
+    """Return what rewrites the calls of each branch so that it reads the norm of another stream."""
+    return lambda model_parts: [(reading.norm, _rewrites(reading)) for reading in readings(model_parts)]
 
-    Attributes:
-        readings: what the port may read otherwise.
-    """
 
-    readings: Callable[[ModelParts], Iterator[Reading]]
-
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each branch alone."""
-        for one in self.readings(model_parts):
-            yield Alteration(where=one.norm.call.module, rewrites=self._rewrites(one))
-
-    def whole(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield all branches at once, then those of the same place in every layer."""
-        return _in_all_layers([(one.norm, self._rewrites(one)) for one in self.readings(model_parts)])
-
-    @staticmethod
-    def _rewrites(reading: Reading) -> dict[int, Rewrite]:
-        normed = _normed(reading.norm, reading.stream)
-        if not reading.readers:
-            return {reading.norm.call.number: _gives(normed)}
-        return {reader.number: _reads(reading.norm.output, normed) for reader in reading.readers}
+def _rewrites(reading: Reading) -> dict[int, Rewrite]:
+    normed = _normed(reading.norm, reading.stream)
+    if not reading.readers:
+        return {reading.norm.call.number: _gives(normed)}
+    return {reader.number: _reads(reading.norm.output, normed) for reader in reading.readers}
 
 
 # --------------------------------------------------------------------------------------------- the order of the layers
@@ -322,27 +275,39 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAST = re.compile(r"(?<=\.)\d+$")
 
 
-class OtherLayer(Cause):
-    """A layer that computes with the weights of another one, or on the input of another one."""
+def _other_layers(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield layers that compute with the weights of another one, or on the input of another one."""
+    tape = model_parts.tape
+    names = {name: ref for ref, name in tape.weights.items()}
+    layers: dict[tuple[str, int], list[Call]] = {}
+    for call in tape.calls:
+        for name in {tape.weights[ref] for ref in call.reads if ref in tape.weights}:
+            match = _LAYER.search(name)
+            if match:
+                layers.setdefault((name[: match.start()], int(match.group())), []).append(call)
+    for (stem, number), calls in layers.items():
+        for other_stem, other in layers:
+            if stem == other_stem and number != other:
+                detail = f"layer {number} has the weights of layer {other}"
+                rewrites = dict.fromkeys((call.number for call in calls), _with_weights_of(names, stem, other))
+                yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
+    yield from _other_inputs(model_parts)
 
-    def alterations(self, model_parts: ModelParts) -> Iterator[Alteration]:
-        """Yield each pair of layers in one stack."""
-        tape = model_parts.tape
-        names = {name: ref for ref, name in tape.weights.items()}
-        layers: dict[tuple[str, int], list[Call]] = {}
-        for call in tape.calls:
-            for name in {tape.weights[ref] for ref in call.reads if ref in tape.weights}:
-                match = _LAYER.search(name)
-                if match:
-                    layers.setdefault((name[: match.start()], int(match.group())), []).append(call)
-        for (stem, number), calls in layers.items():
-            for other_stem, other in layers:
-                if stem == other_stem and number != other:
-                    detail = f"layer {number} has the weights of layer {other}"
-                    exchange = _LayerWeights(names, stem, other)
-                    rewrites: dict[int, Rewrite] = {call.number: exchange for call in calls}
-                    yield Alteration(where=f"{stem}{number}", rewrites=rewrites, detail=detail)
-        yield from _other_inputs(model_parts)
+
+def _with_weights_of(names: Mapping[str, Ref], stem: str, layer: int) -> Rewrite:
+    """Return the rewrite that runs a call with the weights of another layer."""
+
+    def rewrite(values: Values, call: Call) -> Any:  # what the call gives
+        changed = dict(values.changed)
+        for ref in call.reads:
+            name = values.tape.weights.get(ref, "")
+            if name.startswith(stem) and (match := _LAYER.search(name)):
+                replacement = names.get(f"{name[: match.start()]}{layer}{name[match.end() :]}")
+                if replacement is not None:
+                    changed[ref] = values.tape[replacement]
+        return replace(values, changed=changed).run(call)
+
+    return rewrite
 
 
 def _other_inputs(model_parts: ModelParts) -> Iterator[Alteration]:
@@ -374,132 +339,103 @@ def _other_inputs(model_parts: ModelParts) -> Iterator[Alteration]:
                 yield Alteration(where=last.path, rewrites=rewrites, detail=detail, pinned=True)
 
 
-@dataclass(frozen=True)
-class _LayerWeights:
-    """A rewrite that runs a call with the weights of another layer."""
-
-    names: dict[str, Ref]
-    stem: str
-    layer: int
-
-    def __call__(self, values: Values, call: Call) -> object:
-        changed = dict(values.changed)
-        for ref in call.reads:
-            name = values.tape.weights.get(ref, "")
-            if name.startswith(self.stem) and (match := _LAYER.search(name)):
-                replacement = self.names.get(f"{name[: match.start()]}{self.layer}{name[match.end() :]}")
-                if replacement is not None:
-                    changed[ref] = values.tape[replacement]
-        return replace(values, changed=changed).run(call)
-
-
 CAUSES: tuple[Cause, ...] = (
-    OtherSum(
+    Cause(
         name="residual missing",
         what="the residual stream is not added to the branch",
         looks="large differences that grow with depth",
         fix="x + f(x)",
-        formula=lambda stream, branch: branch,
+        alterations=_summed(lambda stream, branch: branch),
     ),
-    OtherSum(
+    Cause(
         name="residual doubled",
         what="the residual stream is added twice",
         looks="large differences, smaller after a norm",
         fix="add it once: check whether two nested functions both add it",
-        formula=lambda stream, branch: 2 * stream + branch,
+        alterations=_summed(lambda stream, branch: 2 * stream + branch),
     ),
-    OtherSum(
+    Cause(
         name="branch missing",
         what="a branch is computed but not added",
         looks="large differences",
         fix="x + f(x)",
-        formula=lambda stream, branch: stream,
+        alterations=_summed(lambda stream, branch: stream),
     ),
-    BranchScaled(
+    Cause(
         name="branch scaled",
         what="the branch is multiplied by a number before it is added",
         looks="differences that grow with depth",
         fix="x + f(x); see residual_multiplier or layer scale in the config",
+        free_parameters=solve_each(
+            lambda parts: parts.residuals,
+            _branch_scaled,
+            lambda residual: "a branch is multiplied by {} before it is added",
+            geometric(1e-3, 1e2, 3),
+        ),
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(post_norm, _normed_branch),
         name="norm before the sum",
         what="x + norm(f(x)) instead of norm(x + f(x))",
         looks="large differences in every layer",
         fix="norm(x + f(x))",
-        blocks=post_norm,
-        moved=lambda parts, block: {
-            **_no_norm(block),
-            **_total(block, _normed(block.norm, _current(block.sum.branch))),
-        },
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(post_norm, _normed_input),
         name="pre-norm for post-norm",
         what="x + f(norm(x)) instead of norm(x + f(x))",
-        looks="large differences in every layer; all shapes and names fit",
         fix="normalise the sum, norm(x + f(x)): as in the original transformer",
-        blocks=post_norm,
-        moved=lambda parts, block: {**_no_norm(block), **_normed_input(parts, block)},
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(pre_norm, lambda parts, block: _without_norm(block) | _normed_sum(block, block.sum.branch)),
         name="post-norm for pre-norm",
         what="norm(x + f(x)) instead of x + f(norm(x))",
-        looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's input only: GPT-2 and most later models are pre-norm",
-        blocks=pre_norm,
-        moved=lambda parts, block: {**_no_norm(block), **_normed_total(block, _current(block.sum.branch))},
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(sandwiched, lambda parts, block: _normed_sum(block, block.norm.input)),
         name="norm of the sum for that of the branch",
         what="norm(x + f(x)) instead of x + norm(f(x))",
         looks="the residual stream is normalised in every layer; all shapes and names fit",
         fix="normalise the branch, and add it to x then: as OLMo 2 and Gemma 2 do",
-        blocks=sandwiched,
-        moved=lambda parts, block: _normed_total(block, _current(block.norm.input)),
     ),
-    OtherStream(
+    _rewritten_norms(
+        _other_stream(side_by_side),
         name="branches one after the other",
         what="x + f(x) is what the second branch reads, where the reference gives both branches x",
-        looks="large differences in every layer; all shapes and names fit",
         fix="x + attention(norm(x)) + mlp(norm(x)): as in GPT-J, GPT-NeoX, Phi and Falcon",
-        readings=side_by_side,
     ),
-    OtherStream(
+    _rewritten_norms(
+        _other_stream(one_after_the_other),
         name="branches side by side",
         what="both branches read x, where the reference's second one reads x + f(x)",
-        looks="large differences in every layer; all shapes and names fit",
         fix="x = x + attention(norm(x)), then x + mlp(norm(x)): as in GPT-2 and Llama",
-        readings=one_after_the_other,
     ),
-    ResidualAfterNorm(
+    Cause(
         name="residual taken after the norm",
         what="norm(x) + f(norm(x)): the residual stream is normalised, too",
         looks="differences that grow with depth",
         fix="add x as it was before the norm",
+        alterations=alter_each(pre_norm, _normed_stream),
     ),
-    OtherLayer(
+    Cause(
         name="layers in another order",
         what="a layer uses the weights of another one: the order is wrong, or one layer runs several times",
         looks="large differences, from the first such layer on",
         fix="check the layer numbers in the table, and the order of the loop over the layers",
+        alterations=_other_layers,
         absorbed_by_weights=True,
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(pre_norm, _normed_branch),
         name="norm behind the branch",
         what="x + norm(f(x)) instead of x + f(norm(x))",
-        looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's input, as Llama does; OLMo 2 normalises its output, Gemma 2 both",
-        blocks=pre_norm,
-        moved=lambda parts, block: {
-            **_no_norm(block),
-            **_total(block, _normed(block.norm, _current(block.sum.branch))),
-        },
     ),
-    NormElsewhere(
+    _rewritten_norms(
+        _norm_elsewhere(normed_branch, _normed_input),
         name="norm before the branch",
         what="x + f(norm(x)) instead of x + norm(f(x))",
-        looks="large differences in every layer; all shapes and names fit",
         fix="normalise the branch's output, as OLMo 2 does; Llama normalises its input, Gemma 2 both",
-        blocks=normed_branch,
-        moved=lambda parts, block: {**_no_norm(block), **_normed_input(parts, block)},
     ),
 )

@@ -6,7 +6,7 @@ example, is a factor of the product that leads to a softmax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -165,6 +165,13 @@ class Tape:
             if not stops(call):
                 waiting += [read for read in dict.fromkeys(call.reads) if read not in seen]
                 seen.update(call.reads)
+
+    def past(self, ref: Ref, names: Collection[str]) -> list[Ref]:
+        """Return a tensor and those that it was made from by functions with these names, the latest first."""
+        found = [ref]
+        while (call := self.maker(found[-1])) is not None and call.name in names and call.reads:
+            found.append(call.reads[0])
+        return found
 
     def learned(self, ref: Ref) -> bool:
         """Return whether a tensor depends on a parameter, and not only on inputs and constants."""

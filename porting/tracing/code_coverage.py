@@ -383,24 +383,15 @@ class _SourceFile:
         """Yield the arms of conditional expressions, boolean operators and comprehensions that never ran."""
         if not self.compiled(expression) or not self.ran(expression):
             return
-        match expression:
-            case ast.IfExp():
-                for arm, taken in ((expression.body, True), (expression.orelse, False)):
-                    if self.compiled(arm) and not self.ran(arm):
-                        yield self._unreached_arm(arm, expression, scope, taken=taken)
-            case ast.BoolOp():
-                for arm in expression.values[1:]:
-                    if self.compiled(arm) and not self.ran(arm):
-                        yield self._unreached_arm(arm, expression, scope)
-            case ast.ListComp(elt=arm) | ast.SetComp(elt=arm) | ast.GeneratorExp(elt=arm) | ast.Lambda(body=arm):
-                if self.compiled(arm) and not self.ran(arm):
-                    yield self._unreached_arm(arm, expression, scope)
+        for arm, taken in _arms(expression):
+            if self.compiled(arm) and not self.ran(arm):
+                yield self._unreached_arm(arm, expression, scope, taken=taken)
         for child in ast.iter_child_nodes(expression):
             inner = child.value if isinstance(child, ast.keyword) else child
             if isinstance(inner, ast.expr) and inner is not getattr(expression, "test", None):
                 yield from self._expression_arms(inner, scope)
 
-    def _unreached_arm(self, arm: ast.expr, whole: ast.expr, scope: _Scope, *, taken: bool | None = None) -> Branch:
+    def _unreached_arm(self, arm: ast.expr, whole: ast.expr, scope: _Scope, *, taken: bool | None) -> Branch:
         test = getattr(whole, "test", None)
         return Branch(
             where=f"{from_here(self.file)}:{arm.lineno}",
@@ -495,6 +486,18 @@ def _spans(code: CodeType) -> Iterator[tuple[int, Span]]:
 def _span(node: ast.AST) -> Span:
     start = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
     return start, (getattr(node, "end_lineno", 0) or 0, getattr(node, "end_col_offset", 0) or 0)
+
+
+def _arms(expression: ast.expr) -> list[tuple[ast.expr, bool | None]]:
+    """Return the parts of an expression that need not run, with the value of its condition with which each does."""
+    match expression:
+        case ast.IfExp():
+            return [(expression.body, True), (expression.orelse, False)]
+        case ast.BoolOp():
+            return [(arm, None) for arm in expression.values[1:]]
+        case ast.ListComp(elt=arm) | ast.SetComp(elt=arm) | ast.GeneratorExp(elt=arm) | ast.Lambda(body=arm):
+            return [(arm, None)]
+    return []
 
 
 def _expressions(node: ast.stmt) -> Iterable[ast.expr]:

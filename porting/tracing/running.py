@@ -260,12 +260,11 @@ class Side:
         finally:
             torch.set_rng_state(state)
 
-    def record(self, case: int, *, ran: Callable[[str], None] | None = None, after: Visit | None = None) -> Trace:
+    def record(self, case: int, *, after: Visit | None = None) -> Trace:
         """Run one forward pass and return copies of its activations.
 
         Args:
             case: the number of the case.
-            ran: as in :func:`porting.tracing.trace.trace`.
             after: called with each recorded activation; may return another value to continue with.
         """
         activations: Trace = {}
@@ -274,7 +273,7 @@ class Side:
             activations[point] = value.detach().clone(memory_format=torch.contiguous_format)
             return after(point, value) if after else None
 
-        self.run(case, visit, ran=ran)
+        self.run(case, visit)
         return activations
 
     def keep(self, case: int, *, after: Visit | None = None) -> Activations:

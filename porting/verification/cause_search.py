@@ -387,12 +387,7 @@ class _Trials:
         search.matching = [marks[probe.port] for probe in self.probes if not probe.guilty and probe.port in marks]
         search.until = self.until
         search.confirms = lambda mark, candidate: self._confirm(cause_case, mark, candidate)
-        search.confirms_extra = lambda mark, turned: self._all_others(
-            cause_case, mark, lambda one, there: one.is_function_of(there, turned)
-        )
-        search.confirms_weights = lambda mark, module, matrix: self._all_others(
-            cause_case, mark, lambda one, there: one.maps(there, module, matrix)
-        )
+        search.confirms_elsewhere = lambda mark, holds: self._all_others(cause_case, mark, holds)
         search.weights_compared = self.weights_compared
         general = self.repaired is None or not _is_one_step(self.repaired) or _kinds(self.repaired) <= GENERAL
         # What is solved for at a probe fits whatever was done before it.

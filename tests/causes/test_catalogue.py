@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from porting.causes.catalogue import CATALOGUE, ROUNDING
+from porting.causes.dropout import NAME
 from porting.causes.mutants import PLANTS, truth
+from porting.causes.weights import UNTIED
 from scripts.causes import PAGE
 from scripts.causes_page import page
 from tests.causes.bert_mistakes import MISTAKES
@@ -38,6 +40,11 @@ def test_causes_of_rounding_are_marked() -> None:
 
 def test_the_page_is_what_the_catalogue_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m scripts.causes --write"
+
+
+def test_every_planted_mistake_has_names_that_a_report_may_give() -> None:
+    known = {*(cause.name for cause in CATALOGUE), NAME, UNTIED}
+    assert [name for plant in PLANTS for name in truth(plant.name) if name not in known] == []
 
 
 def test_every_entry_is_seen_to_name_a_mistake() -> None:

@@ -99,7 +99,7 @@ def test_what_is_changed_in_place_keeps_both_its_values() -> None:
 def test_a_rewritten_call_changes_what_follows() -> None:
     model, given, recorder = recorded()
     stage = Stage(recorder.tape, {})
-    relu = {1: lambda values, call: values.argument(call, 0, "input").relu()}
+    relu = {1: lambda values, call: values[call.argument(0, "input")].relu()}
     first, two = (model.first(given).relu() + 1).chunk(2, -1)
     played = stage.play("last", relu)
     assert played is not None
