@@ -35,6 +35,7 @@ POOLING_RULES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "the second token": lambda hidden: hidden[:, 1],
     "the first token": lambda hidden: hidden[:, 0],
     "the mean of all tokens": lambda hidden: hidden.mean(1),
+    "the mean of all tokens but the first": lambda hidden: hidden[:, 1:].mean(1),
     "the maximum of all tokens": lambda hidden: hidden.amax(1),
 }
 """How a text's vector may be computed, [b s e] -> [b e]."""

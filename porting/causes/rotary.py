@@ -421,7 +421,6 @@ CAUSES: tuple[Cause, ...] = (
         looks="the probabilities agree, the context does not",
         fix="rotate only queries and keys",
         alterations=_values_rotated,
-        absorbed_by_weights=True,
     ),
     Cause(
         name="rotary missing",
