@@ -232,7 +232,7 @@ class Screen(AbstractContextManager["Screen"]):
             case OSError():
                 self._refuse([_failure(error)])
             case SystemExit():
-                self._refuse([f"the imported module ended the program (sys.exit({error.code!r}))"])
+                self._refuse([f"your code ended the program (sys.exit({error.code!r}))"])
             case BaseException() if FINDER.raised(error):
                 self._refuse([f"the imported module raised {told(error)} (at {users_line(error)})"])
 

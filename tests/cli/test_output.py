@@ -109,7 +109,7 @@ def test_faults_that_are_counted_cut_or_pickled_keep_both_wordings() -> None:
             "error: too many files are open at once: raise the limit (`ulimit -n`)",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (SystemExit(0), 2, "error: the imported module ended the program (sys.exit(0))"),
+        (SystemExit(0), 2, "error: your code ended the program (sys.exit(0))"),
     ],
 )
 def test_what_else_can_end_a_command(

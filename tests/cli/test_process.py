@@ -49,7 +49,7 @@ def porting(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> sub
 
 
 BAD = [
-    ("load c --into ends.py:build", "the imported module ended the program"),
+    ("load c --into ends.py:build", "your code ended the program"),
     ("check pointer.safetensors", "Git-LFS"),
     ("check c --table bad.toml", "did you mean 'name'?"),
     ("check nowhere/at/all", "no such file or directory"),
