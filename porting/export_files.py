@@ -244,7 +244,16 @@ def _directory(checkpoint: Checkpoint) -> Folder:
         )
         raise checkpoint_error(Code.FILE_MISSING, checkpoint.location, message, hint)
     home = checkpoint.home
-    return home if home is not None and os.fstat(home.descriptor).st_nlink else Folder(checkpoint.path)
+    if home is None:
+        return Folder(checkpoint.path)
+    if not os.fstat(home.descriptor).st_nlink:
+        message = (
+            "the directory was replaced by another one since the checkpoint was opened: its files may be of another"
+        )
+        message += " model"
+        load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
+        raise checkpoint_error(Code.FILE_CHANGED, checkpoint.location, message, Message(load))
+    return home
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:

@@ -343,6 +343,18 @@ def test_a_source_that_is_gone_is_missed(module: own.Own, source: Path, tmp_path
     own.assert_same_files(tmp_path / "moved", tmp_path / "again")
 
 
+def test_side_files_of_a_directory_in_the_source_s_place_are_not_mixed_in(
+    module: own.Own, source: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(source, tmp_path / "other")
+    (tmp_path / "other" / "vocab.txt").write_text("of another model\n")
+    shutil.rmtree(source)
+    (tmp_path / "other").rename(source)
+    with pytest.raises(CheckpointError, match=r"the directory was replaced by another one .*like= a copy of it"):
+        porting.export(module, None, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_source_whose_config_changed_is_not_mixed_in(module: own.Own, source: Path, tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**own.CONFIG, "n_embd": 7}))
     with pytest.raises(CheckpointError, match=r"config\.json: it is not what it was when the checkpoint was opened"):
