@@ -11,7 +11,7 @@ from torch import Tensor
 from porting.printable import dtype_name
 from porting.trials.combinations import covering, de_bruijn
 from porting.trials.inputs import Case, integers
-from porting.trials.modalities import DECODER, DECODER_IDS, IDS, POSITIONS, SEGMENTS
+from porting.trials.modalities import DECODER, DECODER_IDS, EMBEDDED, IDS, POSITIONS, SEGMENTS, embedded
 from porting.trials.padding import (
     DECODER_MASK,
     EVERY_MASK,
@@ -173,7 +173,7 @@ class TokenRows:
 
     def _trial(self, kind: Kind, what: str, inputs: Mapping[str, Tensor], *, past: bool = False) -> Trial:
         shaped = {name: self._with_choices(one) for name, one in inputs.items()}
-        rows, width = inputs[IDS].shape
+        rows, width = inputs[IDS if IDS in inputs else EMBEDDED].shape[:2]
         name = f"{rows} row{'s' if rows > 1 else ''} of {width} token{'s' if width > 1 else ''}, {what}"
         return Trial(case=Case(name, shaped), kind=kind, what=what, past=past)
 
@@ -317,6 +317,8 @@ class TokenRows:
             yield self._trial(Kind.MASK, f"a mask of {dtype_name(dtype)}", given)
 
     def _segments(self, width: int) -> Iterator[Trial]:
+        if SEGMENTS not in self.model.base:
+            yield from self._untyped(width)
         if SEGMENTS not in self.model.base or not self._types:
             return
         third = torch.arange(width) * 3 // width
@@ -332,6 +334,13 @@ class TokenRows:
         for what, kind in kinds.items():
             given = self._given(ids) | {SEGMENTS: kind.expand(2, -1).clone()}
             yield self._trial(Kind.SEGMENTS, what, given)
+
+    def _untyped(self, width: int) -> Iterator[Trial]:
+        """Segments where the config has no number of them: GPT-2 looks them up in the table of its token ids."""
+        ids = self._ids(2, width)
+        kinds = {"segments of 0": torch.zeros_like(ids), "segments that are token ids": self._ids(2, width)}
+        for what, kind in kinds.items() if self.model.segments and not self._types else ():
+            yield self._trial(Kind.SEGMENTS, what, self._given(ids) | {SEGMENTS: kind})
 
     def _positions(self, width: int) -> Iterator[Trial]:
         if not self.model.positions:
@@ -574,6 +583,7 @@ class TokenRows:
 
     def _arguments(self, width: int) -> Iterator[Trial]:
         """Without each optional argument; those of a decoder."""
+        yield from self._embedded(width)
         given = [name for name in self.model.base if name in self.model.optional and name != IDS]
         whole = self._padded([width, max(width - 2, 1), max(width // 2, 1)])
         turned = {name: one.t().contiguous().t() if one.ndim == 2 else one for name, one in whole.items()}  # [b s]
@@ -600,6 +610,17 @@ class TokenRows:
                     left = _without([DECODER_MASK], inputs)
                     yield self._trial(Kind.ARGUMENTS, f"the same without {DECODER_MASK}", left)
             yield from self._longer(width, optional=MASK in given)
+
+    def _embedded(self, width: int) -> Iterator[Trial]:
+        """Embeddings in place of token ids."""
+        lengths = [width, max(width - 2, 1), max(width // 2, 1)]
+        sources = {"": self._given(self._ids(2, width)), ", padded at their ends": self._padded(lengths)}
+        if self._masked:
+            sources[", padded in front"] = self._hidden(_kept_places(lengths).flip(1))
+        for how, inputs in sources.items() if self.model.embedded else ():
+            given = {EMBEDDED if name == IDS else name: one for name, one in inputs.items()}
+            given[EMBEDDED] = embedded(inputs[IDS], self.model.embedded)
+            yield self._trial(Kind.ARGUMENTS, f"embeddings in place of token ids{how}", given)
 
     def _longer(self, width: int, *, optional: bool) -> Iterator[Trial]:
         """More tokens in the decoder than in the encoder, with each side's masks: the two lengths are easily mixed up.

@@ -39,6 +39,8 @@ class Model:
         limit: the model's own limit; None where it has none.
         optional: arguments that both sides may be called without.
         positions: both sides take ``position_ids``.
+        segments: both sides take ``token_type_ids``.
+        embedded: how wide the embeddings are that both sides take in place of token ids; 0 where one does not.
         internal: the port finds out by itself what is padding, from the token ids.
         special: token ids that have a meaning.
         mask_kinds: the mask may also be given as bool or as float: the port takes the reference's own.
@@ -56,6 +58,8 @@ class Model:
     limit: int | None = None
     optional: Collection[str] = ()
     positions: bool = False
+    segments: bool = False
+    embedded: int = 0
     internal: bool = False
     special: Sequence[int] = ()
     mask_kinds: bool = True

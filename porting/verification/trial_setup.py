@@ -23,7 +23,7 @@ from porting.trials.derived_inputs import LENGTHS, source_of
 from porting.trials.derived_inputs import NAMES as DERIVED
 from porting.trials.explore import Explored, Explorer
 from porting.trials.inputs import Case, integers
-from porting.trials.modalities import DECODER, IDS, POSITIONS, special_places
+from porting.trials.modalities import DECODER, EMBEDDED, IDS, POSITIONS, SEGMENTS, embedding_width, special_places
 from porting.trials.padding import MASK
 from porting.trials.run import MakeSide, Working, returned_only
 from porting.trials.scope import Returned, Scope
@@ -255,16 +255,26 @@ def _model(theirs: LiveReference, module: nn.Module, table: Table, batch: Batche
     widths = [one.shape[-1] for one in given_ids]
     taken = inspect.signature(theirs.module.forward).parameters
     ours = inspect.signature(module.forward).parameters
-    positions = POSITIONS in taken and (POSITIONS in named if named else POSITIONS in ours)
+    both = {name for name in taken if name in (named or ours)}
+    replaceable = all(IDS in some and some[IDS].default is None for some in (taken, ours))
     return Model(
         config=batch.fields,
         base=base,
         longest=batch.longest or max(widths, default=0),
         limit=limit if isinstance(limit, int) else None,
         optional=tuple(omittable(table.inputs, base, theirs.module, module)),
-        positions=positions,
+        positions=POSITIONS in both,
+        segments=SEGMENTS in both,
+        embedded=_embedding_width(theirs.module, batch.fields) if EMBEDDED in both and replaceable else 0,
         internal=MASK in base and bool(named) and MASK not in named,
         special=batch.special,
         mask_kinds=named.get(MASK, "") not in MASK_KINDS,
         right_padded=[source_of(name) for name in given if name.removeprefix(DECODER) == LENGTHS],
     )
+
+
+def _embedding_width(reference: nn.Module, fields: Mapping[str, object]) -> int:
+    """The width of the embeddings that a reference takes: of its own table, else what the config says."""
+    table = getattr(reference, "get_input_embeddings", lambda: None)()
+    width = getattr(table, "embedding_dim", None)
+    return width if isinstance(width, int) else embedding_width(fields)

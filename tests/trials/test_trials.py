@@ -708,3 +708,44 @@ def test_rows_in_another_order_inside_are_no_fault() -> None:
     report = verify(reference=reference, into=port, table=table, loaded=True, dtypes=(), causes=False)
     assert report.faithful, str(report)
     assert "in another order" in report.details()
+
+
+class Vectors(Encoder):
+    """Takes embeddings in place of token ids, and segments that nothing has a number of."""
+
+    scale, shift = 1.0, 1.0
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def forward(  # type: ignore[override]  # the ids may be left out
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        x = self.tokens(input_ids) if inputs_embeds is None else self.scale * inputs_embeds
+        x = x if token_type_ids is None else x + self.shift * self.tokens(token_type_ids)
+        return {"logits": self.head(F.gelu(self.norm(x)))}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, ""),
+        ({"scale": 2.0}, "embeddings in place of token ids"),
+        ({"shift": 0.5}, "segments of 0"),
+    ],
+)
+def test_embeddings_and_segments_are_given_where_both_sides_take_them(change: dict[str, float], what: str) -> None:
+    reference, port = Vectors(), Vectors()
+    for one in (reference, port):
+        one.config = {name: value for name, value in CONFIG.items() if name != "type_vocab_size"}  # type: ignore[assignment]  # of the small model
+    for name, value in change.items():
+        setattr(port, name, value)
+    report = verify(reference=reference, into=port, dtypes=(), loaded=True)
+    tried = {result.what for result in report.scope.results}
+    assert {"embeddings in place of token ids", "segments of 0", "segments that are token ids"} <= tried
+    assert report.faithful == (not change), str(report)
+    assert not what or what in {result.what for result in report.scope.differing}
