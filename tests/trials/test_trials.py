@@ -718,7 +718,7 @@ class Vectors(Encoder):
     def get_input_embeddings(self) -> nn.Module:
         return self.tokens
 
-    def forward(  # type: ignore[override]  # the ids may be left out
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -741,7 +741,7 @@ class Vectors(Encoder):
 def test_embeddings_and_segments_are_given_where_both_sides_take_them(change: dict[str, float], what: str) -> None:
     reference, port = Vectors(), Vectors()
     for one in (reference, port):
-        one.config = {name: value for name, value in CONFIG.items() if name != "type_vocab_size"}  # type: ignore[assignment]  # of the small model
+        one.config = {name: value for name, value in CONFIG.items() if name != "type_vocab_size"}
     for name, value in change.items():
         setattr(port, name, value)
     report = verify(reference=reference, into=port, dtypes=(), loaded=True)
