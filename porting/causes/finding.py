@@ -48,7 +48,7 @@ class Finding:
         what, fix: the entry's texts.
         ties: other entries that reproduce the same values equally well.
         nearest: where no entry fits, those that leave the least difference.
-        left: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
+        beyond_weights: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
     """
 
     name: str = ""
@@ -61,7 +61,7 @@ class Finding:
     fix: str = ""
     ties: tuple[str, ...] = ()
     nearest: tuple[Suspicion, ...] = ()
-    left: float = 0.0
+    beyond_weights: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -80,12 +80,12 @@ class RepairSet:
 
     Attributes:
         residual: the distance of the outputs that is left.
-        left: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
+        beyond_weights: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
     """
 
     repairs: tuple[Repair, ...]
     residual: float
-    left: float = 0.0
+    beyond_weights: float = 0.0
 
     @property
     def lines(self) -> list[str]:

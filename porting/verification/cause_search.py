@@ -604,7 +604,7 @@ def _repaired(way: RepairSet) -> Finding:
         residual=way.residual,
         what="; ".join(WORDS[kind][0] for kind in kinds),
         fix="; ".join(WORDS[kind][1] for kind in kinds),
-        left=way.left,
+        beyond_weights=way.beyond_weights,
     )
 
 

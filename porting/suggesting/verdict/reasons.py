@@ -168,7 +168,7 @@ def _dominated(one: Finding) -> bool:
 
 
 def _reason(one: Finding) -> Reason:
-    kind, final = _theme(one.parts), one.left > CLOSE or _is_other_function(one.parts)
+    kind, final = _theme(one.parts), one.beyond_weights > CLOSE or _is_other_function(one.parts)
     detail = f" ({one.detail})" if one.detail else ""
     advice = "" if final or one.difference <= CLOSE else "; weights that are moved or scaled might do it, by hand"
     text = f"{one.name}{detail}, at {several(one.probes)}: {_far(one.difference)}{advice}"
