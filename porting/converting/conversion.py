@@ -251,6 +251,7 @@ def carry_out(
         shared_failures(group),
         explained(path, draft.outline.size) as writing,
         workplace(path, writing, first=first) as place,
+        shared_failures(group),  # the others are told before the temporary files are removed
     ):
         if first:
             check_destination(path, overwrite=overwrite)  # another process may have finished since

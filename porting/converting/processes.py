@@ -43,9 +43,11 @@ class ProcessGroup:
 
     Attributes:
         size: how many there are.
+        informed: whether the others were told that this process failed.
     """
 
     def __init__(self, *, alone: bool = False) -> None:
+        self.informed = False
         self.rank, self.size = (0, 1) if alone else ranks()
         if self.size > 1:
             import torch.distributed as dist  # noqa: PLC0415  # a heavy import, needed only for several processes
@@ -110,12 +112,19 @@ def _require_all(found: Sequence[object], own_rank: int) -> None:
 
 @contextmanager
 def shared_failures(group: ProcessGroup) -> Iterator[None]:
-    """Send a failure of this process to the others, which raise it where they wait for this process next."""
+    """Send a failure of this process to the others, which raise it where they wait for this process next.
+
+    When this returns all of them wait or have ended, so that nothing that they use may be removed before.  Of blocks in
+    each other the innermost one sends it.
+    """
     try:
         yield
     except RankError:
         raise  # it came from another process: all know
     except Exception as error:  # any error: the other processes are informed, and it is raised again
+        if group.informed:
+            raise
+        group.informed = True
         with suppress(RankError):
             group.gather(Failure(str(error).partition("\n")[0] if isinstance(error, PortingError) else told(error)))
         raise

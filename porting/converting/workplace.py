@@ -24,7 +24,7 @@ from pathlib import Path
 
 from porting.atomic import SHARED, UNFINISHED, Writing, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
-from porting.errors import Code, RankError
+from porting.errors import Code, Fault, RankError
 from porting.opening import Folder, close, descriptors_kept, kind_of
 from porting.printable import quote
 
@@ -71,6 +71,10 @@ class Workplace:
     def inode(self) -> int:
         """The directory's inode, which is the same on all machines that share it."""
         return os.fstat(self.folder.descriptor).st_ino
+
+    def was_removed(self) -> bool:
+        """Whether the directory was opened, and does not exist any more."""
+        return self._folder is not None and os.fstat(self._folder.descriptor).st_nlink == 0
 
     @cached_property
     def files(self) -> Folder:
@@ -132,9 +136,16 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
     Raises:
         CheckpointError: another process is at work on the same destination: which; or what stands at the directory's
             name is not this user's, can be written to by others, or holds what no conversion puts there.
+        RankError: the first process has ended and removed the directory.
     """
     if not first:
-        yield Workplace(path, writing.parent)
+        place = Workplace(path, writing.parent)
+        try:
+            yield place
+        except (CheckpointError, OSError) as error:
+            if place.was_removed():
+                raise _first_ended(path) from error
+            raise
         return
     parent = writing.parent
     folder, lock, made = _locked(writing, path)
@@ -153,6 +164,13 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
         _remove(folder, writing)
     finally:
         close(lock)
+
+
+def _first_ended(path: Path) -> RankError:
+    """The error of a process whose temporary files are gone: what it could not do for that reason is no cause."""
+    message = "rank 0 ended first and removed the temporary files"
+    hint = "its own message says why; the same command begins anew"
+    return RankError(Fault(code=Code.RANK_LOST, where=str(path), message=message, hint=hint))
 
 
 def _remove(folder: Folder, writing: Writing) -> None:

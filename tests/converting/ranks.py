@@ -4,7 +4,8 @@
 
 Each writes a line: its rank, how many tensors and bytes it saw to, and ``done`` or its error.  The process of rank
 ``VICTIM`` is killed when it has made three tensors (``HOW`` is ``killed``), or cannot read any more (``fails``), or has
-another source (``strays``), or finds another folder where the destination's was (``led``).
+another source (``strays``), or finds another folder where the destination's was (``led``), or cannot write its journal
+while the others are slower (``early``), or is ended there by what is no Exception (``exits``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import errno
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
-from porting.converting import convert
+from porting.converting import convert, writing
+from porting.converting.journal import Journal
 from porting.converting.making import Made, Maker
+from porting.converting.workplace import JOURNALS, Workplace
 from porting.errors import PortingError
 from porting.notation.table import parse_table
+from porting.opening import Folder
 from porting.plan.recipe import Recipe
 
 
@@ -34,7 +39,7 @@ def main(source: Path, destination: Path, table: Path, size: int, victim: int, h
         if child == 0:
             status = 1
             try:
-                status = work(source, destination, table, rank, size, how if victim == rank else "", to, meeting)
+                status = work(source, destination, table, rank, size, how if victim == rank else "", to, meeting, how)
             finally:
                 sys.stdout.flush()
                 os._exit(status)
@@ -44,8 +49,41 @@ def main(source: Path, destination: Path, table: Path, size: int, victim: int, h
     return failed
 
 
+def fail_early(how: str, destination: Path, *, first: bool) -> None:
+    """Let the first process fail before the others open the folder of the journals."""
+    if how not in {"early", "exits"}:
+        return
+
+    def journal(*_: object) -> Journal:
+        if how == "exits":
+            raise SystemExit(0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = destination.with_name(f".{destination.name}.porting-convert")
+
+    def journals(place: Workplace) -> Folder:
+        for _ in range(50):  # five seconds: the first process waits for this one, or has removed the folder by then
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+        return Folder(place.root / JOURNALS, inside=place.folder)
+
+    if first:
+        writing.Journal = journal  # type: ignore[assignment, attr-defined]  # in a process of its own
+    else:
+        Workplace.journals = property(journals)  # type: ignore[assignment]  # as above
+
+
 def work(
-    source: Path, destination: Path, table: Path, rank: int, size: int, how: str, to: str | None, meeting: Path
+    source: Path,
+    destination: Path,
+    table: Path,
+    rank: int,
+    size: int,
+    how: str,
+    to: str | None,
+    meeting: Path,
+    slowed: str,
 ) -> int:
     """What one process does."""
     meet = f"file://{meeting}"
@@ -62,6 +100,7 @@ def work(
         return real(self, recipe, target, at)
 
     Maker.make = make  # type: ignore[method-assign]  # in a process of its own
+    fail_early(slowed, destination, first=rank == 0)
     try:
         place = source.parent / "nowhere" if how == "strays" else source
         destination = destination.parent / "elsewhere" / destination.name if how == "led" else destination
@@ -69,6 +108,9 @@ def work(
         sys.stdout.write(f"{rank} {len(made)} {sum(made)} done {done.tensors}\n")
     except PortingError as error:
         sys.stdout.write(f"{rank} {len(made)} {sum(made)} {error}\n")
+        return 2
+    except SystemExit as error:
+        sys.stdout.write(f"{rank} {len(made)} {sum(made)} exit {error.code}\n")
         return 2
     dist.destroy_process_group()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,23 @@ def test_what_one_cannot_do_the_others_are_told(how: str, reason: str, work: Pat
     assert said[0][2].startswith("rank 1: it could not go on, so that no process did: ")
     assert reason in said[0][2]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("how", "first"), [("early", "No space left on device|disk is full"), ("exits", "exit 0")])
+def test_the_reason_of_the_first_that_failed_is_the_one_of_all(
+    how: str, first: str, work: Path, tmp_path: Path
+) -> None:
+    """It may have removed the temporary files before the others open them: that is not why the conversion failed."""
+    failed, said = together(work, tmp_path / "out", 2, 0, how)
+    assert failed == 2
+    assert re.search(first, said[0][2])
+    assert "no such file" not in said[1][2].lower()
+    expected = {
+        "early": r"rank 0: it could not go on, so that no process did: .*No space left on device",
+        "exits": r"rank 0 ended first and removed the temporary files \(its own message says why;",
+    }
+    assert re.search(expected[how], said[1][2])
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.slow
