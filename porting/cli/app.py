@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from porting.cli import options
-from porting.cli.output import TYPED, WRONG, shortage
+from porting.cli.output import TYPED, WRONG, ended_by, shortage
 from porting.cli.streams import errors, output
 from porting.errors import Code, Fault, PortingError, nearest
 from porting.printable import safe
@@ -223,8 +224,13 @@ def main() -> None:
         _check_environment()
         word = next(iter(sys.argv[1:]), None)
         build_app(word if word in COMMANDS else None)(prog_name="porting")
-    except (SystemExit, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except SystemExit as error:
+        if _is_own_exit(error):
+            raise
+        sys.stderr.write(f"error: {safe(ended_by(error))}\n")
+        sys.exit(WRONG)
     except BaseException as error:  # noqa: BLE001  # libraries raise such that are no Exception
         from porting.cli.report_bug import UNEXPECTED, unexpected
 
@@ -233,6 +239,12 @@ def main() -> None:
         sys.exit(WRONG if short else UNEXPECTED)
     finally:
         _let_go(sys.stdout)
+
+
+def _is_own_exit(error: SystemExit) -> bool:
+    """Whether the command line itself ends the program, and not a library that it imports."""
+    (*_, (frame, _)) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in {"typer", "click", "porting"}
 
 
 TERMINAL = ("COLUMNS", "LINES", "JUPYTER_COLUMNS", "JUPYTER_LINES")

@@ -168,6 +168,14 @@ def _failure(error: OSError) -> str:
     return f"{place}: {error.strerror or error} ({TRY.get(error.errno or 0, look)})"
 
 
+def ended_by(error: SystemExit) -> str:
+    """Which code ended the program: a module that was imported for the command, or a library that it uses."""
+    subject = "the imported module" if FINDER.raised(error) else "code that this command runs"
+    given: object = error.code  # typed as what it should be
+    code = repr(given) if given is None or isinstance(given, int | str) else f"a {type(given).__name__}"
+    return f"{subject} ended the program (sys.exit({code[:LONGEST]}) at {users_line(error)})"
+
+
 class Screen(AbstractContextManager["Screen"]):
     """The output streams of one command.
 
@@ -232,7 +240,7 @@ class Screen(AbstractContextManager["Screen"]):
             case OSError():
                 self._refuse([_failure(error)])
             case SystemExit():
-                self._refuse([f"your code ended the program (sys.exit({error.code!r}))"])
+                self._refuse([ended_by(error)])
             case BaseException() if FINDER.raised(error):
                 self._refuse([f"the imported module raised {told(error)} (at {users_line(error)})"])
 

@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,7 +110,6 @@ def test_faults_that_are_counted_cut_or_pickled_keep_both_wordings() -> None:
             "error: too many files are open at once: raise the limit (`ulimit -n`)",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (SystemExit(0), 2, "error: your code ended the program (sys.exit(0))"),
     ],
 )
 def test_what_else_can_end_a_command(
@@ -117,6 +117,23 @@ def test_what_else_can_end_a_command(
 ) -> None:
     assert refused(error) == code
     assert capsys.readouterr().err.splitlines()[0] == line
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "0"), (1, "1"), (None, "None"), ("all done", "'all done'"), (Unprintable(), "a Unprintable")]
+)
+def test_what_ends_the_program_is_named_with_its_line(
+    code: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(SystemExit(code)) == 2
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line.startswith(f"error: code that this command runs ended the program (sys.exit({said}) at ")
+    assert f"{Path(__file__).name}:" in line
 
 
 def test_a_bug_of_ours_is_not_hidden() -> None:

@@ -49,7 +49,7 @@ def porting(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> sub
 
 
 BAD = [
-    ("load c --into ends.py:build", "your code ended the program"),
+    ("load c --into ends.py:build", "the imported module ended the program (sys.exit(0) at "),
     ("check pointer.safetensors", "Git-LFS"),
     ("check c --table bad.toml", "did you mean 'name'?"),
     ("check nowhere/at/all", "no such file or directory"),
@@ -89,6 +89,19 @@ def test_bad_input_is_lines_on_standard_error_and_exit_code_2(
 def test_a_process_of_its_own_says_the_same(folder: Path, words: str, message: str) -> None:
     result = porting(*words.split(), cwd=folder)
     assert_refused(words, message, result.returncode, result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_a_library_that_ends_the_program_when_it_is_imported_is_no_success(
+    library: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text("import sys\nsys.exit(0)\n")
+    run = porting("load", "c", cwd=folder, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})
+    assert (run.returncode, run.stdout) == (2, "")
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: code that this command runs ended the program (sys.exit(0) at ")
+    assert line.endswith(f"{library}/__init__.py:2)")
 
 
 @pytest.mark.slow
