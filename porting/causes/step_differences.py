@@ -489,7 +489,7 @@ def _index_texts(ours: Tensor, theirs: Tensor) -> Iterator[str]:
         yield "is read at the indices of the distances with the other sign"
     if square:
         later = torch.ones(ours.shape[-2:], dtype=torch.bool).triu(1)
-        alike = [len({*rows[..., later].tolist()}) == 1 for rows in (ours, theirs)]
+        alike = [len({*rows[..., later].flatten().tolist()}) == 1 for rows in (ours, theirs)]
         texts = (
             "one index for each later key (both directions, as in an encoder)",
             "the same index for all later keys (earlier keys only, as in a decoder)",

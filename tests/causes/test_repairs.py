@@ -20,7 +20,7 @@ from porting.causes.diverging import Kind as DivergenceKind
 from porting.causes.diverging import Region, TensorIndex, divergence
 from porting.causes.repairs import RepairSearch, _Replacement
 from porting.causes.replay import Values
-from porting.causes.step_differences import Kind, StepComparison, same_but_rounded
+from porting.causes.step_differences import Kind, StepComparison, _index_text, same_but_rounded
 from porting.causes.tape import Recorder, Tape
 from porting.tracing.measure import Anchor
 from porting.verification import cause_search
@@ -409,3 +409,11 @@ def test_a_value_of_another_shape_is_as_far_from_the_reference_as_can_be() -> No
     )
     assert CauseCase._distance(case, "out", {}, {"out": torch.ones(5, 2, 3)}).largest == math.inf
     assert CauseCase._distance(case, "out", {}, {"out": torch.ones(2, 3)}).largest == 0.0
+
+
+@pytest.mark.parametrize("rows", [(), (3,)])
+def test_indices_of_distances_are_told_apart_for_each_row_of_a_batch(rows: tuple[int, ...]) -> None:
+    distances = (torch.arange(5)[None] - torch.arange(5)[:, None]).expand(*rows, 5, 5)
+    earlier = distances.clamp(max=0)
+    assert "both directions, as in an encoder" not in _index_text(distances, distances + 1)
+    assert "earlier keys only, as in a decoder" in _index_text(earlier, distances)
