@@ -247,10 +247,7 @@ def _directory(checkpoint: Checkpoint) -> Folder:
     if home is None:
         return Folder(checkpoint.path)
     if not os.fstat(home.descriptor).st_nlink:
-        message = (
-            "the directory was replaced by another one since the checkpoint was opened: its files may be of another"
-        )
-        message += " model"
+        message = "the directory was replaced by another one since the checkpoint was opened, perhaps of another model"
         load = Wording(python="load the checkpoint again, or pass like= a copy of it as it was", command="try again")
         raise checkpoint_error(Code.FILE_CHANGED, checkpoint.location, message, Message(load))
     return home

@@ -337,9 +337,11 @@ class TokenRows:
 
     def _untyped(self, width: int) -> Iterator[Trial]:
         """Segments where the config has no number of them: GPT-2 looks them up in the table of its token ids."""
+        if not self.model.segments or self._types:
+            return
         ids = self._ids(2, width)
         kinds = {"segments of 0": torch.zeros_like(ids), "segments that are token ids": self._ids(2, width)}
-        for what, kind in kinds.items() if self.model.segments and not self._types else ():
+        for what, kind in kinds.items():
             yield self._trial(Kind.SEGMENTS, what, self._given(ids) | {SEGMENTS: kind})
 
     def _positions(self, width: int) -> Iterator[Trial]:
@@ -613,11 +615,13 @@ class TokenRows:
 
     def _embedded(self, width: int) -> Iterator[Trial]:
         """Embeddings in place of token ids."""
+        if not self.model.embedded:
+            return
         lengths = [width, max(width - 2, 1), max(width // 2, 1)]
         sources = {"": self._given(self._ids(2, width)), ", padded at their ends": self._padded(lengths)}
         if self._masked:
             sources[", padded in front"] = self._hidden(_kept_places(lengths).flip(1))
-        for how, inputs in sources.items() if self.model.embedded else ():
+        for how, inputs in sources.items():
             given = {EMBEDDED if name == IDS else name: one for name, one in inputs.items()}
             given[EMBEDDED] = embedded(inputs[IDS], self.model.embedded)
             yield self._trial(Kind.ARGUMENTS, f"embeddings in place of token ids{how}", given)
