@@ -230,13 +230,13 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return commit
 
-    def _info(self, repo: str, revision: str) -> None:
+    def _info(self, repo: str, revision: str, headers: dict[str, str] | None = None) -> None:
         model = self._model(repo)
         commit = self._commit(model, revision) if model else None
         if model and commit:
             siblings = [{"rfilename": name} for name in model.commits[commit]]
             info = {"id": repo, "modelId": repo, "sha": commit, "private": model.private, "siblings": siblings}
-            self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+            self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"} | (headers or {}))
 
     def _tree(self, repo: str, revision: str) -> None:
         model = self._model(repo)

@@ -583,10 +583,9 @@ def failing(status: int, **headers: str) -> Answer:
 
 
 def gone(handler: Any) -> None:  # Any: the hub's own handler
-    """Answers, and is not there any more: it stops listening first, or the next connection would be broken."""
+    """Answers, and is not there any more: it stops listening first, and no later request may take this connection."""
     handler.server.server_close()
-    handler._info("org/name", "main")
-    handler.close_connection = True
+    handler._info("org/name", "main", {"Connection": "close"})
     handler.server.shutdown()
 
 

@@ -33,6 +33,19 @@ class OddActivation(Plain):
             layer.act = Odd()  # type: ignore[assignment]  # the flaw
 
 
+class Mixed(nn.Module):
+    """A function in which features meet features: nobody shows that other weights could not make up for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x * torch.sin(3 * x.cumsum(-1)))
+
+
+class MixedActivation(Plain):
+    def change(self) -> None:
+        for layer in each(self):
+            layer.act = Mixed()  # type: ignore[assignment]  # the flaw
+
+
 class Slightly(nn.Module):
     """The same, by very little."""
 
@@ -89,8 +102,18 @@ class WithHead(Plain):
 
 
 @pytest.mark.slow
-def test_a_function_that_nobody_knows_is_not_impossible(source: Path) -> None:
+def test_a_function_that_no_weights_make_up_for_is_impossible(source: Path) -> None:
     found = suggest(source, OddActivation)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    shown = [reason for reason in found.reasons if reason.shown]
+    assert len(shown) == 1, shown
+    assert "sin, which the reference does not do" in shown[0].said
+    assert shown[0].places[:2] == ("layers.0.act", "layers.1.act")
+
+
+@pytest.mark.slow
+def test_a_function_of_which_nothing_is_shown_is_not_impossible(source: Path) -> None:
+    found = suggest(source, MixedActivation)
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert found.stop is not None
     assert found.stop.behind == "layers.0.up"
