@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from porting.causes.diverging import MOVING, is_moved_weight
+from porting.causes.diverging import MASKED, MOVING, is_moved_weight
 from porting.causes.replay import Values
 from porting.causes.step_differences import unmoved
 from porting.causes.tape import UNFIT, Call, Ref, Tape
@@ -86,7 +86,7 @@ class Computation:
         of: Collection[Ref] | None = None,
         instead: Mapping[Ref, Ref] = MappingProxyType({}),
     ) -> Tensor:
-        """Return the result with operands changed.
+        """Return the result with operands changed; scores that are masked stay so.
 
         Args:
             change: what is done to each.
@@ -94,7 +94,10 @@ class Computation:
             instead: operands that take the place of others.
         """
         operands = self.operands if of is None else of
-        changed = {**self.values.changed, **{ref: change(self.values[instead.get(ref, ref)]) for ref in operands}}
+        changed = dict(self.values.changed)
+        for ref in operands:
+            operand = self.values[instead.get(ref, ref)]
+            changed[ref] = torch.where(_is_masked(operand), operand, change(operand))
         values = Values(self.values.tape, changed, held=self.values.held, around=self.values.around)
         for call in self.calls:
             values.changed.update(zip(call.writes, tensors_in(values.run(call)), strict=True))
@@ -190,7 +193,15 @@ def _order(ours: Computation, theirs: Computation) -> tuple[int, ...] | None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-7, atol=1e-9)
+    """Whether two tensors have the same numbers; masked scores are the same, whatever number masks them."""
+    if one.shape != other.shape or bool((_is_masked(one) != _is_masked(other)).any()):
+        return False
+    seen = ~_is_masked(one)
+    return torch.allclose(one[seen], other[seen], rtol=1e-7, atol=1e-9)
+
+
+def _is_masked(scores: Tensor) -> Tensor:
+    return ~scores.isfinite() | (scores.abs() >= -MASKED)
 
 
 def _variants(ours: Computation, left: Callable[[Tensor], float]) -> Iterator[tuple[bool, float]]:

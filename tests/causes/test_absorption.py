@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -29,14 +29,22 @@ def side(layers: nn.ModuleList, x: Tensor, function: Function) -> tuple[Computat
     return computed_from(Values(tape), tape.marks["out"], shared.__contains__), shared
 
 
-def left(ours: Function, theirs: Function, *, inputs: int = 1) -> float:
+def left(ours: Function, theirs: Function, *, inputs: int = 1, masks: Sequence[float] = ()) -> float:
+    """What weights cannot make up for.
+
+    Args:
+        masks: the numbers that hide some of what the functions are given, in the port and in the reference.
+    """
     generator = torch.Generator().manual_seed(0)
     layers = nn.ModuleList(nn.Linear(6, 8) for _ in range(inputs)).double()
     with torch.no_grad():
         for one in layers.parameters():
             one.copy_(torch.randn(one.shape, generator=generator, dtype=torch.float64))
         x = torch.randn(4, 24, 6, generator=generator, dtype=torch.float64)
-        (port, _), (reference, _) = side(layers, x, ours), side(layers, x, theirs)
+        masked = [nn.ModuleList(nn.Sequential(one, Masked(number)) for one in layers) for number in masks]
+        (port, _), (reference, _) = (
+            side(some, x, function) for some, function in zip(masked or [layers, layers], (ours, theirs), strict=True)
+        )
         if port is None or reference is None:
             return 0.0
         return left_by_weights(port, reference, features=lambda size: size == 8, enough=ENOUGH)
@@ -86,6 +94,23 @@ def test_no_weights_make_up_for_it(ours: Function, theirs: Function) -> None:
 
 def test_a_gate_of_another_function_is_not_made_up_for() -> None:
     assert left(lambda u, v: torch.sigmoid(u) * v, lambda u, v: F.silu(u) * v, inputs=2) > ENOUGH
+
+
+class Masked(nn.Module):
+    """Hides every third score behind a number."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.masked_fill(torch.arange(x.shape[-1]) % 3 == 0, self.number)
+
+
+@pytest.mark.parametrize("number", [-1e9, -torch.inf])
+def test_scores_that_are_masked_are_the_same_whatever_number_masks_them(number: float) -> None:
+    assert left(torch.sigmoid, lambda u: u.softmax(-1), masks=(-torch.inf, number)) > ENOUGH
+    assert left(lambda u: u.softmax(-1), lambda u: u.softmax(-1), masks=(-torch.inf, number)) == 0.0
 
 
 def test_too_few_rows_say_nothing() -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.constant_factors import constant_factor, formula
 from porting.tracing.angle_tables import with_columns
+from tests.small_checkpoint import write_checkpoint
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.test_llama_mistakes import edited
+from tests.suggesting.test_verdicts import Plain
 
 GRANITE: Mapping[str, object] = {
     **llama.FIELDS,
@@ -74,6 +77,23 @@ def test_embeddings_that_are_scaled_besides_are_stored_smaller(tmp_path: Path) -
     found = suggest(tmp_path, edited({WORDS: f"{WORDS} * self.tok_embeddings.weight.shape[1] ** 0.5"}).builder())
     assert found.verdict is Verdict.EXACT, str(found)
     assert scales(found.text) == {"tok_embeddings.weight": "hidden_size ** -0.5"}
+
+
+class ScaledWords(Plain):
+    """The words are multiplied by the root of the width before positions and segments are added."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        words = self.tok(ids) * self.tok.embedding_dim**0.5
+        x: Tensor = self.norm(words + self.pe[:, : ids.shape[1]] + self.seg(segments))
+        for layer in self.layers:
+            x = layer(x, keep)
+        return x
+
+
+def test_words_that_are_scaled_before_others_are_added_are_stored_smaller(tmp_path: Path) -> None:
+    assert scales(drafted(write_checkpoint(tmp_path / "bert"), ScaledWords).text) == {
+        "tok.weight": "hidden_size ** -0.5"
+    }
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ LLAMA3 = {
         "original_max_position_embeddings": 32,
     }
 }  # fmt: skip
+NO_GATE = {"F.silu(gate) * up": "F.silu(gate)", "(self.w1(x), self.w3(x))": "(self.w1(x), None)"}
 
 
 @pytest.mark.slow
@@ -31,6 +32,8 @@ LLAMA3 = {
         ({}, {"self.weight = eps,": "self.weight = 1e-6,"}, Verdict.APPROXIMATE, "RMSNorm eps (eps is 1e-06 where"),
         ({}, {SCORES: f"(50 * ({SCORES} / 50).tanh())"}, Verdict.APPROXIMATE, "scores are capped at 50 where"),
         (LINEAR, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides all angles by 4)"),
+        ({}, {"scores.softmax(-1)": "scores.sigmoid()"}, Verdict.IMPOSSIBLE, "another function (sigmoid, where"),
+        ({}, NO_GATE, Verdict.IMPOSSIBLE, "your module has no model.layers.1.mlp.gate"),
         (LLAMA3, {}, Verdict.IMPOSSIBLE, "rotary scaling missing (the reference divides the slow angles by 8)"),
     ],
 )

@@ -472,10 +472,31 @@ def plainer(line: Line) -> Line:
     """
     if not all(free not in _letters([line]) for free in _TWINS.values()):
         return line
+    return _with_letters(line, _TWINS)
 
+
+def with_own_parts(lines: Sequence[Line]) -> list[Line]:
+    """The lines with another letter for rows in parts, ``(t|_1)``, in each: a part has one size in a whole table.
+
+    >>> words, places = (Line(((one, "(_1|t) e"),), ((one, "(t|_1) e"),)) for one in ("words", "places"))
+    >>> [line.targets for line in with_own_parts([words, places])]
+    [(('words', '(t|_1) e'),), (('places', '(p|_1) e'),)]
+    """
+    taken = _letters(lines)
+    spare = (one for one in "pxjnlab" if one not in taken)
+    found, used = [], False
+    for line in lines:
+        parted = any("|" in axes and "t" in _LETTER.findall(axes) for _, axes in line.terms)
+        own = next(spare, "t") if parted and used else "t"
+        used |= parted
+        found.append(line if own == "t" else _with_letters(line, {"t": own}))
+    return found
+
+
+def _with_letters(line: Line, letters: Mapping[str, str]) -> Line:
     def renamed(terms: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         return tuple(
-            (name, _LETTER.sub(lambda one: _TWINS.get(one.group(), one.group()), axes)) for name, axes in terms
+            (name, _LETTER.sub(lambda one: letters.get(one.group(), one.group()), axes)) for name, axes in terms
         )
 
     return replace(line, sources=renamed(line.sources), targets=renamed(line.targets))

@@ -27,6 +27,7 @@ from porting.suggesting.draft.layer_patterns import (
     needed,
     part_sizes,
     plainer,
+    with_own_parts,
 )
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, dropped, patterns, write
@@ -129,7 +130,7 @@ def draft(
         The draft, its lines, and the tensors of both sides that have no counterpart.
     """
     twin, module = subjects.twin, subjects.built.module
-    made = [plainer(line) for line in lines(found.moves)]
+    made = with_own_parts([plainer(line) for line in lines(found.moves)])
     held = {
         **{name: tuple(one.shape) for name, one in twin.tensors.items()},
         **{name: slot.shape for name, slot in slots(module).items()},

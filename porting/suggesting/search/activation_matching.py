@@ -81,11 +81,19 @@ def apart(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
 def scores_behind(
     group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace
 ) -> tuple[Tensor, Tensor] | None:
-    """The scores of the attention behind some weights, of both sides, wherever neither masks them; None for none."""
+    """The scores of the attention behind some weights, of both sides, wherever neither masks them; None for none.
+
+    Where no softmax is given any, they are the first product of two activations with as many numbers.
+    """
     if len(mates) <= 1:
         return None
-    places = ((max(one.number for one in units), trace.scores) for units, trace in ((group, ours), (mates, theirs)))
-    found = [next((value for number, value in scores if number > last), None) for last, scores in places]
+    places = ((max(one.number for one in units), trace) for units, trace in ((group, ours), (mates, theirs)))
+    behind = [(last, [value for number, value in trace.scores if number > last], trace) for last, trace in places]
+    size = next((found[0].numel() for _, found, _ in behind if found), None)
+    found = [
+        next(iter([*given, *(one for number, one in trace.products if number > last and one.numel() == size)]), None)
+        for last, given, trace in behind
+    ]
     if found[0] is None or found[1] is None or found[0].numel() != found[1].numel():
         return None
     one, other = found[0].double().reshape(found[1].shape), found[1].double()

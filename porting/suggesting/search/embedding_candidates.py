@@ -65,7 +65,10 @@ def candidates(
     found += [(10.0, moves, left) for moves, left in _joint(ours, reference, port_shapes, reference_shapes)]
     found.sort(key=lambda one: one[0])
     plain = [(moves, left) for _, moves, left in found]
-    yield from (moves for moves, _ in plain)
+    for moves, _ in plain[:1]:
+        yield moves
+        yield from _with_one_scaled(moves, ours, scales)
+    yield from (moves for moves, _ in plain[1:])
     for moves, left in plain:
         yield from _folded(moves, left, ours, port_shapes, reference_shapes)
     for scale in scales:
@@ -251,6 +254,13 @@ def _folded(
         for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
             if len(move.sources) == 1 and not move.constants:
                 yield (*moves[:number], _with(move, (single_term(source, "0 e"),)), *moves[number + 1 :])
+
+
+def _with_one_scaled(moves: tuple[CandidateRule, ...], port: Sequence[Unit], scales: Sequence[str]) -> Ways:
+    """The likeliest way with one of several lookups scaled: words alone are, before positions are added."""
+    looked_up = [number for number, move in enumerate(moves) if _words(move, port)]
+    for number, scale in product(looked_up if len(moves) > 1 else (), scales):
+        yield (*moves[:number], replace(moves[number], scale=scale), *moves[number + 1 :])
 
 
 def _words(move: CandidateRule, port: Sequence[Unit]) -> bool:

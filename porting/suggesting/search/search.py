@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice, takewhile
+from operator import itemgetter
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -522,9 +523,9 @@ class WeightSearch(NormSearch):
         if best is None:
             return False
         far, chosen, values = best
-        customary = self._custom_guess(tried, far) if far > CLOSE else None
-        if customary is not None:
-            chosen, values = list(customary), self._values(customary) or values
+        likely = self._likely_guess(tried, far) if far > CLOSE else None
+        if likely is not None:
+            chosen, values = list(likely), self._values(likely) or values
         if far > CLOSE and len(group) == 1 and self._settle_neutral(group[0], trace):
             return True
         why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
@@ -540,12 +541,19 @@ class WeightSearch(NormSearch):
         self._uneven_among(group, mates, chosen, partly)
         return True
 
-    def _custom_guess(
+    def _likely_guess(
         self, tried: Sequence[tuple[tuple[CandidateRule, ...], float]], far: float
     ) -> tuple[CandidateRule, ...] | None:
-        """The way of an earlier layer where none fits, if it comes about as near as the nearest; None for none."""
-        near = {tuple(habit(move) for move in moves): moves for moves, left in tried if left <= HABITUAL * far}
-        return next((near[custom] for custom in self._habits if custom in near), None)
+        """The way of an earlier layer where none fits, or the nearest with the likeliest axes; None for the nearest.
+
+        Behind a place that fits nothing, which way comes a little nearer is chance, and ways that rearrange axes are
+        many.  The first that was tried has the likeliest axes.
+        """
+        close = [(moves, left) for moves, left in tried if left <= HABITUAL * far]
+        near = {tuple(habit(move) for move in moves): moves for moves, left in close}
+        usual = [(left, moves) for moves, left in close if _axes(moves) == _axes(tried[0][0])]
+        customary = (near[custom] for custom in self._habits if custom in near)
+        return next(customary, min(usual, key=itemgetter(0))[1] if usual else None)
 
     def _uneven_among(
         self, group: Sequence[Unit], mates: Sequence[Unit], chosen: Sequence[CandidateRule], partly: set[str]
@@ -741,6 +749,11 @@ class WeightSearch(NormSearch):
         """The reference's activations that are nearest to the unit's input."""
         far = sorted((self._apart(unit, one), one.names[0]) for one in like)
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
+
+
+def _axes(moves: Sequence[CandidateRule]) -> list[tuple[str, ...]]:
+    """The axes of rules, whatever tensors they are of."""
+    return sorted(tuple(term.axes for term in (*move.sources, *move.targets)) for move in moves)
 
 
 def _leading_tables(units: Sequence[Unit]) -> list[Unit]:

@@ -197,6 +197,7 @@ class OperationTrace:
         values: what each operation on activations gave.
         constants: what was added to activations and is neither one of them nor made of weights.
         scores: what each softmax was given, with the number of the operation.
+        products: what each product of two activations gave, with the number of the operation.
         roots: how many norms there are, with weights or without: each takes one root.
         angles: the cosines and sines that were computed, with the number of the operation.
         idle: matrices and gains whose products reach nothing that is returned, as those of an unused pooler.
@@ -214,15 +215,17 @@ class OperationTrace:
     values: list[Tensor] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
     scores: list[tuple[int, Tensor]] = field(default_factory=list)
+    products: list[tuple[int, Tensor]] = field(default_factory=list)
     roots: int = 0
     angles: list[tuple[int, Tensor]] = field(default_factory=list)
     idle: frozenset[str] = frozenset()
 
     def up_to(self, number: int) -> OperationTrace:
-        """The trace of a run that ends after this operation: its units and scores."""
+        """The trace of a run that ends after this operation: its units, scores and products."""
         return OperationTrace(
             units=[one for one in self.units if one.number <= number],
             scores=[one for one in self.scores if one[0] <= number],
+            products=[one for one in self.products if one[0] <= number],
             operations=number,
         )
 
@@ -406,6 +409,8 @@ class _OperationRecorder(DispatchMode):
         if number in self._after:
             result = _given_back(result, self._after[number].movedim(-1, channels), args)
         outputs = tensors_in(result)
+        both = name in PRODUCTS and sum(origin.active for origin in origins) > 1
+        self.trace.products += [(number, one.detach().clone()) for one in outputs[: int(both)]]
         self.trace.angles += [(number, one.detach().clone()) for one in outputs if name in ANGLES]
         self._kept += outputs
         if any(part in name for part in NEW):

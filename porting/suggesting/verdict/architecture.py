@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.search_result import SAME, SearchResult
 from porting.suggesting.subjects.config_fields import Role, config_number
@@ -254,13 +256,22 @@ def _too_few(
         )
         for trace, numbers in ((found.trace, sizes), (found.reference, others))
     ]
-    held = sum(one.numel() for one in subjects.built.module.parameters()) - min(tables)
+    held = _used(subjects, found) - min(tables)
     read = {_layer(name) for move in found.moves for name in move.reads}
     lacking = [name for unit in theirs.units for name in unit.weights if unit in found.lacking and _layer(name) in read]
     same = {one.summed for one in ours.units} == {one.summed for one in theirs.units}  # else a size may be a default
     if held < free and lacking and same:
-        said = f"your module has no {lacking[0]}: it has {held} parameters besides its tables,"
+        said = f"your module has no {lacking[0]}: it uses {held} parameters besides its tables,"
         yield Reason(kind="structure", said=f"{said} and the checkpoint's matrices need {free} at least", shown=True)
+
+
+def _used(subjects: ModelPair, found: SearchResult) -> int:
+    """How many of the module's numbers its forward uses: a matrix that it never reads holds nothing."""
+    run = {name for unit in found.trace.units for name in unit.names} - found.trace.idle
+    named = {name: one for name, one in named_tensors(subjects.built.module) if isinstance(one, nn.Parameter)}
+    used = {id(named[name]) for name in run & named.keys()}
+    single = {id(one): one for one in named.values()}
+    return sum(one.numel() for one in single.values() if id(one) in used or one.ndim < 2)
 
 
 def _is_table(unit: Unit) -> bool:
