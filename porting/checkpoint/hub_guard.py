@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
 import huggingface_hub
@@ -306,6 +306,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
     _install()
     session = get_session()
     done: Future[Value] = Future()
+    abandoned = Event()
     spent = 0.0
 
     def run() -> None:
@@ -313,7 +314,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         _GUARD.set(guard)
         begun = time.thread_time()
         try:
-            value = work()
+            value = _repeated(work, abandoned)
         except BaseException as error:  # noqa: BLE001  # raised again by done.result(), in the thread that waits
             spent = time.thread_time() - begun
             done.set_exception(error)
@@ -338,6 +339,7 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
                     raise guard.expired()
             except PortingError:
                 if not ended:
+                    abandoned.set()
                     # Ends the requests that are still on their way, and may wait for one of them to end.
                     Thread(target=_close, args=(session,), daemon=True).start()
                 raise
@@ -349,6 +351,25 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
         raise
     except Exception as error:  # a malformed answer makes the client raise any exception: KeyError, TypeError, …
         raise CallError(guard.exchange) from error
+
+
+def _repeated(work: Callable[[], Value], abandoned: Event) -> Value:
+    """Call the client, and again where it failed because another thread closed the session that both use.
+
+    huggingface_hub closes its one session when a connection is refused.  The requests of other threads then end with
+    any exception: ``RuntimeError`` of a closed client, ``AttributeError`` of None, a broken connection.  The guard counts
+    each as a failure, so a hub that only fails is not asked for longer.
+    """
+    for left in range(TRIES, -1, -1):
+        session = get_session()
+        try:
+            return work()
+        except PortingError:
+            raise
+        except Exception:  # the client may raise any
+            if not left or abandoned.is_set() or get_session() is session:
+                raise
+    raise AssertionError("the last try has returned or raised")
 
 
 def _close(session: object) -> None:

@@ -584,9 +584,9 @@ def failing(status: int, **headers: str) -> Answer:
 
 def gone(handler: Any) -> None:  # Any: the hub's own handler
     """Answers, and is not there any more: it stops listening first, and no later request may take this connection."""
+    handler.server.shutdown()
     handler.server.server_close()
     handler._info("org/name", "main", {"Connection": "close"})
-    handler.server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -613,6 +613,25 @@ def test_a_hub_that_only_fails_is_left_after_seconds(
     hub.fail(match, answer)
     refused(tmp_path, message, "HF_HUB_OFFLINE", "[hub-unreachable]")
     assert max(waited.values()) <= 12
+
+
+@pytest.mark.parametrize("error", [RuntimeError("client has been closed"), AttributeError("'NoneType' ...")])
+def test_a_session_that_another_thread_closes_is_replaced(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The client closes its one session when a connection is refused, and other threads' requests fail with it."""
+    hub.add("org/name", MODEL)
+    ask, failures = Fetcher._fetched, [error, error]
+
+    def asked(self: Fetcher, name: str, cache: Path) -> str:
+        if failures and name == "config.json":
+            huggingface_hub.close_session()
+            raise failures.pop()
+        return ask(self, name, cache)
+
+    monkeypatch.setattr(Fetcher, "_fetched", asked)
+    assert open_checkpoint("org/name").read("a")[5] == 5
+    assert not failures
 
 
 def test_a_hub_that_recovers_is_waited_for(hub: Hub) -> None:
