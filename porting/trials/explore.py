@@ -38,6 +38,7 @@ from porting.trials.scope import (
     of_kind,
 )
 from porting.trials.signals import PLACES, sizes_of_pictures
+from porting.trials.token_rows import without
 from porting.trials.trial import Model, Trial, field_number
 
 PLACED = 3
@@ -207,9 +208,10 @@ class Explorer:
         cases = [one for one in (plain[0], _reversed(plain[0]), *(padded or others)) if model.accepts(one)]
         lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
         short = lengths[:STATES] or cases[:1]
-        varied = [*_varied(short[-1])]
+        varied = [*_varied(max(short, key=lambda case: _width(case.inputs)))]
+        whole = max(unpadded[:MANY], key=lambda case: len(case.inputs))
         if lengths:  # else it takes rows of one length alone
-            varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
+            varied += _growing(whole)
         varied += [plain[0], _turned_round(plain[0])]  # the same rows in another order have the same sums
         varied.append(_with_another_last_row(plain[0]))  # what is kept of a batch may be found by its first row
         varied = [one for one in varied if model.accepts(one)]
@@ -229,6 +231,8 @@ class Explorer:
             alone,
             self.plain(pairs),
             lambda name: bool(matcher.read(name)),
+            [*_after_arguments(whole, [name for name in whole.inputs if name in model.optional])],
+            self.plain,
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:
@@ -349,6 +353,27 @@ def _varied(case: Case) -> Iterator[Case]:
         else:
             other = one.flip(1)
         yield Case(f"{case.name}, another {name}", {**case.inputs, name: other})
+
+
+def _after_arguments(case: Case, optional: Sequence[str]) -> Iterator[tuple[Case, Case]]:
+    """A batch with an optional argument and one without it, in both orders; and so with all of these arguments."""
+    names = [name for name in optional if name != IDS and case.inputs[name].ndim]
+    for some in dict.fromkeys([*((name,) for name in names), tuple(names)] if names else []):
+        what = " and ".join(some)
+        changed = {name: _hiding(name, case.inputs[name]) for name in some if not name.endswith(IDS)}
+        having = Case(f"{case.name}, another {what}", {**case.inputs, **changed})
+        lacking = Case(f"{case.name}, without {what}", without(some, case.inputs))
+        yield having, lacking
+        yield lacking, having
+
+
+def _hiding(name: str, value: Tensor) -> Tensor:
+    """Another value of an argument: of a mask one that hides every second place, else the same in another order."""
+    if not name.endswith("mask"):
+        return _flipped(value)
+    other = value.clone()
+    other[..., ::2] = 0
+    return other if other.any() else value
 
 
 def _growing(case: Case) -> Iterator[Case]:

@@ -77,6 +77,9 @@ class ImpurityKind(StrEnum):
     RANDOM = "draws random numbers"
 
 
+KEPT_BETWEEN_CALLS = (ImpurityKind.STATE, ImpurityKind.FRESH, ImpurityKind.REPEATED)
+"""The ways that show that a port keeps something from one call to the next."""
+
 _HARMLESS = frozenset({ImpurityKind.FAILS, ImpurityKind.WRITES_SCRATCH})
 
 
