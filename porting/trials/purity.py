@@ -157,7 +157,7 @@ def _with_every_argument(some: Mapping[str, Tensor], every: Mapping[str, Tensor]
         if found[name].shape[:2] != (rows, width):
             return None
         if name not in some and one.ndim == TOKENS and not one.is_floating_point():  # its front may be all zeros
-            values = one.unique()
+            values = torch.tensor(sorted(set(one.flatten().tolist())), dtype=one.dtype)
             found[name] = values[torch.arange(rows * width) % len(values)].view(rows, width)
     return found if len(every) > len(some) else None
 
