@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.tracing.torch_modes import DispatchMode
-from porting.tracing.trace import PROBABILITIES, SCORES, Point, output_of, split
+from porting.tracing.trace import PROBABILITIES, SCORES, Point, is_returned, output_of, split
 
 MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 
@@ -99,14 +99,27 @@ def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...])
     of_tokens = [mask for mask in seen if not queries_first and tuple(shape[:TOKENS]) == tuple(mask.shape)][:1]
     # Heads stand in front of places, [b h s ...], as behind the dropout of probabilities.
     of_queries = [mask for mask in seen if len(shape) == QUERIES and (shape[0], shape[2]) == tuple(mask.shape)][:1]
-    places = [mask.view(*mask.shape, *[1] * (len(shape) - TOKENS)).expand(shape) for mask in of_tokens]
-    places += [mask[:, None, :, None].expand(shape) for mask in of_queries]
+    places = [_along(mask, 0, 1, shape) for mask in of_tokens] + [_along(mask, 0, 2, shape) for mask in of_queries]
+    if not places and is_returned(point) and len(shape) >= QUERIES:  # of stacked layers, [l b s ...] or [l b h s ...]
+        places = [_along(mask, 1, axis, shape) for mask in seen for axis in (2, 3) if _lies(mask, 1, axis, shape)][:1]
     if places:  # as many heads as tokens: either axis may be that of tokens
         kept_places = torch.stack(places).all(0) if len(places) > 1 else places[0]
         return None if kept_places.all() else kept_places
     if rows is None or inside or rows.all():
         return None
     return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def _lies(mask: Tensor, rows: int, tokens: int, shape: tuple[int, ...]) -> bool:
+    """Whether these axes of a shape have the sizes of a mask [b s]."""
+    return len(shape) > tokens + 1 and (shape[rows], shape[tokens]) == tuple(mask.shape)
+
+
+def _along(mask: Tensor, rows: int, tokens: int, shape: tuple[int, ...]) -> Tensor:
+    """A mask [b s] along two axes of a shape."""
+    sizes = [1] * len(shape)
+    sizes[rows], sizes[tokens] = mask.shape
+    return mask.view(sizes).expand(shape)
 
 
 _ATTENTIONS = "attentions"

@@ -401,14 +401,14 @@ def _content(value: object, depth: int = 3) -> object:
         return tuple(value.shape), _digest(value.detach()) if plain else 0
     if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
         return value
+    if isinstance(value, type | nn.Module | ModuleType | FunctionType) or not depth:
+        return None
     if callable(info := getattr(value, "cache_info", None)):  # functools.lru_cache
         return info().currsize
     if hasattr(value, "__array_interface__"):
         return tuple(getattr(value, "shape", ())), hash(getattr(value, "tobytes", bytes)())
-    if isinstance(value, type | nn.Module | ModuleType | FunctionType) or not depth:
-        return None
-    if isinstance(value, Mapping | list | tuple | set | deque):
-        inside = list(value.values()) if isinstance(value, Mapping) else list(value)
+    if isinstance(value, dict | list | tuple | set | deque):
+        inside = list(value.values()) if isinstance(value, dict) else list(value)
     else:
         inside = list(getattr(value, "__dict__", {}).values())
     return (type(value), len(inside), *(_content(one, depth - 1) for one in inside[:MOST_PARTS]))
