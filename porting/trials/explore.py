@@ -240,7 +240,7 @@ class Explorer:
             alone,
             self.plain(pairs),
             lambda name: bool(matcher.read(name)),
-            [*_after_arguments(whole, [name for name in whole.inputs if name in optional], model.further.values)],
+            _after_arguments(whole, [name for name in whole.inputs if name in optional], model.further.values),
             self.plain,
         )
 
@@ -366,13 +366,16 @@ def _varied(case: Case) -> Iterator[Case]:
 
 def _after_arguments(
     case: Case, optional: Sequence[str], values: Mapping[str, Mapping[str, Tensor]]
-) -> Iterator[tuple[Case, Case]]:
-    """A batch with an optional argument and one without it, in both orders; and so with all of these arguments.
+) -> list[list[tuple[Case, Case]]]:
+    """A batch with an optional argument and one without it, and so with all of these arguments; then the other order.
+
+    The other order begins without any of them: a port may decide in its first call what it does in all calls.
 
     Args:
         values: of arguments for which not every value is legal: those that were tried.
     """
     names = [name for name in optional if name != IDS and case.inputs[name].ndim]
+    pairs: list[tuple[Case, Case]] = []
     for some in dict.fromkeys([*((name,) for name in names), tuple(names)] if names else []):
         what = " and ".join(some)
         changed = {
@@ -382,8 +385,8 @@ def _after_arguments(
         }
         having = Case(f"{case.name}, another {what}", {**case.inputs, **changed})
         lacking = Case(f"{case.name}, without {what}", without(some, case.inputs))
-        yield having, lacking
-        yield lacking, having
+        pairs.append((having, lacking))
+    return [pairs, [(lacking, having) for having, lacking in reversed(pairs)]] if pairs else []
 
 
 def _hiding(name: str, value: Tensor) -> Tensor:

@@ -52,9 +52,9 @@ def impurities(
     short: Side,
     alone: Mapping[int, Callable[[], Side]],
     pairs: Side,
-    own: Callable[[str], bool] = lambda name: False,
-    sequences: Sequence[tuple[Case, Case]] = (),
-    make_with: Callable[[Sequence[Case]], Side] | None = None,
+    own: Callable[[str], bool],
+    sequences: Sequence[Sequence[tuple[Case, Case]]],
+    make_with: Callable[[Sequence[Case]], Side],
 ) -> list[Impurity]:
     """Run a port in every way and say where it is not pure.
 
@@ -67,7 +67,8 @@ def impurities(
         pairs: the port with batches two by two of one shape and other tokens, the largest first: an output may be kept
             in one buffer for large batches only, or for single tokens.
         own: whether a persistent buffer is the module's own, and no checkpoint fills it.
-        sequences: a batch, and one that is run after it and by itself: it lacks an argument that the first one has.
+        sequences: pairs of a batch, and one that is run after it and by itself: it lacks an argument that the first one
+            has, or has one more. Each list of pairs is run in a copy of its own.
         make_with: gives the port in a fresh copy with other batches, for the sequences.
     """
     side, other = make(), make()
@@ -95,11 +96,13 @@ def impurities(
         far = _in_any_order(short, alone)
         if far > REPEATED * units:
             found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(short.module, kept_before)))
-        elif make_with is not None and sequences:
-            used = make_with([case for pair in sequences for case in pair])
-            far = _after_arguments(used, [partial(make_with, [second]) for _, second in sequences])
+            sequences = ()
+        for several in sequences:
+            used = make_with([case for pair in several for case in pair])
+            far = _after_arguments(used, [partial(make_with, [second]) for _, second in several])
             if far > REPEATED * units:
                 found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(used.module, kept_before)))
+                break
         for kind, run in (
             (ImpurityKind.STATE, partial(_run, side, 0)),
             (ImpurityKind.STATE, partial(_after_training_mode, side)),

@@ -108,6 +108,31 @@ def test_a_mask_that_is_kept_is_seen_in_encoder_decoders(
     assert not kept or "cause: state kept between calls in last" in str(report)
 
 
+class Deciding(Encoder):
+    """Its first call decides whether it has segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_segments: bool | None = None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        if self.has_segments is None:
+            self.has_segments = token_type_ids is not None
+        kinds = token_type_ids if self.has_segments else None
+        return super().forward(input_ids, attention_mask, kinds, position_ids)
+
+
+def test_what_the_first_call_decides_is_seen() -> None:
+    report = verify(reference=Encoder(), into=Deciding(), dtypes=(), loaded=True, causes=False)
+    assert "cause: state kept between calls in has_segments" in str(report), str(report)
+
+
 class Segmented(Encoder):
     """Segments that are not given are those of the last call."""
 
