@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -71,24 +72,23 @@ def optional_arguments(
     names = [one for one in signature_parameters(reference.forward).values() if _is_candidate(one, base)]
     if not names:
         return Found()
-    plain = _outputs(run, base)
+    usual, other = _outputs(run, base), _other_size(base, config)
+    changed = _outputs(run, other) if other is not None else {}
     values: dict[str, dict[str, Tensor]] = {}
     flags, lacking = [], []
-    for one in names if plain else ():
-        flag = isinstance(one.default, bool) or str(one.annotation) in {"bool", "bool | None"}
-        if flag:
-            on = torch.tensor(not one.default)
-            several = [{"": on}] if _matters(run, _other_size(base, config) or base, one.name, on) else []
-        else:
-            layouts = list(_layouts(one.name, base, plain, config))[:MOST_LAYOUTS]
-            several = [some for some in layouts if _matters(run, base, one.name, next(iter(some.values())))][:1]
-        if not several:
-            continue
-        if not taken(one.name):
-            lacking.append(one.name)
-            continue
-        values[one.name] = several[0]
-        flags += [one.name] if flag else []
+    for one in names if usual else ():
+        flag = _is_flag(one)
+        batch, plain = (other, changed) if flag and other is not None else (base, usual)
+        layouts = [{"": torch.tensor(not one.default)}] if flag else _layouts(one.name, base, usual, config)
+        for some in islice(layouts, MOST_LAYOUTS):
+            if not _differ(plain, _outputs(run, {**batch, one.name: next(iter(some.values()))})):
+                continue
+            if taken(one.name):
+                values[one.name] = some
+                flags += [one.name] if flag else []
+            else:
+                lacking.append(one.name)
+            break
     return Found(values=values, flags=tuple(flags), lacking=tuple(lacking))
 
 
@@ -97,6 +97,12 @@ def _is_candidate(one: inspect.Parameter, base: Mapping[str, Tensor]) -> bool:
     silent = one.default is None or isinstance(one.default, bool)
     known = one.name in base or one.name in _KNOWN or _OTHERWISE.search(one.name)
     return named and silent and not known
+
+
+def _is_flag(one: inspect.Parameter) -> bool:
+    annotation = one.annotation if isinstance(one.annotation, str) else getattr(one.annotation, "__name__", "")
+    said = f"{annotation} {one.annotation}"
+    return isinstance(one.default, bool) or (re.search(r"\bbool\b", said) is not None and "Tensor" not in said)
 
 
 def _outputs(run: Callable[[Case], object], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,17 +115,14 @@ def _outputs(run: Callable[[Case], object], inputs: Mapping[str, Tensor]) -> dic
     return {name: one.detach() for name, one in found.items() if one.is_floating_point()}
 
 
-def _matters(run: Callable[[Case], object], base: Mapping[str, Tensor], name: str, value: Tensor) -> bool:
-    """Whether the reference runs with a value, and differs from what it returns without the argument."""
-    given = _outputs(run, {**base, name: value})
-    plain = _outputs(run, base)
-    if not given or not plain:  # a flag may allow what is refused without it
+def _differ(plain: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
+    """Whether a reference returns other numbers with an argument than without; it may refuse the batch without it."""
+    if not given or not plain:
         return bool(given)
-    plain = {key: one for key, one in plain.items() if key in given}
-    if any(given[key].shape != one.shape for key, one in plain.items()):
+    pairs = [(one, given[key]) for key, one in plain.items() if key in given and one.numel()]
+    if any(one.shape != other.shape for one, other in pairs):
         return True
-    apart = ((given[key] - one).abs().max() / one.abs().max().clamp_min(1e-30) for key, one in plain.items())
-    return any(bool(far > CHANGED) for far in apart)
+    return any(bool((other - one).abs().max() > CHANGED * one.abs().max()) for one, other in pairs)
 
 
 def _other_size(base: Mapping[str, Tensor], config: Mapping[str, object]) -> dict[str, Tensor] | None:
