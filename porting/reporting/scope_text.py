@@ -82,7 +82,7 @@ def _batches(scope: Scope) -> Iterator[str]:
     """The batches, one line for each, by name."""
     if scope.lengths:
         yield f"rows of {_ranges(scope.lengths)} tokens"
-    yield from _signals(scope)
+    yield from _signals(scope, every=True)
     if scope.rows:
         yield f"{_ranges(scope.rows)} rows in a batch{_part_of_pairs(scope)}"
     masks = [_MASKS.get(mask, mask) for mask in scope.masks if " in rows of " not in mask]
@@ -99,6 +99,9 @@ def _batches(scope: Scope) -> Iterator[str]:
     ]
     if left:
         yield f"with and without {', '.join(left)}"
+    further = _further(scope)
+    if further:
+        yield f"with {', '.join(further)}"
     if scope.values:
         yield f"values: {', '.join(scope.values)}"
     seen, size = scope.tokens
@@ -117,6 +120,9 @@ def _counted_batches(scope: Scope) -> Iterator[str]:
     sizes += [f"{len(masks)} kinds of masks" if len(masks) > 1 else "1 kind of mask"] if masks else []
     if sizes:
         yield ", ".join(sizes)
+    further = _further(scope)
+    if further:
+        yield f"with {', '.join(further)}"
     if len(scope.values) > MOST_NAMED:
         yield f"{len(scope.values)} kinds of values"
     elif scope.values:
@@ -132,11 +138,21 @@ def _counted_batches(scope: Scope) -> Iterator[str]:
         )
 
 
-def _signals(scope: Scope) -> Iterator[str]:
-    """The sizes of pictures, and the lengths of sounds and series."""
+def _further(scope: Scope) -> list[str]:
+    """The optional arguments that the usual batches do not have and that were given."""
+    given = (one.removeprefix("with ") for one in scope.arguments if one.startswith("with "))
+    return list(dict.fromkeys(one.partition(",")[0] for one in given if " and " not in one))
+
+
+def _signals(scope: Scope, *, every: bool = False) -> Iterator[str]:
+    """The sizes of pictures, and the lengths of sounds and series.
+
+    Args:
+        every: name each size, however many there are.
+    """
     sizes = [f"{height}x{width}" for height, width in scope.pictures]
     if sizes:
-        most = len(sizes) > MOST_RANGES
+        most = len(sizes) > MOST_RANGES and not every
         yield f"pictures of {f'{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}' if most else _listed(sizes)}"
     if scope.places:
         yield f"sounds or series of {_ranges(scope.places, 'lengths')} places"
@@ -204,6 +220,9 @@ def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
     left = [what for what, done in known.items() if not done]
     if left:
         yield f"{_listed(left)}{'' if verbose else ' (not asked for)'}"
+    if report.scope.lacking:
+        which = "it" if len(report.scope.lacking) == 1 else "them"
+        yield f"{', '.join(report.scope.lacking)} (your model does not take {which})"
     if report.scope.returned is None:
         yield "trials beyond the batches above"
     elif verbose:

@@ -32,7 +32,7 @@ from porting.reporting.scope_text import scope_lines, trial_lines
 from porting.tracing.code_coverage import FIXED, RAISES, TRAINING, Branch
 from porting.tracing.float64 import ITSELF
 from porting.tracing.measure import LEAKED, MEANING, ROUNDING, luck
-from porting.trials.scope import Impurity, ImpurityKind
+from porting.trials.scope import KEPT_BETWEEN_CALLS, Impurity
 
 NOTICEABLE = 100 * MEANING
 """Without ``verbose``, only raised tolerances above this are printed."""
@@ -148,7 +148,7 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
     cause, kept = next((cause for cause in report.causes if cause.name), None), _kept_between_calls(report)
     if kept is not None:
         inside = f" in {kept.detail}" if kept.detail else ""
-        yield Text(f"  cause: what a call leaves behind{inside}: it gives other numbers after other calls")
+        yield Text(f"  cause: state kept between calls{inside}: your model {kept.kind}")
         yield Text("  fix: let each call depend on its own arguments alone")
     elif cause is not None:
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
@@ -157,8 +157,9 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
 
 
 def _kept_between_calls(report: Outcome) -> Impurity | None:
-    """The finding that a port gives other numbers after other calls, if any: other causes are unreliable then."""
-    return next((one for one in report.scope.impurities if one.kind is ImpurityKind.STATE), None)
+    """The finding that a port keeps something from call to call, if any: other causes are unreliable then."""
+    found = [one for kind in KEPT_BETWEEN_CALLS for one in report.scope.impurities if one.kind is kind]
+    return next((one for one in found if one.detail), found[0] if found else None)
 
 
 def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:

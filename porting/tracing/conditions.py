@@ -104,7 +104,7 @@ class Conditions(FunctionMode):
         """See :meth:`FunctionMode.call`."""
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if (name in _COMPARES or name in _CLAMPS) and isinstance(result, Tensor) and result.numel() > 1:
+        if (name in _COMPARES or name in _CLAMPS) and isinstance(result, Tensor) and of_all_rows(result).numel() > 1:
             frame = sys._getframe(1)  # the caller's line; inspect.stack reads every file of the stack
             while _is_mode(frame) and frame.f_back is not None:  # other modes hand the call on
                 frame = frame.f_back
@@ -171,15 +171,23 @@ def _integers(values: Iterable[object]) -> Iterator[int]:
 def _outcome(name: str, result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
     """Return where a condition holds, or where a clamp changed a value; None for other operations."""
     if name not in _CLAMPS:
-        return result if result.dtype is torch.bool else None  # else it is a bitwise operation on integers
+        return of_all_rows(result) if result.dtype is torch.bool else None  # else it is a bitwise operation on integers
     value = args[0].detach() if args and isinstance(args[0], Tensor) else None
     if value is None or value.shape != result.shape or value is result or name.endswith("_"):
         return None
-    return (value != result) & ~(value.isnan() & result.isnan())
+    return of_all_rows((value != result) & ~(value.isnan() & result.isnan()))
+
+
+def of_all_rows(value: Tensor) -> Tensor:
+    """A tensor with the axes that ``torch.vmap`` hides; in ``torch.func.grad`` the tensor without its wrapper."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
 
 
 def _constants(args: tuple[Any, ...]) -> Iterator[int]:
     """Yield the integers among the operands, and in integer tensors that are smaller than another operand."""
+    args = tuple(of_all_rows(argument) if isinstance(argument, Tensor) else argument for argument in args)
     largest = max((argument.numel() for argument in args if isinstance(argument, Tensor)), default=0)
     for argument in args:
         if isinstance(argument, int) and not isinstance(argument, bool):

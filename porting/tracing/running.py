@@ -211,7 +211,7 @@ class Side:
         arguments = self.arguments[case]
         copies = {name: value.clone() for name, value in arguments.items()}
         positional = [value for name, value in copies.items() if name.isdigit()]
-        named = {name: value for name, value in copies.items() if not name.isdigit()}
+        named = {name: _as_taken(value) for name, value in copies.items() if not name.isdigit()}
         start = time.perf_counter()
         try:
             exact = self.lifting and any(parameter.dtype == torch.float64 for parameter in self.module.parameters())
@@ -286,6 +286,11 @@ class Side:
 
         self.run(case, visit)
         return activations
+
+
+def _as_taken(value: Tensor) -> Tensor | bool:
+    """An argument as a forward takes it: a flag is a bool."""
+    return bool(value) if value.dtype == torch.bool and not value.ndim else value
 
 
 def _is_unchanged(value: Tensor, before: Tensor) -> bool:

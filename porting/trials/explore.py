@@ -21,6 +21,7 @@ from porting.tracing.trace import Point, output_of, select
 from porting.trials.battery import battery
 from porting.trials.inputs import Case
 from porting.trials.modalities import DECODER, DECODER_IDS, IDS, PIXELS, SIGNALS
+from porting.trials.optional_arguments import PICTURE_AXES
 from porting.trials.padding import MASK
 from porting.trials.pairing import pair
 from porting.trials.purity import Judge, impurities
@@ -37,7 +38,8 @@ from porting.trials.scope import (
     Status,
     of_kind,
 )
-from porting.trials.signals import PLACES, sizes_of_pictures
+from porting.trials.signals import PLACES, places_of, sizes_of_pictures
+from porting.trials.token_rows import without
 from porting.trials.trial import Model, Trial, field_number
 
 PLACED = 3
@@ -113,11 +115,12 @@ class Explorer:
         table = returned_only(self.table)
         if not table.compared:
             return Explored(scope=Scope(returned=returned))
-        spent = sum(_tokens(case.inputs) for case in cases)
         numbers = sum(one.numel() for one in module.parameters())
-        budget = max(PASSES * spent, LEAST if numbers < SMALL else 0)
-        overhead = max(self.overhead, 0 if numbers < SMALL else OVERHEAD)
-        trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead)
+        large = numbers >= SMALL
+        spent = sum(places_of(case.inputs, model.config, signals=large) for case in cases)
+        budget = max(PASSES * spent, 0 if large else LEAST)
+        overhead = max(self.overhead, OVERHEAD if large else 0)
+        trials = battery(model, seed=self.seed, tokens=budget, overhead=overhead, signals=large)
         table_only = replace(self, table=table, working=self._with_usual(cases, table))
         results = []
         open_, besides = self._open(module)
@@ -207,19 +210,27 @@ class Explorer:
         cases = [one for one in (plain[0], _reversed(plain[0]), *(padded or others)) if model.accepts(one)]
         lengths = [trial.case for trial, one in done if trial.kind is Kind.LENGTH and one.status is Status.SAME]
         short = lengths[:STATES] or cases[:1]
-        varied = [*_varied(short[-1])]
+        varied = [*_varied(max(short, key=lambda case: _width(case.inputs)))]
+        further: list[Case] = []
+        plainer: list[Case] = []
+        for case in taken:
+            (plainer if model.further.values.keys().isdisjoint(case.inputs) else further).append(case)
+        usual = max(unpadded[:MANY], key=lambda case: len(case.inputs))
+        richest = [usual, *(case for case in further if any(case is one for one in unpadded))]
+        whole = max(richest, key=lambda case: len(case.inputs))
         if lengths:  # else it takes rows of one length alone
-            varied += _growing(max(unpadded[:MANY], key=lambda case: len(case.inputs)))
+            varied += _growing(usual)
         varied += [plain[0], _turned_round(plain[0])]  # the same rows in another order have the same sums
         varied.append(_with_another_last_row(plain[0]))  # what is kept of a batch may be found by its first row
         varied = [one for one in varied if model.accepts(one)]
         alone = {len(short) + number: partial(self.plain, [case]) for number, case in enumerate(varied)}
-        turned = [case for case in taken if model.accepts(_reversed(case))]
+        turned = [case for case in plainer if model.accepts(_reversed(case))]
         largest = max(turned, key=lambda case: _tokens(case.inputs))
         longest = max(unpadded, key=lambda case: _width(case.inputs))
         pairs = [largest, _reversed(largest)]
         others = _of_each_shape(turned, known=[*short, largest])
         pairs += [case for one in (*short, *others) for case in (one, _with_other_tokens(one, longest))]
+        optional = {*model.optional, *model.further.values}
         matcher = Matcher(((one.name, one) for one in table.fresh), table.target_prefix)
         return impurities(
             lambda: self.plain(cases),
@@ -229,6 +240,8 @@ class Explorer:
             alone,
             self.plain(pairs),
             lambda name: bool(matcher.read(name)),
+            _after_arguments(whole, [name for name in whole.inputs if name in optional], model.further.values),
+            self.plain,
         )
 
     def _judge(self, cases: Sequence[Case], table: Table) -> Judge:
@@ -271,17 +284,16 @@ def _without_broadcast(model: Model, trials: Sequence[Trial], results: Sequence[
         return (picture.shape[-2] // patch) * (picture.shape[-1] // patch)
 
     counts = [patches(trial.case.inputs.get(PIXELS, own)) for trial in trials]
-    others = [one.status for count, one in zip(counts, results, strict=True) if count not in {1, patches(own)}]
+    plain = [model.further.values.keys().isdisjoint(trial.case.inputs) for trial in trials]
+    given = zip(counts, results, plain, strict=True)
+    others = [one.status for count, one, bare in given if bare and count not in {1, patches(own)}]
     if not others or any(status is not Status.REFERENCE_FAILED for status in others):
         return [*results]
     return [
-        replace(one, status=Status.REFERENCE_FAILED, difference=None, said=REFUSED) if count == 1 else one
-        for count, one in zip(counts, results, strict=True)
+        replace(one, status=Status.REFERENCE_FAILED, difference=None, said=REFUSED) if count == 1 and bare else one
+        for count, one, bare in zip(counts, results, plain, strict=True)
     ]
 
-
-PICTURE_AXES = 4
-"""Axes of a batch of pictures [b c h w]."""
 
 REFUSED = "it refuses pictures of each other number of patches"
 """The reason why a size at which the reference runs all the same is not counted."""
@@ -321,7 +333,8 @@ def _reversed(case: Case) -> Case:
 
 def _flipped(value: Tensor) -> Tensor:
     """The rows and tokens backwards, and the pixels of pictures; not the four numbers of a box."""
-    return value.flip(*range(value.ndim if value.is_floating_point() else min(value.ndim, 2)))
+    axes = value.ndim if value.is_floating_point() else min(value.ndim, 2)
+    return value.flip(*range(axes)) if axes else value
 
 
 def _with_other_tokens(case: Case, longest: Case) -> Case:
@@ -349,6 +362,40 @@ def _varied(case: Case) -> Iterator[Case]:
         else:
             other = one.flip(1)
         yield Case(f"{case.name}, another {name}", {**case.inputs, name: other})
+
+
+def _after_arguments(
+    case: Case, optional: Sequence[str], values: Mapping[str, Mapping[str, Tensor]]
+) -> list[list[tuple[Case, Case]]]:
+    """A batch with an optional argument and one without it, and so with all of these arguments; then the other order.
+
+    The other order begins without any of them: a port may decide in its first call what it does in all calls.
+
+    Args:
+        values: of arguments for which not every value is legal: those that were tried.
+    """
+    names = [name for name in optional if name != IDS and case.inputs[name].ndim]
+    pairs: list[tuple[Case, Case]] = []
+    for some in dict.fromkeys([*((name,) for name in names), tuple(names)] if names else []):
+        what = " and ".join(some)
+        changed = {
+            name: [*values[name].values()][-1] if name in values else _hiding(name, case.inputs[name])
+            for name in some
+            if not name.endswith(IDS)
+        }
+        having = Case(f"{case.name}, another {what}", {**case.inputs, **changed})
+        lacking = Case(f"{case.name}, without {what}", without(some, case.inputs))
+        pairs.append((having, lacking))
+    return [pairs, [(lacking, having) for having, lacking in reversed(pairs)]] if pairs else []
+
+
+def _hiding(name: str, value: Tensor) -> Tensor:
+    """Another value of an argument: of a mask one that hides every second place, else the same in another order."""
+    if not name.endswith("mask"):
+        return _flipped(value)
+    other = value.clone()
+    other[..., ::2] = 0
+    return other if other.any() else value
 
 
 def _growing(case: Case) -> Iterator[Case]:
@@ -408,5 +455,6 @@ def _scope(model: Model, cases: Sequence[Case], trials: Sequence[Trial], results
         values=of_kind(results, Kind.VALUES),
         tokens=(len(seen), size if isinstance(size, int) else 0),
         not_run=tuple(not_run),
+        lacking=model.further.lacking,
         results=tuple(results),
     )

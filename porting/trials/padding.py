@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from porting.tracing.torch_modes import DispatchMode
-from porting.tracing.trace import PROBABILITIES, SCORES, Point, output_of, split
+from porting.tracing.trace import PROBABILITIES, SCORES, Point, is_returned, output_of, split
 
 MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 
@@ -90,19 +90,40 @@ def attended(inputs: Mapping[str, Tensor], point: Point, shape: tuple[int, ...])
         either side of an encoder-decoder.
     """
     masks = {name: _rows(inputs[name]) for name in _order(point) if name in inputs}
-    inside = output_of(point) in {SCORES, PROBABILITIES} and len(shape) == QUERIES
+    output = output_of(point)
+    inside = output in {SCORES, PROBABILITIES} and len(shape) == QUERIES
     whole = [mask.any(1) for mask in masks.values() if shape and len(mask) == shape[0]]  # a row that is all padding
     rows = torch.stack(whole).all(0) if whole else None
     seen = [mask & rows[:, None] if rows is not None and len(mask) == len(rows) else mask for mask in masks.values()]
-    for mask in seen if not inside else ():
-        if len(shape) >= TOKENS and tuple(shape[:2]) == tuple(mask.shape):
-            return None if mask.all() else mask.view(*mask.shape, *[1] * (len(shape) - 2)).expand(shape)
-    for mask in seen:  # heads stand in front of places, [b h s ...], as behind the dropout of probabilities
-        if len(shape) == QUERIES and (shape[0], shape[2]) == tuple(mask.shape):
-            return None if mask.all() else mask[:, None, :, None].expand(shape)
+    queries_first = inside or (_ATTENTIONS in output and len(shape) == QUERIES)  # never [b s ...], however many heads
+    of_tokens = [mask for mask in seen if not queries_first and tuple(shape[:TOKENS]) == tuple(mask.shape)][:1]
+    # Heads stand in front of places, [b h s ...], as behind the dropout of probabilities.
+    of_queries = [mask for mask in seen if len(shape) == QUERIES and (shape[0], shape[2]) == tuple(mask.shape)][:1]
+    places = [_along(mask, 0, 1, shape) for mask in of_tokens] + [_along(mask, 0, 2, shape) for mask in of_queries]
+    if not places and is_returned(point) and len(shape) >= QUERIES:  # of stacked layers, [l b s ...] or [l b h s ...]
+        places = [_along(mask, 1, axis, shape) for mask in seen for axis in (2, 3) if _lies(mask, 1, axis, shape)][:1]
+    if places:  # as many heads as tokens: either axis may be that of tokens
+        kept_places = torch.stack(places).all(0) if len(places) > 1 else places[0]
+        return None if kept_places.all() else kept_places
     if rows is None or inside or rows.all():
         return None
     return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def _lies(mask: Tensor, rows: int, tokens: int, shape: tuple[int, ...]) -> bool:
+    """Whether these axes of a shape have the sizes of a mask [b s]."""
+    return len(shape) > tokens + 1 and (shape[rows], shape[tokens]) == tuple(mask.shape)
+
+
+def _along(mask: Tensor, rows: int, tokens: int, shape: tuple[int, ...]) -> Tensor:
+    """A mask [b s] along two axes of a shape."""
+    sizes = [1] * len(shape)
+    sizes[rows], sizes[tokens] = mask.shape
+    return mask.view(sizes).expand(shape)
+
+
+_ATTENTIONS = "attentions"
+"""How the names of attention weights end that a model of transformers returns: ``cross_attentions``."""
 
 
 def _order(point: Point) -> tuple[str, str]:

@@ -10,8 +10,12 @@ import math
 import os
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +27,8 @@ from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
 from porting.tracing.trace import leaves
 from porting.trials.combinations import de_bruijn
+from porting.trials.inputs import Case
+from porting.trials.padding import TOKENS
 from porting.trials.scope import Impurity, ImpurityKind
 
 ROUNDING = 4096
@@ -46,7 +52,9 @@ def impurities(
     short: Side,
     alone: Mapping[int, Callable[[], Side]],
     pairs: Side,
-    own: Callable[[str], bool] = lambda name: False,
+    own: Callable[[str], bool],
+    sequences: Sequence[Sequence[tuple[Case, Case]]],
+    make_with: Callable[[Sequence[Case]], Side],
 ) -> list[Impurity]:
     """Run a port in every way and say where it is not pure.
 
@@ -59,6 +67,9 @@ def impurities(
         pairs: the port with batches two by two of one shape and other tokens, the largest first: an output may be kept
             in one buffer for large batches only, or for single tokens.
         own: whether a persistent buffer is the module's own, and no checkpoint fills it.
+        sequences: pairs of a batch, and one that is run after it and by itself: it lacks an argument that the first one
+            has, or has one more. Each list of pairs is run in a copy of its own.
+        make_with: gives the port in a fresh copy with other batches, for the sequences.
     """
     side, other = make(), make()
     last = min(len(side.arguments) - 1, 1)
@@ -76,7 +87,8 @@ def impurities(
             found.append(Impurity(kind=ImpurityKind.RANDOM, detail=", ".join(drawn), size=repeated or None))
         if repeated > REPEATED * units:
             if not drawn:
-                found.append(Impurity(kind=ImpurityKind.REPEATED, size=repeated))
+                detail = _kept(side.module, kept_before)
+                found.append(Impurity(kind=ImpurityKind.REPEATED, size=repeated, detail=detail))
             return [*found, *_written(side, before, own)]
         _run(side, last)
         if (far := apart({name: kept[name] for name in held}, held)) > 0 or (far := _overwritten(pairs)) > 0:
@@ -84,14 +96,22 @@ def impurities(
         far = _in_any_order(short, alone)
         if far > REPEATED * units:
             found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(short.module, kept_before)))
-        for kind, values, most in (
-            (ImpurityKind.STATE, _run(side, 0), REPEATED),
-            (ImpurityKind.STATE, _after_training_mode(side), REPEATED),
-            (ImpurityKind.FRESH, _after_another(other, last), REPEATED),
+            sequences = ()
+        for several in sequences:
+            used = make_with([case for pair in several for case in pair])
+            far = _after_arguments(used, [partial(make_with, [second]) for _, second in several])
+            if far > REPEATED * units:
+                found.append(Impurity(kind=ImpurityKind.STATE, size=far, detail=_kept(used.module, kept_before)))
+                break
+        for kind, run in (
+            (ImpurityKind.STATE, partial(_run, side, 0)),
+            (ImpurityKind.STATE, partial(_after_training_mode, side)),
+            (ImpurityKind.FRESH, partial(_after_another, other, last)),
         ):
-            far = apart(kept, values)
-            if far > most * units:
-                found.append(Impurity(kind=kind, size=far, detail=_kept(side.module, kept_before)))
+            far = apart(kept, run())
+            if far > REPEATED * units:
+                module = other.module if kind is ImpurityKind.FRESH else side.module
+                found.append(Impurity(kind=kind, size=far, detail=_kept(module, kept_before)))
     except VerifyError as failure:
         found.append(Impurity(kind=ImpurityKind.FAILS, detail=_said("after another call", failure)))
         return [*found, *_written(side, before, own)]
@@ -108,18 +128,41 @@ def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
         That it keeps something between calls, where the two are not the same; nothing for a port that draws numbers.
     """
     used = make()
-    before, count = _state(used.module), min(len(used.arguments), MOST_CASES)
+    fresh, count = _state(used.module), min(len(used.arguments), MOST_CASES)
     worst = 0.0
     try:
         with generators() as drawn:
             alone = [{name: one.clone() for name, one in _run(make(), case).items()} for case in range(count)]
             for case in (*range(count), *reversed(range(count))):
                 worst = max(worst, apart(alone[case], _run(used, case)))
+            for case in range(len(used.arguments)):
+                before = _with_every_argument(used.arguments[case], used.arguments[0])
+                if before is not None:
+                    right = _run(make(), case)
+                    _run(replace(used, arguments=[before]), 0)
+                    worst = max(worst, apart(right, _run(used, case)))
     except VerifyError:  # the comparison of the same batches has reported it
         return []
     if drawn or worst <= REPEATED * torch.finfo(torch.float32).eps:
         return []
-    return [Impurity(kind=ImpurityKind.STATE, size=worst, detail=_kept(used.module, before))]
+    return [Impurity(kind=ImpurityKind.STATE, size=worst, detail=_kept(used.module, fresh))]
+
+
+def _with_every_argument(some: Mapping[str, Tensor], every: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The front of a batch with all arguments, in the shape of one that lacks some; None where it has no such front."""
+    found: dict[str, Tensor] = {}
+    for name, one in every.items():
+        like = name if name in some else next((it for it in some if every.get(it, one[:0]).shape == one.shape), "")
+        if not like or some[like].ndim != one.ndim or one.ndim < 2:
+            return None
+        rows, width = some[like].shape[:2]
+        found[name] = one[:rows, :width]
+        if found[name].shape[:2] != (rows, width):
+            return None
+        if name not in some and one.ndim == TOKENS and not one.is_floating_point():  # its front may be all zeros
+            values = torch.tensor(sorted(set(one.flatten().tolist())), dtype=one.dtype)
+            found[name] = values[torch.arange(rows * width) % len(values)].view(rows, width)
+    return found if len(every) > len(some) else None
 
 
 MOST_CASES = 4
@@ -166,6 +209,25 @@ def _in_any_order(side: Side, alone: Mapping[int, Callable[[], Side]]) -> float:
     worst = max((apart(_run(make(), 0), first[case]) for case, make in alone.items()), default=0.0)
     for case in de_bruijn(range(len(first)), 2):  # each follows each, itself included
         worst = max(worst, apart(first[case], _run(side, case)))
+    return worst
+
+
+def _after_arguments(side: Side, alone: Sequence[Callable[[], Side]]) -> float:
+    """The largest distance between the outputs of each second batch in a fresh copy and after the one before it.
+
+    What a port keeps of an argument, such as a mask, it may use again in a call without that argument alone.
+    """
+    worst = 0.0
+    for number, make in enumerate(alone):
+        try:
+            right = _run(make(), 0)
+            _run(side, 2 * number)
+        except VerifyError:  # the trials have told that the port fails on such a batch
+            continue
+        try:
+            worst = max(worst, apart(right, _run(side, 2 * number + 1)))
+        except VerifyError:  # by itself it did not fail
+            return math.inf
     return worst
 
 
@@ -280,34 +342,83 @@ NAMED = 3
 
 
 def _state(module: nn.Module) -> dict[str, object]:
-    """The attributes of a module's parts, and the variables of the files that define their classes."""
+    """What calls may change besides weights, by name.
+
+    It is the attributes of a module's parts and of their classes, the variables of the files that define these, and
+    the variables that functions of both keep: in a closure, in the default of an argument, as an attribute.
+    """
     found: dict[str, object] = {}
     for path, part in module.named_modules():
         for name, value in {**vars(part), **part._buffers}.items():
             if name not in _OF_TORCH:
                 found[f"{path}.{name}" if path else name] = _content(value)
-        file = sys.modules.get(type(part).__module__)
-        if file is not None and file.__name__.partition(".")[0] not in ("torch", "builtins", "transformers"):
-            variables = {name: value for name, value in vars(file).items() if not name.startswith("__")}
-            found |= {f"{file.__name__}.{name}": _content(value) for name, value in variables.items()}
+        for class_ in type(part).__mro__:
+            file = sys.modules.get(class_.__module__)
+            if file is None or file.__name__.partition(".")[0] in _LIBRARIES or class_.__qualname__ in found:
+                continue
+            found |= _variables(class_.__qualname__, vars(class_))
+            found[class_.__qualname__] = None
+            if file.__name__ not in found:
+                found |= _variables(file.__name__, vars(file))
+                found[file.__name__] = None
     return found
 
 
 _OF_TORCH = frozenset(vars(nn.Module()))
+_LIBRARIES = frozenset({"torch", "builtins", "transformers"})
 
 
-def _content(value: object) -> object:
-    """A value to compare for changes: a tensor's numbers, the length of a collection or of a cache."""
+def _variables(where: str, variables: Mapping[str, object]) -> dict[str, object]:
+    """The contents of variables by name, and of what functions among them keep."""
+    found: dict[str, object] = {}
+    for name, value in variables.items():
+        if name.startswith("__") and name != "__call__":
+            continue
+        found[f"{where}.{name}"] = _content(value)
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            found |= {f"{where}.{name}.{key}": _content(one) for key, one in _kept_by(function).items()}
+    return found
+
+
+def _kept_by(function: FunctionType) -> dict[str, object]:
+    """The variables that a function keeps from call to call, by name."""
+    found: dict[str, object] = dict(vars(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    found |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    return found | (function.__kwdefaults__ or {})
+
+
+def _content(value: object, depth: int = 3) -> object:
+    """A value to compare for changes: the numbers of tensors and arrays, also those inside of collections and objects.
+
+    Args:
+        depth: so many levels of them are looked into.
+    """
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and not value.is_meta
         return tuple(value.shape), _digest(value.detach()) if plain else 0
-    if isinstance(value, dict | list | tuple | set):
-        inside = value.values() if isinstance(value, dict) else value
-        return (type(value), len(value), *(_content(one) for one in inside if isinstance(one, Tensor)))
-    if isinstance(value, bool | int | float | str | type(None)):
+    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
         return value
-    info = getattr(value, "cache_info", None)
-    return info().currsize if callable(info) else None
+    if isinstance(value, type | nn.Module | ModuleType | FunctionType) or not depth:
+        return None
+    if callable(info := getattr(value, "cache_info", None)):  # functools.lru_cache
+        return info().currsize
+    if hasattr(value, "__array_interface__"):
+        return tuple(getattr(value, "shape", ())), hash(getattr(value, "tobytes", bytes)())
+    if isinstance(value, dict | list | tuple | set | deque):
+        inside = list(value.values()) if isinstance(value, dict) else list(value)
+    else:
+        inside = list(getattr(value, "__dict__", {}).values())
+    return (type(value), len(inside), *(_content(one, depth - 1) for one in inside[:MOST_PARTS]))
+
+
+MOST_PARTS = 1000
+"""So many members of a collection are looked at."""
 
 
 def _digests(module: nn.Module) -> dict[str, int]:

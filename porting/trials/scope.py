@@ -23,6 +23,7 @@ class Kind(StrEnum):
     TOKENS = "token ids"
     ARGUMENTS = "arguments"
     VALUES = "values"
+    SIZES = "sizes of pictures"
     COMBINED = "several at a time"
 
 
@@ -76,6 +77,9 @@ class ImpurityKind(StrEnum):
     FAILS = "fails in a way of running it"
     RANDOM = "draws random numbers"
 
+
+KEPT_BETWEEN_CALLS = (ImpurityKind.STATE, ImpurityKind.FRESH, ImpurityKind.REPEATED)
+"""The ways that show that a port keeps something from one call to the next."""
 
 _HARMLESS = frozenset({ImpurityKind.FAILS, ImpurityKind.WRITES_SCRATCH})
 
@@ -164,6 +168,7 @@ class Scope:
         places: how many places sounds and series have, ascending.
         masks, segments, positions, arguments, values: the kinds of them that ran with equal results.
         tokens: how many different token ids occurred, of how many.
+        lacking: arguments of the reference with which it returns other numbers, and which the port does not take.
         ways: how the model was called: ``"no_grad"``, ``"inference_mode"``, ``"gradients on"``, ``"twice"``.
         returned: how the outputs were paired.
         impurities: in which ways the port is not a pure function of its inputs.
@@ -185,6 +190,7 @@ class Scope:
     ways: tuple[str, ...] = ()
     returned: Returned | None = None
     not_run: tuple[NotRun, ...] = ()
+    lacking: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
     impurities: tuple[Impurity, ...] = ()
 

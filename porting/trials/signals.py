@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ from porting.trials.modalities import (
     SEGMENTS,
     SERIES,
     SIGNALS,
+    VISION,
+    find,
     special_places,
 )
+from porting.trials.optional_arguments import PICTURE_AXES, patch_size
 from porting.trials.padding import DECODER_MASK, MASK
 from porting.trials.scope import Kind
 from porting.trials.token_rows import TokenRows
@@ -81,28 +85,7 @@ class SignalRows:
                 two = rows_of(base, torch.arange(2) % most)
                 halves = {name: _half_the_same(two[name], dim, generator) for name in signals}
                 yield self._trial(Kind.VALUES, f"rows that are the same in half of their {what} axis", two | halves)
-        pictures = {name: one for name, one in base.items() if name == PIXELS and one.ndim == 4}
-        sizes: dict[str, Callable[[Tensor], Tensor]] = {
-            "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
-            "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
-            "pictures of half the height and twice the width": _flat,
-            "pictures of twice the height and half the width": lambda one: _flat(one.mT).mT,
-            "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
-            "pictures four rows higher and twelve columns wider": lambda one: _wider(_wider(one, 12, -1), 4, -2),
-        }
-        small = all(one[0].numel() * ENLARGED**2 <= SMALL for one in pictures.values())
-        if small:
-            sizes[f"pictures of {ENLARGED} times the height and width"] = _enlarged
-        patch = self.model.config.get("patch_size")
-        if isinstance(patch, int) and not isinstance(patch, bool) and patch > 0:
-            sizes["pictures of one patch"] = lambda one: one[..., :patch, :patch]
-        if pictures:
-            turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
-            yield self._trial(Kind.ARGUMENTS, "pictures with their channels last in memory", {**base, **turned})
-        for what, change in sizes.items() if pictures else ():
-            others = {name: one for name, one in base.items() if name != "pixel_mask"}
-            changed = {name: change(one) for name, one in pictures.items()}
-            yield self._trial(Kind.VALUES, what, rows_of(others | changed, torch.arange(2) % most))
+        yield from self._pictures(most)
         for name in base:
             if name in self.model.optional:
                 left = {other: one for other, one in base.items() if other != name}
@@ -113,6 +96,42 @@ class SignalRows:
             for length in dict.fromkeys((1, 2, base[DECODER_IDS].shape[-1] - 1)):
                 cut = {name: one[..., :length] for name, one in base.items() if name.startswith(DECODER)}
                 yield self._trial(Kind.LENGTH, f"{length} tokens for the decoder", {**base, **cut})
+
+    def _pictures(self, most: int) -> Iterator[Trial]:
+        """Pictures of other sizes, smaller and larger, each also with the flags that a reference may need for them."""
+        base, config, further = self.model.base, self.model.config, self.model.further
+        pictures = {name: one for name, one in base.items() if name == PIXELS and one.ndim == PICTURE_AXES}
+        if not pictures:
+            return
+        patch = patch_size(config, max(min(pictures[PIXELS].shape[-2:]) // 4, 1))
+        sizes: dict[str, Callable[[Tensor], Tensor]] = {
+            f"pictures of {_more(high)} in height and {_more(wide)} in width": partial(
+                _of_patches, patch=patch, high=high, wide=wide
+            )
+            for high, wide in PATCHES_MORE
+        }
+        sizes |= {
+            "pictures of half the height": lambda one: one[..., : max(one.shape[-2] // 2, 1), :],
+            "pictures of twice the width": lambda one: torch.cat([one, one.flip(-1)], -1),
+            "pictures of half the height and twice the width": _flat,
+            "pictures of twice the height and half the width": lambda one: _flat(one.mT).mT,
+            "pictures one row higher and three columns wider": lambda one: _wider(_wider(one, 3, -1), 1, -2),
+            "pictures four rows higher and twelve columns wider": lambda one: _wider(_wider(one, 12, -1), 4, -2),
+        }
+        if all(one[0].numel() * ENLARGED**2 <= SMALL for one in pictures.values()):
+            sizes[f"pictures of {ENLARGED} times the height and width"] = _enlarged
+        if find(config, ("patch_size",), VISION) is not None:
+            sizes["pictures of one patch"] = lambda one: one[..., :patch, :patch]
+        turned = {name: one.contiguous(memory_format=torch.channels_last) for name, one in pictures.items()}
+        yield self._trial(Kind.ARGUMENTS, "pictures with their channels last in memory", {**base, **turned})
+        others = {name: one for name, one in base.items() if name != "pixel_mask"}
+        for what, change in sizes.items():
+            changed = {name: change(one) for name, one in pictures.items()}
+            given = rows_of(others | changed, torch.arange(2) % most)
+            yield self._trial(Kind.SIZES, what, given)
+            for flag in further.flags:
+                on = next(iter(further.values[flag].values()))
+                yield self._trial(Kind.SIZES, f"{what}, with {flag}", {**given, flag: on})
 
     def _lengths(self, most: int) -> Iterator[Trial]:
         """Sounds and series of other lengths, with the masks that go with them."""
@@ -276,6 +295,25 @@ def _wider(pictures: Tensor, more: int, dim: int) -> Tensor:
     return torch.cat([pictures, pictures.narrow(dim, 0, min(more, pictures.shape[dim]))], dim)
 
 
+def _more(patches: int) -> str:
+    return f"{abs(patches)} patch{'es' if abs(patches) > 1 else ''} {'more' if patches > 0 else 'less'}"
+
+
+def _of_patches(pictures: Tensor, patch: int, high: int, wide: int) -> Tensor:
+    """Pictures with so many patches more than they have, or less where they have as many."""
+    for dim, more in ((-2, high), (-1, wide)):
+        size = pictures.shape[dim]
+        if more > 0:
+            pictures = _wider(pictures, more * patch, dim)
+        elif size + more * patch > 0:
+            pictures = pictures.narrow(dim, 0, size + more * patch)
+    return pictures
+
+
+PATCHES_MORE = ((-1, -1), (-1, -2), (-2, -1), (1, 2), (2, 1), (1, -1), (-1, 1))
+"""Patches in height and in width that pictures are tried with more, or less: smaller, larger, of each orientation."""
+
+
 def _enlarged(pictures: Tensor) -> Tensor:
     """Pictures several times as high and wide, of which no two columns of tiles are equal."""
     tiles = pictures.repeat(1, 1, ENLARGED, ENLARGED)
@@ -306,3 +344,30 @@ def rows_of(inputs: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
     """Select rows of a batch; tensors with other rows are kept as they are."""
     most = max((len(one) for one in inputs.values() if one.ndim), default=1)
     return {name: one[places] if one.ndim and len(one) == most else one for name, one in inputs.items()}
+
+
+def first_rows(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The first two rows of a batch."""
+    most = max((len(one) for one in inputs.values() if one.ndim), default=1)
+    return rows_of(inputs, torch.arange(min(most, 2)))
+
+
+def places_of(inputs: Mapping[str, Tensor], config: Mapping[str, object], *, signals: bool) -> int:
+    """How many places a model computes for a batch: tokens, and if ``signals`` patches and frames too."""
+    whole = [
+        one.numel() for name, one in inputs.items() if not one.is_floating_point() and not name.startswith("pixel")
+    ]
+    if signals:
+        patch = patch_size(config)
+        pictures = (one for name, one in inputs.items() if name == PIXELS and one.ndim >= PICTURE_AXES)
+        whole += [one.shape[:-3].numel() * (one.shape[-2] // patch) * (one.shape[-1] // patch) for one in pictures]
+        whole += [
+            len(one) * one.shape[axis] // FRAME.get(name, 1)
+            for name, axis in PLACES.items()
+            if name in inputs and (one := inputs[name]).ndim > 1
+        ]
+    return max(whole, default=0)
+
+
+FRAME = {SAMPLES: 320, FEATURES: 2}
+"""So many places of a sound are one of an encoder, as in wav2vec 2.0 and Whisper."""

@@ -525,7 +525,7 @@ class TokenRows:
                 said.append(f"random {name}")
         left = [name for name, one in chosen.items() if one == LEFT_OUT]
         said += [f"without {' and '.join(left)}"] if left else []
-        return ", ".join(said) or "other rows of another length", _without(left, inputs)
+        return ", ".join(said) or "other rows of another length", without(left, inputs)
 
     def _source_decoded(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The encoder's tokens for the decoder; a port that hides padding by itself hides it there too."""
@@ -592,7 +592,7 @@ class TokenRows:
         yield self._trial(Kind.ARGUMENTS, "tensors that lie column by column in memory", turned)
         plain = self._given(self._ids(2, width))
         for name in given:
-            left = _without([name], plain if name == MASK else whole)
+            left = without([name], plain if name == MASK else whole)
             yield self._trial(Kind.ARGUMENTS, f"without {name}", left)
         if DECODER_MASK in self.model.base:
             short = [(EVERY_MASK, every_mask(count)) for count in FEW_TOKENS if count < width]
@@ -609,7 +609,7 @@ class TokenRows:
                 inputs = self._hidden(front) | self._decoded(len(front), width)
                 yield self._trial(Kind.MASK, "a decoder's row as long as the encoder's, padded in front", inputs)
                 if DECODER_MASK in given:
-                    left = _without([DECODER_MASK], inputs)
+                    left = without([DECODER_MASK], inputs)
                     yield self._trial(Kind.ARGUMENTS, f"the same without {DECODER_MASK}", left)
             yield from self._longer(width, optional=MASK in given)
 
@@ -641,7 +641,7 @@ class TokenRows:
             yield self._trial(Kind.LENGTH, f"{LONGER} in the decoder", inputs | self._decoded(len(lengths), length))
         for what, mask in masks(length, self._generator) if DECODER_MASK in self.model.base else ():
             inputs = self._given(self._ids(len(mask), width)) | self._decoded(len(mask), length, mask)
-            given = _without([MASK], inputs) if optional else inputs
+            given = without([MASK], inputs) if optional else inputs
             yield self._trial(Kind.MASK, f"{what}, {LONGER}{IN_DECODER}", given)
 
     def _lengths(self) -> Iterator[Trial]:
@@ -668,7 +668,7 @@ def _kept_places(lengths: Sequence[int]) -> Tensor:
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
-def _without(names: Collection[str], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without(names: Collection[str], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The arguments without some; without a decoder's tokens there is no mask of them either."""
     left = {*names, DECODER_MASK} if DECODER_IDS in names else {*names}
     return {name: value for name, value in inputs.items() if name not in left}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from porting.trials.derived_inputs import is_right_padded
 from porting.trials.inputs import Case
+from porting.trials.optional_arguments import Found
 from porting.trials.scope import Kind
 
 
@@ -50,6 +51,7 @@ class Model:
         never: token ids that no row holds, since they stand for something else, as for a part of a picture.
         full: the port takes no other rows than the longest.
         right_padded: the masks whose padding has to be at the end of rows: the port takes their lengths.
+        further: optional arguments that the first batch does not have.
     """
 
     config: Mapping[str, object]
@@ -69,6 +71,7 @@ class Model:
     never: Collection[int] = ()
     full: bool = False
     right_padded: Collection[str] = ()
+    further: Found = field(default_factory=Found)
 
     def accepts(self, case: Case) -> bool:
         """Whether the port can be told where the padding of a batch is."""

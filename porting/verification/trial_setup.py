@@ -18,15 +18,26 @@ from porting.notation.table import Table
 from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
-from porting.tracing.trace import is_inner, is_returned
+from porting.tracing.trace import ARROW, is_inner, is_returned
 from porting.trials.derived_inputs import LENGTHS, source_of
 from porting.trials.derived_inputs import NAMES as DERIVED
 from porting.trials.explore import Explored, Explorer
 from porting.trials.inputs import Case, integers
-from porting.trials.modalities import DECODER, EMBEDDED, IDS, POSITIONS, SEGMENTS, embedding_width, special_places
+from porting.trials.modalities import (
+    DECODER,
+    EMBEDDED,
+    IDS,
+    POSITIONS,
+    SEGMENTS,
+    embedding_width,
+    parameters_of,
+    special_places,
+)
+from porting.trials.optional_arguments import Found, optional_arguments
 from porting.trials.padding import MASK
 from porting.trials.run import MakeSide, Working, returned_only
 from porting.trials.scope import Returned, Scope
+from porting.trials.signals import first_rows
 from porting.trials.trial import Model
 from porting.verification.batch_search import omittable
 from porting.verification.batches import POSITIONS as LIMIT
@@ -138,8 +149,23 @@ def explore(
     own = [one for one in constants_of(module) if one not in sizes]
     likely = [one for one in (*numbers, *model.special, *sorted(own, reverse=True)) if one not in places]
     full = _refuses_shorter(cases, ours)
+    if not given:
+        model = replace(model, further=_further(theirs, module, table, reference, model))
     model = replace(model, given=given, numbers=numbers, likely=likely, never=places, full=full)
     return explorer.explore(model, cases, returned, module)
+
+
+def _further(theirs: LiveReference, module: nn.Module, table: Table, reference: MakeSide, model: Model) -> Found:
+    """The optional arguments that no batch has so far and that matter to the reference."""
+    named = {source_of(str(rule.sources[0].key)): str(rule.targets[0].key) for rule in table.inputs}
+    ours = parameters_of(module)
+
+    def taken(name: str) -> bool:
+        target = named.get(name, "" if named else name).partition(ARROW)[0]
+        return ours.get(target) is False
+
+    base = first_rows(model.base)
+    return optional_arguments(theirs.module, lambda case: reference(case).outputs(0), taken, base, model.config)
 
 
 def _refuses_shorter(cases: Sequence[Case], port: Callable[[Case], Side]) -> bool:

@@ -100,6 +100,13 @@ def test_pictures_of_other_shapes_with_as_many_patches_and_of_no_whole_number_of
     }
     shapes = {what: tuple(one.shape[2:]) for what, one in found.items() if "height" in what or "higher" in what}
     assert shapes == {
+        "pictures of 1 patch less in height and 1 patch less in width": (6, 10),
+        "pictures of 1 patch less in height and 2 patches less in width": (6, 8),
+        "pictures of 2 patches less in height and 1 patch less in width": (4, 10),
+        "pictures of 1 patch more in height and 2 patches more in width": (10, 16),
+        "pictures of 2 patches more in height and 1 patch more in width": (12, 14),
+        "pictures of 1 patch more in height and 1 patch less in width": (10, 10),
+        "pictures of 1 patch less in height and 1 patch more in width": (6, 14),
         "pictures of half the height": (4, 12),
         "pictures of half the height and twice the width": (4, 24),
         "pictures of twice the height and half the width": (16, 6),

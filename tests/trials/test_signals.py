@@ -210,7 +210,7 @@ def test_a_port_that_is_wrong_in_its_first_batches_for_what_it_keeps_is_told_so(
     report = verify(reference=Encoder(), into=Grown(), dtypes=(), loaded=True, causes=False)
     assert not report.faithful
     assert "your model gives other numbers after other calls: longest, off by" in str(report), str(report)
-    assert "cause: what a call leaves behind in longest" in str(report), str(report)
+    assert "cause: state kept between calls in longest" in str(report), str(report)
 
 
 def test_sounds_and_series_of_other_lengths_have_masks_of_these_lengths() -> None:

@@ -278,6 +278,9 @@ def test_a_port_without_a_mask_may_mask_the_padding_token_by_itself(padding: int
         ("layer.attention.query_heads", (2, 3, 4, 9), 3 * 9 * 6),
         ("layer", (2, 4, 9), 9 * 6),
         ("layer.pooled", (2, 9), 2 * 9),
+        (". -> states", (3, 2, 4, 9), 3 * 9 * 6),  # of all layers
+        (". -> weights", (3, 2, 5, 4, 4), 3 * 5 * 4 * 6),
+        ("layer.attention", (2, 4, 4, 9), (4 * 4 + 2 * 2) * 9),  # of heads or of tokens first: nobody knows
     ],
 )
 def test_the_places_of_tokens_are_found_behind_the_heads_as_well(
@@ -286,6 +289,25 @@ def test_the_places_of_tokens_are_found_behind_the_heads_as_well(
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     seen = attended({"attention_mask": mask}, point, shape)
     assert (torch.ones(shape) if seen is None else seen).sum() == counted
+
+
+@pytest.mark.parametrize(
+    ("point", "masks"),
+    [
+        (". -> attentions.0", {"attention_mask"}),
+        (". -> encoder_attentions.1", {"attention_mask", "decoder_attention_mask"}),
+        (". -> decoder_attentions.0", {"decoder_attention_mask"}),
+        (". -> cross_attentions.0", {"decoder_attention_mask"}),
+        (". -> global_attentions.0", {"attention_mask"}),
+    ],
+)
+def test_of_attention_weights_the_queries_that_are_tokens_count_with_as_many_heads_as_tokens(
+    point: str, masks: set[str]
+) -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
+    seen = attended(dict.fromkeys(masks, mask), point, (2, 4, 4, 4))
+    assert seen is not None
+    assert torch.equal(seen, (mask == 1)[:, None, :, None].expand(2, 4, 4, 4))
 
 
 class Remembering(Encoder):
