@@ -357,8 +357,8 @@ def _repeated(work: Callable[[], Value], abandoned: Event) -> Value:
     """Call the client, and again where it failed because another thread closed the session that both use.
 
     huggingface_hub closes its one session when a connection is refused.  The requests of other threads then end with
-    any exception: ``RuntimeError`` of a closed client, ``AttributeError`` of None, a broken connection.  The guard counts
-    each as a failure, so a hub that only fails is not asked for longer.
+    any exception: ``RuntimeError`` of a closed client, ``AttributeError`` of None, a broken connection.  The guard
+    counts each as a failure, so a hub that only fails is not asked for longer.
     """
     for left in range(TRIES, -1, -1):
         session = get_session()

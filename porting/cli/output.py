@@ -47,6 +47,9 @@ DIFFERENT = 1
 WRONG = 2
 """Exit code: what was asked for cannot be done."""
 
+UNEXPECTED = 3
+"""Exit code: porting itself has a fault."""
+
 SIGNALLED = 128
 """Exit code of a process that a signal ended, less the number of the signal, by the shells' convention."""
 
