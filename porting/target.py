@@ -149,7 +149,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     A part that was given to ``torch.compile`` is called what it was called before.
     """
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in _parts(module):
         stem = f"{path}.".replace("_orig_mod.", "") if path else ""
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -159,9 +159,24 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield stem + name, buffer
 
 
+def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of a module with their paths, under each of their names.
+
+    Raises:
+        TargetError: one lies in itself, or they lie in each other too deeply for torch to list them.
+    """
+    try:
+        yield from module.named_modules(remove_duplicate=False)
+    except RecursionError as error:
+        message = f"the modules of {type(module).__name__} lie in each other too deeply to be listed, or one in itself"
+        raise TargetError(
+            Fault(code=Code.BAD_TARGET, message=message, hint="take it out of its own modules")
+        ) from error
+
+
 def unsaved_tensors(module: nn.Module) -> Iterator[tuple[str, str]]:
     """The tensors of a module that no checkpoint can fill, each with what would change that."""
-    for path, part in module.named_modules(remove_duplicate=False):
+    for path, part in _parts(module):
         stem = f"{path}.".replace("_orig_mod.", "") if path else ""
         for name, value in vars(part).items():
             if isinstance(value, Tensor):
@@ -215,6 +230,9 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module; changed in place.
+
+    Raises:
+        TargetError: TorchScript keeps parameters that are to be replaced.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}
@@ -231,6 +249,8 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
                 replaced[id(tensor)] = nn.Parameter(value, requires_grad=grad)
             else:
                 replaced[id(tensor)] = value
+        if replaced:
+            _require_replaceable(module)
     except BaseException:
         for tensor, before in kept:
             tensor.data = before
@@ -249,6 +269,15 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
         vars(part).update(
             {name: replaced[id(value)] for name, value in alike.items()}
         )  # a buffer that has another name
+
+
+def _require_replaceable(module: nn.Module) -> None:
+    """Raises: TargetError if TorchScript keeps the parameters of a part, which cannot be replaced there."""
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            message = f"{path or 'the module'} is TorchScript, whose parameters without values cannot be replaced"
+            hint = "load into the module that is given to torch.jit, and script it after that"
+            raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
 def _untrusted(path: str, *, config: bool) -> TargetError:

@@ -40,6 +40,39 @@ class Computing(nn.Module):
         self.closure: Callable[[], Tensor] = lambda: offset
 
 
+def in_itself() -> nn.Module:
+    module = nn.Linear(3, 4)
+    module._modules["itself"] = module
+    return module
+
+
+def nested(depth: int) -> nn.Module:
+    outer = inner = nn.Module()
+    for _ in range(depth):
+        inner.inner = nn.Module()
+        inner = inner.inner
+    return outer
+
+
+@pytest.mark.parametrize("make", [in_itself, functools.partial(nested, 5000)])
+def test_modules_that_cannot_be_listed_are_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(TargetError, match=r"lie in each other too deeply to be listed, or one in itself"):
+        build(make, OWN_CODE)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_parameters_that_torchscript_keeps_are_not_replaced(inside: bool) -> None:
+    def scripted() -> nn.Module:
+        module: nn.Module = torch.jit.script(nn.Linear(3, 4))
+        return nn.Sequential(module) if inside else module
+
+    module = build(scripted, OWN_CODE)
+    values = {name: torch.zeros(tensor.shape) for name, tensor in named_tensors(module)}
+    with pytest.raises(TargetError, match=r"is TorchScript, whose parameters without values cannot be replaced"):
+        assign(module, values)
+
+
 def test_a_module_is_built_without_memory_or_values() -> None:
     module = build(lambda: Bert(config=BertConfig(**TINY)), OWN_CODE)
     assert all(tensor.is_meta for _, tensor in named_tensors(module))

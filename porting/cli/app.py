@@ -16,10 +16,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from porting.cli import options
-from porting.cli.output import TYPED, WRONG, ended_by, shortage
+from porting.cli.output import BROKEN_PIPE, TYPED, UNEXPECTED, WRONG, ended_by, shortage
 from porting.cli.streams import errors, output
 from porting.errors import Code, Fault, PortingError, nearest
-from porting.printable import safe
+from porting.printable import safe, told
+from porting.users_code import FINDER
 
 
 @contextmanager
@@ -228,17 +229,46 @@ def main() -> None:
         raise
     except SystemExit as error:
         if _is_own_exit(error):
+            if isinstance(error.__context__, BrokenPipeError):  # Typer's own code for it is that of a difference
+                sys.exit(BROKEN_PIPE)
             raise
         sys.stderr.write(f"error: {safe(ended_by(error))}\n")
         sys.exit(WRONG)
     except BaseException as error:  # noqa: BLE001  # libraries raise such that are no Exception
-        from porting.cli.report_bug import UNEXPECTED, unexpected
-
-        short = shortage(error) or (str(error) if isinstance(error, PortingError) else "")
-        sys.stderr.write(f"error: {safe(short or str(unexpected(error)))}\n")
-        sys.exit(WRONG if short else UNEXPECTED)
+        line, code = _last_words(error)
+        sys.stderr.write(f"error: {safe(line)}\n")
+        sys.exit(code)
     finally:
         _let_go(sys.stdout)
+
+
+def _last_words(error: BaseException) -> tuple[str, int]:
+    """The line about an error that no command expected, and the exit code."""
+    short = shortage(error) or (str(error) if isinstance(error, PortingError) else _failed_import(error))
+    if short:
+        return short, WRONG
+    try:
+        from porting.cli.report_bug import unexpected
+
+        return str(unexpected(error)), UNEXPECTED
+    except Exception as second:  # noqa: BLE001  # nothing can be imported or written any more, as without memory
+        short = shortage(second)
+        return short or told(error), WRONG if short else UNEXPECTED
+
+
+def _failed_import(error: BaseException) -> str:
+    """The line about a library that cannot be imported; empty if the error came about otherwise.
+
+    Libraries read their own variables of the environment then, and raise anything about a value that they do not take.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    last = max((number for number, name in enumerate(names) if name == "porting"), default=len(frames))
+    for frame, name in zip(frames[last + 1 :], names[last + 1 :], strict=True):
+        if frame.f_code.co_name == "<module>" and not FINDER.raised(error):
+            hint = "check its installation, and the variables that it reads: HF_ENDPOINT, TORCH_LOGS, PYTHONOPTIMIZE, …"
+            return f"importing {name} failed: {told(error)} ({hint})"
+    return ""
 
 
 def _is_own_exit(error: SystemExit) -> bool:

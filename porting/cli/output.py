@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, redire
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -47,6 +47,9 @@ DIFFERENT = 1
 WRONG = 2
 """Exit code: what was asked for cannot be done."""
 
+UNEXPECTED = 3
+"""Exit code: porting itself has a fault."""
+
 SIGNALLED = 128
 """Exit code of a process that a signal ended, less the number of the signal, by the shells' convention."""
 
@@ -61,25 +64,49 @@ class Ended(KeyboardInterrupt):
         self.number = number
 
 
+AGAIN = 0.05
+"""Seconds until a signal is sent again that a finalizer swallowed."""
+
+
 @contextmanager
 def endable() -> Iterator[None]:
-    """Raise :class:`Ended` on SIGTERM and SIGHUP, unless the program handles or ignores them; the first one counts."""
-    taken: list[int] = []
+    """Raise :class:`Ended` on SIGTERM and SIGHUP, unless the program handles or ignores them; the first one counts.
+
+    What a signal raises, Ctrl-C too, is lost where a finalizer runs just then: the signal is sent again.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    hook, timers = sys.unraisablehook, list[Timer]()
 
     def end(number: int, frame: object) -> None:
-        for one in taken:
-            signal.signal(one, signal.SIG_IGN)
+        handle(signal.SIG_IGN)
         raise Ended(number)
 
-    if current_thread() is main_thread():
-        taken += [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
-    for one in taken:
-        signal.signal(one, end)
+    def handle(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+        for one in taken:
+            signal.signal(one, handler)
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        if not issubclass(args.exc_type, KeyboardInterrupt):
+            hook(args)
+            return
+        number = args.exc_value.number if isinstance(args.exc_value, Ended) else signal.SIGINT
+        handle(end)
+        timers.append(Timer(AGAIN, os.kill, (os.getpid(), number)))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    handle(end)
+    sys.unraisablehook = unraisable
     try:
         yield
     finally:
-        for one in taken:
-            signal.signal(one, signal.SIG_DFL)
+        sys.unraisablehook = hook
+        for timer in timers:
+            timer.cancel()
+        handle(signal.SIG_DFL)
 
 
 PIPE_WIDTH = 100_000

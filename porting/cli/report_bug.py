@@ -31,9 +31,6 @@ from porting.errors import CheckpointError, Code, Fault
 from porting.opening import Folder
 from porting.printable import package_versions, safe, safe_lines, told
 
-UNEXPECTED = 3
-"""Exit code: a fault of the program itself."""
-
 PACKAGES = ("porting", "torch", "transformers", "safetensors", "huggingface_hub", "tokenizers", "numpy", "typer")
 SETTINGS = ("PORTING_LIMITS", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTORCH_ENABLE_MPS_FALLBACK")
 """Variables of the environment that change what is computed, and whose values say nothing about their user."""

@@ -149,9 +149,18 @@ def torchrun_group() -> Iterator[ProcessGroup]:
     def ended(number: int, frame: object) -> None:
         message = "this process got a signal to end, which torchrun sends when another process has ended"
         hint = "the message of the other one says why; the same command goes on from here"
-        raise RankError(Fault(code=Code.RANK_LOST, where=f"rank {os.environ['RANK']}", message=message, hint=hint))
+        raise RankError(Fault(code=Code.RANK_LOST, where=where, message=message, hint=hint))
 
-    dist.init_process_group("gloo")
+    where = f"rank {os.environ['RANK']}"
+    unset = "start all of them with torchrun; for this process alone, run `unset WORLD_SIZE RANK`"
+    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        message = f"RANK is {os.environ['RANK']} and WORLD_SIZE {os.environ['WORLD_SIZE']}; ranks are counted from 0"
+        raise RankError(Fault(code=Code.RANK_LOST, where=where, message=message, hint=unset))
+    try:
+        dist.init_process_group("gloo")
+    except (OSError, RuntimeError, ValueError) as error:
+        message = f"torch.distributed does not find the other processes: {told(error)}"
+        raise RankError(Fault(code=Code.RANK_LOST, where=where, message=message, hint=unset)) from error
     before = signal.signal(signal.SIGTERM, ended)
     try:
         yield ProcessGroup()

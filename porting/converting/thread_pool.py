@@ -54,20 +54,23 @@ def work(
     jobs: Iterable[tuple[int, Job[Owned]]],
     owners: Sequence[Callable[[], Owned]],
     look: Callable[[], None] = lambda: None,
+    stop: Event | None = None,
 ) -> None:
-    """Run all jobs in several threads, neighbours in their order.
+    """Run all jobs in several threads, neighbours in their order; whatever ends this, no thread is at work after it.
 
     Args:
         jobs: the cost of each, in bytes, and the job, which is given what its thread owns.
         owners: one for each thread; called in it, gives what the thread owns.
         look: called in this thread while the others work.
+        stop: set when jobs need not be finished, so that a long one can end early.
 
     Raises:
-        BaseException: what the first job that failed raised; jobs that had not begun then are not begun.
+        BaseException: what the first job that failed raised, or what interrupted this thread; jobs that had not begun
+            then are not begun.
         LimitError: there are so many small jobs that they take longer than a command may.
     """
     lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
-    stop = Event()
+    stop = stop if stop is not None else Event()
     failures: list[BaseException] = []
     seconds = [0.0] * len(owners)  # of processor time that small jobs took, by thread
     counted = 0.0
@@ -98,8 +101,27 @@ def work(
                         budget.spend(sum(seconds) - counted)
                     counted = sum(seconds)
         finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+            _end(threads, stop)
     if failures:
         raise failures[0]
+
+
+def _end(threads: Sequence[Thread], stop: Event) -> None:
+    """Wait for threads, also when another signal comes.
+
+    They write to files that are closed next, and the descriptor of a closed file may soon be that of another one.
+
+    Raises:
+        BaseException: what interrupted the wait first.
+    """
+    interruptions: list[BaseException] = []
+    while not stop.is_set() or any(thread.is_alive() for thread in threads):  # one that never started is not
+        try:
+            stop.set()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            interruptions.append(error)
+    if interruptions:
+        raise interruptions[0]

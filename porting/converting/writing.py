@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 from porting.atomic import moved_by_others, write_at
 from porting.checkpoint.container import Shard
@@ -65,7 +65,7 @@ def write_files(
         with _opened(draft, place) as shards:
             task = _Task(draft, group, shards, journal, meter)
             crc = any(shard.seals for shard in draft.outline.shards)
-            make_makers = [lambda: Maker(draft.checkpoint, draft.like, memory, meter.wrote, crc=crc)] * threads
+            make_makers = [lambda: Maker(draft.checkpoint, draft.like, memory, task.wrote, crc=crc)] * threads
             task.make(make_makers, before)
             meter.stage = "reading"
             task.digest_sources(make_makers)
@@ -123,6 +123,7 @@ class _Task:
         self._left: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
         self._lock = Lock()
+        self._stop = Event()
         self._reading = {name: Lock() for name in draft.checkpoint.tensors}
 
     def make(self, make_makers: list[Callable[[], Maker]], before: Past | None) -> None:
@@ -134,10 +135,20 @@ class _Task:
         self._meter.expect(len(share), sum(recipe.nbytes for _, recipe in share))
         self._waiting.update(name for _, recipe in all_jobs for name in recipe.sources)
         jobs = [(recipe.nbytes, partial(self._make, shard, recipe, before)) for shard, recipe in share]
-        work(jobs, make_makers, self._meter.look)
+        work(jobs, make_makers, self._meter.look, self._stop)
         for made, sources in self._group.gather((self.made, self.sources)):
             self.made |= made
             self.sources |= sources
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that were written.
+
+        Raises:
+            InterruptedError: another thread failed, or a signal came: the tensor need not be finished.
+        """
+        if self._stop.is_set():
+            raise InterruptedError
+        self._meter.wrote(count)
 
     def _share(self, costs: Sequence[int]) -> list[int]:
         """The numbers of the jobs that this process does, in their order."""

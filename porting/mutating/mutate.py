@@ -178,7 +178,17 @@ class _Run:
         """Start a process."""
         path = self.folder / "request.json"
         request.write(path)
-        words = ["-m", "pytest", "-x", "-q", "--no-header", "-p", "porting.mutating.plugin", *_settings(self.folder)]
+        words = [
+            "-P",
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "porting.mutating.plugin",
+            *_settings(self.folder),
+        ]
         environment = {**os.environ, VARIABLE: str(path), "PYTHONDONTWRITEBYTECODE": "1"}
         if request.socket:  # threads of a process that is copied are not in its copy, which waits for them
             environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})

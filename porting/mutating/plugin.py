@@ -45,10 +45,13 @@ class Planter:
         self.watch = ImportHook(place, self._install)
 
     def start(self) -> None:
-        """Begin, after pytest has put its folders on the path and before the user's own files are imported."""
-        for folder in (str(folder_of(self._place)), os.getcwd()):
+        """Begin, after pytest has put its folders on the path and before the user's own files are imported.
+
+        The folders come last: a file ``json.py`` in one of them is no part of the port, and must not replace Python's.
+        """
+        for folder in (os.getcwd(), str(folder_of(self._place))):
             if folder not in sys.path:
-                sys.path.insert(0, folder)
+                sys.path.append(folder)
         self.watch.start()
 
     def _install(self, module: ModuleType) -> None:

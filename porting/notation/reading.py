@@ -37,7 +37,10 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 CONFIG_ENDINGS = (".json", ".yaml", ".yml")
 """The endings of the config files that [files] may name."""
 
-_FILE = re.compile(r"(?!provenance\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_TAKEN = r"(?:provenance|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json"
+"""The names of the other files that stand beside weights: a config of such a name would take the place of one."""
+
+_FILE = re.compile(rf"(?!{_TAKEN}$|.*\.index\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
 """A name in a directory, and not that of the record which a conversion writes there."""
 
 EQUALS = "equals "

@@ -7,7 +7,9 @@ import json
 import math
 import pickle
 import re
+import signal
 import sys
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 
-from porting.cli.output import LONGEST_TEXT, Screen, counted, size
+from porting.cli.output import LONGEST_TEXT, Ended, Screen, counted, endable, size
 from porting.errors import LONGEST, Code, Fault, Message, Option, PortingError, Wording
 from porting.printable import safe
 
@@ -284,3 +286,26 @@ def test_the_middle_of_a_text_that_nobody_reads_is_left_out(character: str, caps
     assert all(line.rstrip(" 1").endswith("b") for line in lines)
     assert "more rows" in out
     assert len(out) < 1_100_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_a_finalizer_swallows_is_sent_again(
+    capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+            time.sleep(0)
+
+    def work() -> None:
+        Finalized()
+        time.sleep(20)
+
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught, endable():
+            work()
+    finally:
+        signal.signal(number, before)
+    assert not isinstance(caught.value, Ended) or caught.value.number == number
+    assert capfd.readouterr().err == ""

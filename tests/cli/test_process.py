@@ -169,6 +169,64 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "nowhere", "--json"]])
+def test_nor_is_it_a_difference_where_no_command_writes(folder: Path, words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "porting", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, check=False, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words", "library"),
+    [
+        ("HF_ENDPOINT", "http://[::1", ["inspect", "org/name"], "huggingface_hub"),
+        ("HF_ENDPOINT", "http://127.0.0.1:99999", ["inspect", "org/name"], "huggingface_hub"),
+        ("TORCH_LOGS", "nonsense", ["check", "c"], "torch"),
+    ],
+)
+def test_a_variable_that_a_library_does_not_take_is_no_fault_of_ours(
+    folder: Path, variable: str, value: str, words: list[str], library: str
+) -> None:
+    done = porting(*words, cwd=folder, env={variable: value, "HF_HUB_OFFLINE": "0"})
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(f"error: importing {library} failed: ")
+    assert line.endswith("HF_ENDPOINT, TORCH_LOGS, PYTHONOPTIMIZE, …)")
+    assert done.returncode == 2
+
+
+NO_MEMORY = """
+import sys
+from porting.cli import main
+from porting.cli.inspect import inspect as command
+
+class Full:
+    def find_spec(self, name, path=None, target=None):
+        if name == "porting.cli.report_bug":
+            raise MemoryError
+
+def inspect(*words, **options):
+    sys.modules.pop("porting.cli.report_bug", None)
+    sys.meta_path.insert(0, Full())
+    raise SystemError("returned NULL without setting an exception")
+
+command.__globals__["Screen"] = inspect
+sys.argv = ["porting", "inspect", "c"]
+main()
+"""
+
+
+def test_without_memory_to_report_an_error_it_is_a_line_all_the_same(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", NO_MEMORY]
+    done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("error: there is not enough memory for this\n", 2)
+
+
 full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to write to")
 
 

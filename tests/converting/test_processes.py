@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from porting.converting import convert
-from porting.converting.processes import ProcessGroup, shared_failures, shares
+from porting.converting.processes import ProcessGroup, shared_failures, shares, torchrun_group
+from porting.errors import RankError
 from porting.notation.table import parse_table
 from tests.converting.drawing import write
 from tests.guards.tree import ROOT
@@ -212,3 +213,28 @@ def test_every_job_is_somebodys() -> None:
         assert sorted(job for jobs in found for job in jobs) == list(range(len(costs)))
         loads = [sum(costs[job] for job in jobs) for jobs in found]
         assert max(loads) - min(loads) <= max(costs)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "7"}, r"RANK is 7 and WORLD_SIZE 2; ranks are counted from 0"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0"},
+            r"torch.distributed does not find the other processes: ValueError: .*MASTER",
+        ),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"},
+            r"torch.distributed does not find the other processes: ",
+        ),
+    ],
+)
+def test_processes_that_are_described_wrongly_are_an_error_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match=message), torchrun_group():
+        raise AssertionError("there is no group")

@@ -127,6 +127,15 @@ def test_the_command_says_what_survived_and_how_it_looks(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_beside_the_port_does_not_replace_a_module_of_python(folder: Path) -> None:
+    (folder / "colorsys.py").write_text("raise SystemExit('planted')\n", encoding="utf-8")
+    (folder / "tests").mkdir()
+    text = "import colorsys, mine\n\ndef test_it():\n    assert colorsys.rgb_to_hsv and mine.build()\n"
+    (folder / "tests" / "test_colour.py").write_text(text, encoding="utf-8")
+    with pytest.raises(MutationError, match=r"the tests never run what mine:build builds"):  # they pass
+        mutate(["tests"], "mine:build", only=["LayerNorm eps"])
+
+
 def test_wrong_use_is_refused(folder: Path) -> None:
     with pytest.raises(MutationError, match=r"no mistake called 'LayerNorm epz' \(did you mean 'LayerNorm eps'\?\)"):
         mutate(["test_weak.py"], "mine:build", only=["LayerNorm epz"])

@@ -328,6 +328,12 @@ FAULTS = [
         "t.toml:2:10: 'config' is 'c.toml', expected the name of a file in a directory that ends in .json, .yaml, .yml",
     ),
     ('[files]\nconfig = "provenance.json"', "t.toml:2:10: 'config' is 'provenance.json', expected the name of a file"),
+    ('[files]\nconfig = "tokenizer.json"', "t.toml:2:10: 'config' is 'tokenizer.json', expected the name of a file"),
+    ('[files]\nconfig = "vocab.json"', "t.toml:2:10: 'config' is 'vocab.json', expected the name of a file"),
+    (
+        '[files]\nconfig = "m.safetensors.index.json"',
+        "t.toml:2:10: 'config' is 'm.safetensors.index.json', expected the name of a file",
+    ),
     ('[files]\ntokenizer = "t.json"', "t.toml:2:1: [files] has no key 'tokenizer' (known: config, weights) [unknown-"),
     (
         'extends = "../x"',
