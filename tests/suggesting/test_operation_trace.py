@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.suggesting.search.activation_matching import normed
+from porting.suggesting.search.embedding_candidates import candidates
 from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.matrix_candidates import composed
 from porting.suggesting.search.search_state import remaining
@@ -36,6 +37,55 @@ class JoinedBiases(nn.Module):
 def test_a_slice_of_joined_biases_is_the_one_that_it_holds() -> None:
     units = traced(JoinedBiases(), torch.randn(2, 6, dtype=torch.float64)).units
     assert [one.names for one in units] == [(f"parts.{i}.weight", f"parts.{i}.bias") for i in range(3)]
+
+
+class BiasedScores(nn.Module):
+    """A table is added to the scores that queries and keys make."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.out = (nn.Linear(6, 6) for _ in range(3))
+        self.register_buffer("table", torch.randn(5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2) + self.table
+        out: Tensor = self.out(scores.softmax(-1) @ x)
+        return out
+
+
+def test_what_a_table_is_added_to_comes_from_all_that_was_in_front() -> None:
+    found = traced(BiasedScores(), torch.randn(2, 5, 6, dtype=torch.float64))
+    numbers = {one.names[0]: one.number for one in found.units}
+    last = next(one for one in found.units if one.names[0] == "out.weight")
+    assert {numbers["query.weight"], numbers["key.weight"]} <= last.behind
+    assert not found.idle
+
+
+class Tables(nn.Module):
+    """Words, places and, in the reference, segments are looked up and added."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(9 + len(name), 6) for name in names})
+
+    def forward(self, ids: Tensor) -> Tensor:
+        indices = {"words": ids, "places": ids.cumsum(1) % 7, "segments": ids * 0}
+        return torch.stack([one(indices[name]) for name, one in self.tables.items()]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "takes"), [((), "tables.words.weight"), (("tables.words.weight",), "tables.places.weight")]
+)
+def test_a_row_is_added_to_a_table_that_is_no_head(heads: tuple[str, ...], takes: str) -> None:
+    ids = torch.randint(0, 9, (2, 5), generator=torch.Generator().manual_seed(0))
+    models = Tables("words", "places"), Tables("words", "places", "segments")
+    port, reference = (traced(model, ids).units for model in models)
+    shapes = [{name: tuple(one.shape) for name, one in named_tensors(model)} for model in models]
+    ways = candidates(port, reference, shapes[0], shapes[1], (), heads)
+    folded = (move for moves in ways for move in moves if move.fold)
+    assert next(folded).writes == (takes,)
 
 
 class KeptInGraph(nn.Module):

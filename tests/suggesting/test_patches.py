@@ -60,6 +60,14 @@ class PatchedLast(Patched):
     last = True
 
 
+class PatchedBare(PatchedLast):
+    """Its row of positions and its first token have no axes of one element: nothing else is settled before them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.start, self.places = (nn.Parameter(one.detach()[0].squeeze(0)) for one in (self.start, self.places))
+
+
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.ViTConfig(
@@ -73,7 +81,9 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LAID_OUT = pytest.mark.parametrize(("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)")])
+LAID_OUT = pytest.mark.parametrize(
+    ("kind", "axes"), [(Patched, "(a b f)"), (PatchedLast, "(b f a)"), (PatchedBare, "(b f a)")]
+)
 
 
 @LAID_OUT

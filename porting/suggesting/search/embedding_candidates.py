@@ -40,12 +40,14 @@ def candidates(
     port_shapes: Shapes,
     reference_shapes: Shapes,
     scales: Sequence[str],
+    heads: Collection[str] = (),
 ) -> Ways:
     """Ways in which the port's tables may be made of the reference's.
 
     Args:
         port, reference: the tables that are looked up or added; a lookup's operand is its index.
         scales: constants that the words may have to be multiplied by, as a table writes them.
+        heads: the port's tables that are the matrix of a head as well: what is added to one changes the head.
     """
     found: list[tuple[float, tuple[CandidateRule, ...], list[Unit]]] = []
     ours = list(port)
@@ -70,12 +72,12 @@ def candidates(
         yield from _with_one_scaled(moves, ours, scales)
     yield from (moves for moves, _ in plain[1:])
     for moves, left in plain:
-        yield from _folded(moves, left, ours, port_shapes, reference_shapes)
+        yield from _folded(moves, left, ours, reference_shapes, heads)
     for scale in scales:
         for moves, left in plain:
             scaled = tuple(replace(move, scale=scale) if _words(move, ours) else move for move in moves)
             yield scaled
-            yield from _folded(scaled, left, ours, port_shapes, reference_shapes)
+            yield from _folded(scaled, left, ours, reference_shapes, heads)
 
 
 _Pair = tuple[int, tuple[str, ...], int, tuple[str, ...]]
@@ -243,15 +245,19 @@ def _folded(
     moves: tuple[CandidateRule, ...],
     left: Sequence[Unit],
     port: Sequence[Unit],
-    port_shapes: Shapes,
     reference_shapes: Shapes,
+    heads: Collection[str],
 ) -> Ways:
     """The first row of a table that the module lacks, added to every position."""
+
+    def unlikely(move: CandidateRule) -> tuple[bool, bool]:
+        return not {*move.writes}.isdisjoint(heads), _words(move, port)
+
     for extra in left:
         source = extra.names[0]
         if len(reference_shapes[source]) != 2:
             continue
-        for number, move in sorted(enumerate(moves), key=lambda one: _words(one[1], port)):
+        for number, move in sorted(enumerate(moves), key=lambda one: unlikely(one[1])):
             if len(move.sources) == 1 and not move.constants:
                 yield (*moves[:number], _with(move, (single_term(source, "0 e"),)), *moves[number + 1 :])
 

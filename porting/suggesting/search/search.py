@@ -345,7 +345,10 @@ class WeightSearch(NormSearch):
         following = self._next(group, trace)
         seconds = self._seconds(group, theirs)
         rest = [one for one in group if one.names[0] not in seconds]
-        ways = embedding_candidates.candidates(rest, theirs, self.port.shapes, self.reference.shapes, self._scales)
+        heads = {name for one in trace.units if one.kind is WeightUse.LINEAR for name in one.weights}
+        ways = embedding_candidates.candidates(
+            rest, theirs, self.port.shapes, self.reference.shapes, self._scales, heads
+        )
         chosen = not rest or (theirs and self._choose(rest, theirs, ways, following, trace))
         if chosen and rest:
             self._take_in_factor(rest, following)
@@ -615,11 +618,12 @@ class WeightSearch(NormSearch):
         by_number = {one.number: one for one in again.units}
         if not {one.number for one in group} <= by_number.keys():  # with these values other code runs
             return float("inf")
-        own = 0.0
+        own, same = 0.0, False
         if (
             len(group) == 1 and len(mates) == 1 and group[0].kind is WeightUse.LINEAR
         ):  # features in another order show later
             own = apart(by_number[group[0].number].output, mates[0].output)
+            same = own <= SAME
         if following is not None and following.number in by_number:
             for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
                 like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
@@ -627,12 +631,12 @@ class WeightSearch(NormSearch):
                 alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
                 skipped += [0.0] if alone and self._is_computed(now) else []
                 own = max(own, min([self._least(now, like)[0], *skipped]))
-            # What comes behind may differ for another reason, such as a mask or a constant factor.
+            # What comes behind may differ for another reason: a mask, a constant factor, a table that is open yet.
             now, free = by_number[following.number], [one for one in later if one.kind is following.kind]
             branch = by_number[group[0].number] if len(group) == 1 and group[0].kind is WeightUse.LINEAR else None
             scaled = branch is not None and self._branch_factor(branch, now, [one for one in free if self._free(one)])
-            known = own > CLOSE and (scaled or has_scores(group, mates, again, self.found.reference))
-            return CLOSE if known else own
+            shown = scaled or same or has_scores(group, mates, again, self.found.reference)
+            return CLOSE if own > CLOSE and shown else own
         if own > SAME:
             return own
         outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]

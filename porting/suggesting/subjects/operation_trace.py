@@ -430,8 +430,8 @@ class _OperationRecorder(DispatchMode):
             moved = name in MOVES or name in SUMS
             origin = TensorOrigin(active=True, near=near, moved=moved and all(one.moved for one in acting))
         else:
-            at = self._see(number, name, func, args, given, origins, weights, outputs)
-            origin = TensorOrigin(active=True, near=frozenset((at,)))
+            near = self._see(number, name, func, args, given, origins, weights, outputs)
+            origin = TensorOrigin(active=True, near=near)
         if active and isinstance(result, Tensor):
             self._note_source(number, name, given, result)
         self._note_origin(name, origin, outputs)
@@ -568,8 +568,8 @@ class _OperationRecorder(DispatchMode):
         origins: Sequence[TensorOrigin],
         weights: tuple[str, ...],
         outputs: Sequence[Tensor],
-    ) -> int:
-        """Note a weight at work; the number of the unit that it belongs to."""
+    ) -> frozenset[int]:
+        """Note a weight at work; the units that the result comes from: those before a table that is added."""
         pure = [
             (one, origin) for one, origin in zip(given, origins, strict=True) if origin.weights and not origin.active
         ]
@@ -592,7 +592,7 @@ class _OperationRecorder(DispatchMode):
                 acting = [(one, origin) for one, origin in acting if one is not args[0]]
                 if not pure or not acting:  # a bias alone, and the product is of two activations
                     unit.kind, unit.weights, unit.biases = WeightUse.OTHER, weights, ()
-                    return self._add(unit)
+                    return frozenset((self._add(unit),))
                 unit.operand = acting[0][0].detach().clone()
             unit.weights = tuple(dict.fromkeys(one for _, origin in pure for one in origin.weights))
             self._orient(unit, pure[0][0], args)
@@ -612,7 +612,7 @@ class _OperationRecorder(DispatchMode):
             merged = self._merged(pure[0][0], weights, before, output) if "scaled" not in name else None
             if merged is not None:
                 self._units[merged].last = number
-                return merged
+                return frozenset((merged,))
             added = pure[0][0]
             rows = added.numel() > max(added.shape, default=1) or self._embedded(before)
             unit.kind = WeightUse.TABLE if rows else WeightUse.NORM
@@ -620,11 +620,11 @@ class _OperationRecorder(DispatchMode):
             unit.operand = None if unit.kind is WeightUse.TABLE else value.detach().clone()
             if unit.kind is WeightUse.NORM:
                 unit.weights, unit.biases = (), weights
-            seen = self._add(unit)
-            return seen if unit.kind is WeightUse.NORM else next(iter(before.near), seen)
+            seen = frozenset((self._add(unit),))
+            return seen if unit.kind is WeightUse.NORM else before.near or seen
         else:
             unit.operand = value.detach().clone()
-        return self._add(unit)
+        return frozenset((self._add(unit),))
 
     def _add(self, unit: Unit) -> int:
         unit.last = unit.number
