@@ -42,7 +42,7 @@ class Patched(nn.Module):
         cut = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
         if self.last:
             cut = cut.reshape(*cut.shape[:2], 3, -1).transpose(-1, -2).flatten(-2)
-        x = torch.cat([self.start.expand(len(cut), -1, -1), self.proj(cut)], 1) + self.places
+        x = torch.cat([self.start.expand(len(cut), 1, -1), self.proj(cut)], 1) + self.places
         for layer in self.layers:
             assert isinstance(layer, nn.ModuleDict)
             q, k, v = (
