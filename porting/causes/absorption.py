@@ -28,6 +28,9 @@ AFFINE = 1e-9
 SAMPLES = (1.0, 0.6, 1.5, -1.0, -0.4, 2.2, 0.25, -1.7, 0.8, -0.7, 1.2, 3.0)
 """Both sides are given the recorded tensors, and these multiples of them."""
 
+WAVES = tuple((1.5 + 0.7 * number, 0.4 * number) for number in range(16))
+"""And sines of their elements, by frequency and phase: of multiples a ReLU gives multiples, which are no new rows."""
+
 SCALES, SHIFT = tuple(2.0**exponent for exponent in range(-2, 5)), 2.0
 """The factors that are tried on what the port's step is given, before the best one is refined, and the largest shift.
 
@@ -44,6 +47,9 @@ EXCHANGED = 6
 
 ENOUGH, MOST = 2, 8
 """The least and the most rows of numbers for each unknown of an affine map; with fewer it fits whatever is computed."""
+
+RIDGE = 1e-12
+"""What is added to the squares of features, relative to their mean: some may be the same or zero."""
 
 _CONTRACTIONS = frozenset({
     Kind.LINEAR, Kind.PRODUCT, Kind.BIASED_PRODUCT, Kind.EINSUM, Kind.ATTENTION, Kind.MULTI_HEAD, Kind.FLEX_ATTENTION,
@@ -163,7 +169,7 @@ def left_by_weights(ours: Computation, theirs: Computation, *, features: Callabl
         order = _order(ours, theirs)
         if order is None or (ours.is_affine() and theirs.is_affine()):
             return 0.0
-        wanted = torch.cat([theirs.given(_times(by)).permute(order) for by in SAMPLES])
+        wanted = torch.cat([theirs.given(sample).permute(order) for sample in _samples()])
         axes = [axis for axis in range(1, wanted.ndim) if features(wanted.shape[axis])]
         least = 1.0
         for near, left in _variants(ours, lambda own: unmapped(own, wanted, axes)):
@@ -175,11 +181,27 @@ def left_by_weights(ours: Computation, theirs: Computation, *, features: Callabl
         return 0.0
 
 
-def _times(by: float, then: Callable[[Tensor], Tensor] = lambda one: one) -> Callable[[Tensor], Tensor]:
-    def change(one: Tensor) -> Tensor:
-        return then(one * by)
+def _times(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda one: one * by
 
-    return change
+
+def _samples(then: Callable[[Tensor], Tensor] = lambda one: one) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield what is done to a tensor that both sides have, for each sample; ``then`` is done after it."""
+
+    def wave(frequency: float, phase: float) -> Callable[[Tensor], Tensor]:
+        def change(one: Tensor) -> Tensor:
+            masked = _is_masked(one)
+            size = one[~masked].square().mean().sqrt().clamp_min(1e-30)
+            return then(torch.where(masked, one, 2.0 * size * (frequency * one / size + phase).sin()))
+
+        return change
+
+    yield from ((lambda one, by=by: then(one * by)) for by in SAMPLES)
+    yield from (wave(*one) for one in WAVES)
+
+
+def _centred(one: Tensor) -> Tensor:
+    return one - one.masked_fill(_is_masked(one), torch.nan).nanmean(-1, keepdim=True)
 
 
 def _order(ours: Computation, theirs: Computation) -> tuple[int, ...] | None:
@@ -212,7 +234,7 @@ def _variants(ours: Computation, left: Callable[[Tensor], float]) -> Iterator[tu
     operands = sorted(ours.operands, key=lambda ref: ref.number)
 
     def with_operands(change: Callable[[Tensor], Tensor], instead: Mapping[Ref, Ref]) -> float:
-        return left(torch.cat([ours.given(_times(by, change), instead=instead) for by in SAMPLES]))
+        return left(torch.cat([ours.given(sample, instead=instead) for sample in _samples(change)]))
 
     ways: list[tuple[float, Mapping[Ref, Ref]]] = []
     for order in islice(permutations(operands), EXCHANGED):
@@ -221,7 +243,7 @@ def _variants(ours: Computation, left: Callable[[Tensor], float]) -> Iterator[tu
             ways.append((with_operands(lambda one: one, instead), instead))
             yield True, ways[-1][0]
     _, nearest = min(ways, key=itemgetter(0))
-    yield True, with_operands(lambda one: one - one.mean(-1, keepdim=True), nearest)
+    yield True, with_operands(_centred, nearest)
     tried: dict[tuple[float, float], float] = {}
 
     def moved(scale: float, shift: float) -> tuple[bool, float]:
@@ -265,5 +287,7 @@ def _unmapped(own: Tensor, wanted: Tensor) -> float:
     own, wanted = (one[::every].double() for one in (own, wanted))
     size = float(wanted.square().mean())
     own, wanted = own - own.mean(0), wanted - wanted.mean(0)
-    solved = torch.linalg.lstsq(own, wanted, driver="gelsd").solution
+    gram = own.T @ own  # many times as fast as a decomposition of the rows, and exact enough for a share
+    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + torch.finfo(gram.dtype).tiny)
+    solved = torch.linalg.solve(gram, own.T @ wanted)
     return (float((own @ solved - wanted).square().mean()) / size) ** 0.5 if size > 0 else 0.0

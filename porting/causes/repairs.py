@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import combinations, islice, takewhile
 
 import torch
@@ -80,12 +81,17 @@ class RepairSet:
 
     Attributes:
         residual: the distance of the outputs that is left.
-        beyond_weights: the share of a step's result that other weights cannot make up for; 0 where nothing is known.
+        left: computes :attr:`beyond_weights`, which takes longer than the repair.
     """
 
     repairs: tuple[Repair, ...]
     residual: float
-    beyond_weights: float = 0.0
+    left: Callable[[], float] = float
+
+    @cached_property
+    def beyond_weights(self) -> float:
+        """The share of a step's result that other weights cannot make up for; 0 where nothing is known."""
+        return self.left()
 
     @property
     def lines(self) -> list[str]:
@@ -113,6 +119,21 @@ class _Replacement:
     value: Tensor
     source: Ref | None
     reader: tuple[Call, Call] | None = None
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A repair of all that differs, before it is known whether other weights could do the same.
+
+    Attributes:
+        described: each repair with the replacement that it describes.
+        values, region: the port's values with the replacements, and what is unknown then.
+    """
+
+    found: RepairSet
+    described: tuple[tuple[Repair, _Replacement], ...]
+    values: Values
+    region: Region
 
 
 class RepairSearch:
@@ -161,23 +182,23 @@ class RepairSearch:
 
         None where constants that are rounded otherwise are all that differs.
         """
-        found: list[RepairSet] = []
+        found: list[_Attempt] = []
         for allow_extra in (True, False):
-            if found and not any(repair.kind in (Kind.EXTRA, Kind.MOVED) for repair in found[0].repairs):
+            if found and not any(repair.kind in (Kind.EXTRA, Kind.MOVED) for repair in found[0].found.repairs):
                 break  # it would find the same
-            repair_set = self._repair_set(allow_extra=allow_extra)
-            while repair_set is not None and len(repair_set.keys) > 1:
-                steps = dict.fromkeys(repair.step for repair in repair_set.repairs)
-                others = (self._repair_set(allow_extra=allow_extra, skipped=step) for step in steps)
-                size = len(repair_set.keys)
-                smaller = next((other for other in others if other is not None and len(other.keys) < size), None)
+            attempt = self._attempt(allow_extra=allow_extra)
+            while attempt is not None and len(attempt.found.keys) > 1:
+                steps = dict.fromkeys(repair.step for repair in attempt.found.repairs)
+                others = (self._attempt(allow_extra=allow_extra, skipped=step) for step in steps)
+                size = len(attempt.found.keys)
+                smaller = next((other for other in others if other is not None and len(other.found.keys) < size), None)
                 if smaller is None:
                     break
-                repair_set = smaller
-            if repair_set is not None and not repair_set.repairs:
+                attempt = smaller
+            if attempt is not None and not attempt.found.repairs:
                 return None
-            found += [] if repair_set is None else [repair_set]
-        return found
+            found += [] if attempt is None else [attempt]
+        return [replace(one.found, left=partial(self._left_by_weights, one)) for one in found]
 
     def departing(self) -> list[RepairSet]:
         """Return the steps that give the reference's numbers in the passing case alone, if they explain everything."""
@@ -194,7 +215,7 @@ class RepairSearch:
         )
         return [] if steps is None else [RepairSet(tuple(steps), 0.0)]
 
-    def _repair_set(self, *, allow_extra: bool, skipped: tuple[str, str] | None = None) -> RepairSet | None:
+    def _attempt(self, *, allow_extra: bool, skipped: tuple[str, str] | None = None) -> _Attempt | None:
         """Repair the port step by step; None where a few steps are not enough.
 
         Args:
@@ -230,14 +251,15 @@ class RepairSearch:
             return None
         if not few:
             return None
-        left = self._left_by_weights(described)
-        return RepairSet(tuple(repairs), self._distance(self._values), left)
+        found = RepairSet(tuple(repairs), self._distance(self._values))
+        return _Attempt(found, tuple(described), self._values, self._region)
 
-    def _left_by_weights(self, described: Sequence[tuple[Repair, _Replacement]]) -> float:
+    def _left_by_weights(self, attempt: _Attempt) -> float:
         """Return the largest share of a step's result that other weights cannot make up for, of a few of each kind."""
+        self._values, self._region = attempt.values, attempt.region
         tried: Counter[tuple[Kind, str, str]] = Counter()
         left = 0.0
-        for repair, replacement in described:
+        for repair, replacement in attempt.described:
             if left > ABSORBED or repair.kind in REORDERING or tried[repair.key] == LAYERS_TRIED:
                 continue
             tried[repair.key] += 1

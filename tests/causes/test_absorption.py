@@ -29,10 +29,11 @@ def side(layers: nn.ModuleList, x: Tensor, function: Function) -> tuple[Computat
     return computed_from(Values(tape), tape.marks["out"], shared.__contains__), shared
 
 
-def left(ours: Function, theirs: Function, *, inputs: int = 1, masks: Sequence[float] = ()) -> float:
+def left(ours: Function, theirs: Function, *, inputs: int = 1, masks: Sequence[float] = (), rows: int = 96) -> float:
     """What weights cannot make up for.
 
     Args:
+        rows: how many rows of features both are given.
         masks: the numbers that hide some of what the functions are given, in the port and in the reference.
     """
     generator = torch.Generator().manual_seed(0)
@@ -40,7 +41,7 @@ def left(ours: Function, theirs: Function, *, inputs: int = 1, masks: Sequence[f
     with torch.no_grad():
         for one in layers.parameters():
             one.copy_(torch.randn(one.shape, generator=generator, dtype=torch.float64))
-        x = torch.randn(4, 24, 6, generator=generator, dtype=torch.float64)
+        x = torch.randn(4, rows // 4, 6, generator=generator, dtype=torch.float64)
         masked = [nn.ModuleList(nn.Sequential(one, Masked(number)) for one in layers) for number in masks]
         (port, _), (reference, _) = (
             side(some, x, function) for some, function in zip(masked or [layers, layers], (ours, theirs), strict=True)
@@ -118,3 +119,8 @@ def test_too_few_rows_say_nothing() -> None:
     assert unmapped(own, wanted, [2]) == 0.0
     assert unmapped(own, wanted, [1]) > 0.0
     assert unmapped(own, own.log(), [1]) == 0.0  # not a number
+
+
+def test_a_relu_too_many_is_seen_on_few_rows() -> None:
+    """Of multiples of one row it gives multiples, which say nothing new."""
+    assert left(F.relu, lambda u: u.clone(), rows=4) > ENOUGH
