@@ -158,17 +158,21 @@ class SignalRows:
             if "mask" not in name or tokens or name.startswith(DECODER) or one.ndim < 2 or one.shape[1] < 4:
                 continue
             size = one.shape[1]
+            inputs = rows_of(self.model.base, torch.arange(2) % most)
+            whole = torch.ones_like(inputs[name])
             places = torch.arange(size).view(1, size, *[1] * (one.ndim - 2))
+            shorter = places < size - size // 3
+            row = torch.arange(2).view(2, *[1] * (one.ndim - 1))
             kept = {
-                "the end hidden": places < size - size // 3,
+                "the end hidden": shorter,
                 "the start hidden": places >= size // 4,
-                "single places hidden": torch.rand(one.shape, generator=generator) > SINGLE,
+                "single places hidden": torch.rand(whole.shape, generator=generator) > SINGLE,
+                "the end of the second row hidden": shorter | (row == 0),  # as sounds are that were sorted by length
+                "the end of the first row hidden": shorter | (row == 1),
             }
             for what, some in kept.items():
-                mask = (torch.ones_like(one) * some).to(one.dtype)
-                yield self._trial(
-                    Kind.MASK, f"{name}: {what}", rows_of({**self.model.base, name: mask}, torch.arange(2) % most)
-                )
+                mask = (whole * some).to(one.dtype)
+                yield self._trial(Kind.MASK, f"{name}: {what}", {**inputs, name: mask})
 
     def beside_tokens(self) -> Iterator[Trial]:
         """The trials of tokens, each row with a signal; and of two towers also more or fewer texts than signals.

@@ -218,6 +218,8 @@ def test_sounds_and_series_of_other_lengths_have_masks_of_these_lengths() -> Non
     lengths = [one for one in trials(base).values() if one.kind is Kind.LENGTH]
     assert {one.case.inputs["input_values"].shape[1] for one in lengths} == {39, 37, 21, 27, 10}
     assert all(len({value.shape for value in one.case.inputs.values()}) == 1 for one in lengths)
+    rows = {tuple(one.case.inputs["attention_mask"].sum(1).tolist()) for one in trials(base).values()}
+    assert {(40, 27), (27, 40)} <= rows  # as sounds that are sorted by length, either way
     series = {"past_values": torch.randn(2, 20, 3), "past_observed_mask": torch.ones(2, 20, 3)}
     found = trials(series)
     assert {one.case.inputs["past_observed_mask"].shape[1] for one in found.values()} == {20, 19, 17, 11, 14, 5}
