@@ -61,6 +61,10 @@ class Kind(StrEnum):
     SEQUENCE = "parts in another order"
 
 
+HIDDEN = -30.0
+"""What is added to a score that is hidden: e to the power of it is below rounding. Swin adds -100."""
+
+
 WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.FUNCTION: ("a step calls a different function than the reference", "call the function of the reference"),
     Kind.NUMBER: ("a step gets a different number than in the reference", "take the number from the config"),
@@ -428,6 +432,12 @@ class StepComparison:
             and maker is not None
             and any(known in maker.reads for ref in like for known in (ref, unmoved(self._reference, ref)))
         ):
+            if self._adds_a_mask(maker):
+                return (
+                    Kind.MASK,
+                    "reads scores that nothing hides",
+                    f"reads those with the mask that is added in {generic_path(maker.module)}",
+                )
             return Kind.LEFT_OUT, operation_of(maker), generic_path(maker.module)
         own = self._port.maker(source)
         if own is not None and maker is not None and self._is_gated(own, maker):
@@ -437,6 +447,14 @@ class StepComparison:
             actual, expected = self._described_apart(known[0], theirs)
             return Kind.TENSOR, f"reads {actual}", f"reads {expected}"
         return Kind.TENSOR, f"reads {describe(self._port, ref)} of the port", expected
+
+    def _adds_a_mask(self, call: Call) -> bool:
+        """Whether a call of the reference adds zeros and large negative numbers, which a softmax makes zero."""
+        added = [self._reference[ref] for ref in call.reads if not self._reference.learned(ref)]
+        floats = [one for one in added if one.is_floating_point()]
+        return operation_of(call) == "add" and any(
+            bool(((one == 0) | (one <= HIDDEN)).all() and (one == 0).any() and (one <= HIDDEN).any()) for one in floats
+        )
 
 
 @dataclass(frozen=True)

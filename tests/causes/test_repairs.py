@@ -306,12 +306,11 @@ class Multiplied(nn.Module):
         return found
 
 
-@pytest.mark.parametrize(("gate", "kind"), [(True, Kind.GATED), (False, Kind.EXCHANGED)])
-@torch.no_grad()
-def test_weights_can_make_up_for_a_gain_and_not_for_a_gate(gate: bool, kind: Kind) -> None:
-    reference, port = (Multiplied(gate=gate, port=one).double() for one in (False, True))
+def kinds_of(reference: nn.Module, port: nn.Module, x: Tensor) -> set[Kind]:
+    """The kinds of the repairs that turn one module into the other, with the same weights."""
+    for module in (reference, port):
+        module.double()
     port.load_state_dict(reference.state_dict())
-    x = torch.randn(3, 5, 6, dtype=torch.float64)
     tapes = []
     for module in (reference, port):
         with Recorder(module, lines=True) as recorder:
@@ -325,8 +324,42 @@ def test_weights_can_make_up_for_a_gain_and_not_for_a_gate(gate: bool, kind: Kin
 
     found = RepairSearch(ours, theirs, {end: [goal]}, left, bound=1e-12, until=math.inf).find()
     assert found
-    kinds = {one.kind for way in found for one in way.repairs} & {Kind.GATED, Kind.EXCHANGED}
-    assert kinds == {kind}, found
+    return {one.kind for way in found for one in way.repairs}
+
+
+@pytest.mark.parametrize(("gate", "kind"), [(True, Kind.GATED), (False, Kind.EXCHANGED)])
+@torch.no_grad()
+def test_weights_can_make_up_for_a_gain_and_not_for_a_gate(gate: bool, kind: Kind) -> None:
+    reference, port = (Multiplied(gate=gate, port=one) for one in (False, True))
+    kinds = kinds_of(reference, port, torch.randn(3, 5, 6, dtype=torch.float64))
+    assert kinds & {Kind.GATED, Kind.EXCHANGED} == {kind}
+
+
+class Scores(nn.Module):
+    """Attention whose scores something is added to, or nothing."""
+
+    def __init__(self, added: Tensor | None = None) -> None:
+        super().__init__()
+        self.query, self.key, self.added = nn.Linear(6, 6), nn.Linear(6, 6), added
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2)
+        scores = scores if self.added is None else scores + self.added
+        found: Tensor = scores.softmax(-1) @ x
+        return found
+
+
+@pytest.mark.parametrize(
+    ("added", "kind"),
+    [
+        (-100.0 * torch.ones(5, 5, dtype=torch.float64).triu(1), Kind.MASK),
+        (torch.arange(25.0, dtype=torch.float64).view(5, 5), Kind.LEFT_OUT),
+    ],
+)
+@torch.no_grad()
+def test_a_mask_that_is_not_added_is_told_from_another_step(added: Tensor, kind: Kind) -> None:
+    kinds = kinds_of(Scores(added), Scores(), torch.randn(3, 5, 6, dtype=torch.float64))
+    assert kinds & {Kind.MASK, Kind.LEFT_OUT} == {kind}
 
 
 def test_a_repair_without_which_nothing_fits_stays(monkeypatch: pytest.MonkeyPatch) -> None:

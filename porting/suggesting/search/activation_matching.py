@@ -80,25 +80,26 @@ def apart(one: Tensor, other: Tensor, bound: float = math.inf) -> float:
 
 def scores_behind(
     group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace
-) -> tuple[Tensor, Tensor] | None:
-    """The scores of the attention behind some weights, of both sides, wherever neither masks them; None for none.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The scores of the attention behind some weights, of both sides, wherever neither masks them.
 
-    Where no softmax is given any, they are the first product of two activations with as many numbers.
+    First what the softmax of both is given, then what queries and keys make, before anything is added to it: the first
+    product of two activations with as many numbers.
     """
     if len(mates) <= 1:
-        return None
-    places = ((max(one.number for one in units), trace) for units, trace in ((group, ours), (mates, theirs)))
-    behind = [(last, [value for number, value in trace.scores if number > last], trace) for last, trace in places]
-    size = next((found[0].numel() for _, found, _ in behind if found), None)
-    found = [
-        next(iter([*given, *(one for number, one in trace.products if number > last and one.numel() == size)]), None)
-        for last, given, trace in behind
+        return
+    places = [(max(one.number for one in units), trace) for units, trace in ((group, ours), (mates, theirs))]
+    given = [[value for number, value in trace.scores if number > last] for last, trace in places]
+    size = next((found[0].numel() for found in given if found), None)
+    products = [
+        [one for number, one in trace.products if number > last and one.numel() == size] for last, trace in places
     ]
-    if found[0] is None or found[1] is None or found[0].numel() != found[1].numel():
-        return None
-    one, other = found[0].double().reshape(found[1].shape), found[1].double()
-    kept = (one.abs() < MASKED) & (other.abs() < MASKED)
-    return (one[kept], other[kept]) if bool(kept.any()) else None
+    for own, wanted in ((mine[0], likewise[0]) for mine, likewise in (given, products) if mine and likewise):
+        if own.numel() == wanted.numel():
+            one, other = own.double().reshape(wanted.shape), wanted.double()
+            kept = (one.abs() < MASKED) & (other.abs() < MASKED)
+            if bool(kept.any()):
+                yield one[kept], other[kept]
 
 
 def has_scores(group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrace, theirs: OperationTrace) -> bool:
@@ -106,11 +107,13 @@ def has_scores(group: Sequence[Unit], mates: Sequence[Unit], ours: OperationTrac
 
     So query and key are known although what comes behind differs, as with another mask.
     """
-    scores = scores_behind(group, mates, ours, theirs)
-    if scores is None:
-        return False
-    sizes = [float(one.pow(2).mean().sqrt()) or 1.0 for one in scores]
-    return float((scores[0] / sizes[0] - scores[1] / sizes[1]).abs().max()) <= SAME
+    return any(_proportional(*scores) for scores in scores_behind(group, mates, ours, theirs))
+
+
+def _proportional(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal but for a positive factor of all numbers."""
+    left, right = (value / (float(value.pow(2).mean().sqrt()) or 1.0) for value in (one, other))
+    return float((left - right).abs().max()) <= SAME
 
 
 MASKED = 1e4

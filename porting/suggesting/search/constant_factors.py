@@ -141,7 +141,7 @@ class FactorSearch(ScoreTableSearch):
         if self._projected is None or unit.kind is not WeightUse.LINEAR:
             return False
         group, mates = self._projected
-        scores = scores_behind(group, mates, trace, self.found.reference)
+        scores = next(scores_behind(group, mates, trace, self.found.reference), None)
         factor = None if scores is None else constant_factor(*scores)
         return factor is not None and any(self._multiplied(one.names, factor, unit, like) for one in group)
 
