@@ -91,7 +91,8 @@ class RepairSet:
     @cached_property
     def beyond_weights(self) -> float:
         """The share of a step's result that other weights cannot make up for; 0 where nothing is known."""
-        return self.left()
+        with torch.no_grad():
+            return self.left()
 
     @property
     def lines(self) -> list[str]:

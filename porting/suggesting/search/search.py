@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice, takewhile
-from operator import itemgetter
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -45,6 +44,9 @@ from porting.tracing.angle_tables import angle_columns, replacements, with_colum
 BY_NAME, ROUNDED = "its name", 1e-5
 """The reason for a tensor that goes by its name; and the tolerance for the outputs then, where a part is in float32."""
 
+
+CLEARLY = 0.5
+"""A later way is nearer than one before it if it leaves no more than so much of what that leaves."""
 
 REPEATED = 2
 """In so many layers all ways are tried where none fits."""
@@ -516,7 +518,7 @@ class WeightSearch(NormSearch):
             self._put(values | self._made_values({name: "zeros" for name in biases if name not in values}))
             far = self._verdict(group, mates, moves, following, later)
             tried.append((moves, far))
-            if best is None or far < best[0] * 0.5:
+            if best is None or far < best[0] * CLEARLY:
                 best = (far, list(moves), values)
             if far <= max(SAME, self._usual(moves)) or len(tried) >= matrix_candidates.MOST:
                 break
@@ -554,9 +556,12 @@ class WeightSearch(NormSearch):
         """
         close = [(moves, left) for moves, left in tried if left <= HABITUAL * far]
         near = {tuple(habit(move) for move in moves): moves for moves, left in close}
-        usual = [(left, moves) for moves, left in close if _axes(moves) == _axes(tried[0][0])]
+        best: tuple[float, tuple[CandidateRule, ...]] | None = None
+        for moves, left in close:
+            if _axes(moves) == _axes(tried[0][0]) and (best is None or left < best[0] * CLEARLY):
+                best = left, moves
         customary = (near[custom] for custom in self._habits if custom in near)
-        return next(customary, min(usual, key=itemgetter(0))[1] if usual else None)
+        return next(customary, None if best is None else best[1])
 
     def _uneven_among(
         self, group: Sequence[Unit], mates: Sequence[Unit], chosen: Sequence[CandidateRule], partly: set[str]
