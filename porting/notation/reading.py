@@ -40,10 +40,7 @@ CONFIG_ENDINGS = (".json", ".yaml", ".yml")
 _TAKEN = r"(?:provenance|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json"
 """The names of the other files that stand beside weights: a config of such a name would take the place of one."""
 
-_INDEX = re.escape(".index") + r"\.json"
-"""The ending of the lists of shards, which a conversion writes itself."""
-
-_FILE = re.compile(rf"(?!{_TAKEN}$|.*{_INDEX}$)[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
+_FILE = re.compile(rf"(?!{_TAKEN}$|.*\.index\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
 """A name in a directory, and not that of the record which a conversion writes there."""
 
 EQUALS = "equals "

@@ -135,6 +135,7 @@ TOLD = {
     "porting.cli.options": "the help of the source, --to and --inputs, and a recording, which is a safetensors file",
     "porting.cli.record": "a recording, which is a safetensors file",
     "porting.cli.report_bug": "the package safetensors, whose version is named",
+    "porting.notation.reading": "a list of shards, which [files] may not name: a conversion writes it itself",
     "porting.tracing.running": "the package safetensors, which is no user's code",
 }
 
