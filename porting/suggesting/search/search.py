@@ -508,6 +508,7 @@ class WeightSearch(NormSearch):
         best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
         before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
         tried: list[tuple[tuple[CandidateRule, ...], float]] = []
+        alone: list[tuple[CandidateRule, ...]] = []  # whose own output is the reference's: what is behind is open yet
         biases = {name for one in group for name in one.biases if self._is_open(one)} - self._filled
         later = list(self.found.reference.units)
         for moves in self._by_habit(self._in_basis(group, mates, ways)):
@@ -518,6 +519,7 @@ class WeightSearch(NormSearch):
             self._put(values | self._made_values({name: "zeros" for name in biases if name not in values}))
             far = self._verdict(group, mates, moves, following, later)
             tried.append((moves, far))
+            alone += [moves] if self._fits_alone else []
             if best is None or far < best[0] * CLEARLY:
                 best = (far, list(moves), values)
             if far <= max(SAME, self._usual(moves)) or len(tried) >= matrix_candidates.MOST:
@@ -528,7 +530,7 @@ class WeightSearch(NormSearch):
         if best is None:
             return False
         far, chosen, values = best
-        likely = self._likely_guess(tried, far) if far > CLOSE else None
+        likely = next(iter(alone), self._likely_guess(tried, far)) if far > CLOSE else None
         if likely is not None:
             chosen, values = list(likely), self._values(likely) or values
         if far > CLOSE and len(group) == 1 and self._settle_neutral(group[0], trace):
@@ -623,12 +625,12 @@ class WeightSearch(NormSearch):
         by_number = {one.number: one for one in again.units}
         if not {one.number for one in group} <= by_number.keys():  # with these values other code runs
             return float("inf")
-        own, same = 0.0, False
+        own, self._fits_alone = 0.0, False
         if (
             len(group) == 1 and len(mates) == 1 and group[0].kind is WeightUse.LINEAR
         ):  # features in another order show later
             own = apart(by_number[group[0].number].output, mates[0].output)
-            same = own <= SAME
+            self._fits_alone = own <= SAME
         if following is not None and following.number in by_number:
             for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
                 like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
@@ -636,11 +638,11 @@ class WeightSearch(NormSearch):
                 alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
                 skipped += [0.0] if alone and self._is_computed(now) else []
                 own = max(own, min([self._least(now, like)[0], *skipped]))
-            # What comes behind may differ for another reason: a mask, a constant factor, a table that is open yet.
+            # What comes behind may differ for another reason, such as a mask or a constant factor.
             now, free = by_number[following.number], [one for one in later if one.kind is following.kind]
             branch = by_number[group[0].number] if len(group) == 1 and group[0].kind is WeightUse.LINEAR else None
             scaled = branch is not None and self._branch_factor(branch, now, [one for one in free if self._free(one)])
-            shown = scaled or same or has_scores(group, mates, again, self.found.reference)
+            shown = scaled or has_scores(group, mates, again, self.found.reference)
             return CLOSE if own > CLOSE and shown else own
         if own > SAME:
             return own

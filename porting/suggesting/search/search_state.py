@@ -149,6 +149,7 @@ class SearchState:
         self._grouped = heads is not None and heads.groups != heads.count
         rotary = any("rope" in name or "rotary" in name for name in config)
         self._orders = orders(heads) if heads is not None and rotary else ()
+        self._fits_alone = False  # whether the way that was tried last makes its own output the reference's
         self._attended: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._projected: tuple[Sequence[Unit], Sequence[Unit]] | None = None
         self._most, self._until = most, until
