@@ -34,7 +34,7 @@ class OddActivation(Plain):
 
 
 class Mixed(nn.Module):
-    """A function in which features meet features: nobody shows that other weights could not make up for it."""
+    """A function that mixes features: whether other weights could make up for it is not known."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x * torch.sin(3 * x.cumsum(-1)))
