@@ -81,7 +81,7 @@ class RepairSet:
 
     Attributes:
         residual: the distance of the outputs that is left.
-        left: computes :attr:`beyond_weights`, which takes longer than the repair.
+        left: computes :attr:`beyond_weights`, which takes longer than the repair; by default it is 0.
     """
 
     repairs: tuple[Repair, ...]

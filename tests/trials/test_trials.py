@@ -280,7 +280,7 @@ def test_a_port_without_a_mask_may_mask_the_padding_token_by_itself(padding: int
         ("layer.pooled", (2, 9), 2 * 9),
         (". -> states", (3, 2, 4, 9), 3 * 9 * 6),  # of all layers
         (". -> weights", (3, 2, 5, 4, 4), 3 * 5 * 4 * 6),
-        ("layer.attention", (2, 4, 4, 9), (4 * 4 + 2 * 2) * 9),  # of heads or of tokens first: nobody knows
+        ("layer.attention", (2, 4, 4, 9), (4 * 4 + 2 * 2) * 9),  # as many heads as tokens: either axis may be theirs
     ],
 )
 def test_the_places_of_tokens_are_found_behind_the_heads_as_well(
