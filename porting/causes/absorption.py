@@ -8,8 +8,9 @@ map the features of its result, and those in front of it map the features of wha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, permutations
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, permutations, product
 from operator import itemgetter
 from types import MappingProxyType
 
@@ -111,13 +112,58 @@ class Computation:
 
     def is_affine(self) -> bool:
         """Whether the result is an affine function of each operand, as products with tables of positions are."""
-        for ref in self.operands:
-            back, none, once, twice = (self.given(_times(by), [ref]) for by in (-1.0, 0.0, 1.0, 2.0))
-            scale = float(once.abs().max())
-            for bend in (once + back - 2 * none, twice - 2 * once + none):
-                if not float(bend.abs().max()) <= AFFINE * scale:
-                    return False
-        return True
+        return all(map(self.is_affine_in, self.operands))
+
+    def is_affine_in(self, operand: Ref) -> bool:
+        """Whether the result is an affine function of one operand."""
+        back, none, once, twice = (self.given(_times(by), [operand]) for by in (-1.0, 0.0, 1.0, 2.0))
+        scale = float(once.abs().max())
+        bends = (once + back - 2 * none, twice - 2 * once + none)
+        return all(float(bend.abs().max()) <= AFFINE * scale for bend in bends)
+
+    def behind_affine(self, *, undone: bool) -> Computation:
+        """Return what is computed behind the affine functions that its operands are given to first.
+
+        An operand stands at the place of the result of the last affine function of it alone that has its shape.
+
+        Args:
+            undone: leave out functions whose results do not tell what they were given: they take away what all
+                features have in common, as centring does.
+
+        Returns:
+            The computation; itself where no operand is given to such a function.
+        """
+        before: dict[Ref, frozenset[Ref]] = {ref: frozenset({ref}) for ref in self.operands}
+        last: dict[Ref, Call] = {}
+        for call in self.calls:
+            read = frozenset[Ref]().union(*(before.get(ref, ()) for ref in call.reads))
+            before.update(dict.fromkeys(call.writes, read))
+            if len(call.writes) != 1 or len(read) != 1:
+                continue
+            (operand,), result = read, call.writes[0]
+            given = self.values[operand]
+            if self.values[result].shape != given.shape or torch.equal(self.values[result], given):
+                continue
+            function = replace(self, calls=tuple(one for one in self.calls if one.number <= call.number), result=result)
+            if function.is_affine_in(operand) and not (undone and function._forgets_what_is_common(operand)):
+                last[operand] = call
+        if not last or any(call.writes[0] == self.result for call in last.values()):
+            return self
+        values = {call.writes[0]: self.values[operand] for operand, call in last.items()}
+        starts = self.operands | frozenset(values)
+        needed, calls = {self.result}, list[Call]()
+        for call in reversed(self.calls):
+            if needed & set(call.writes) and not starts & set(call.writes):
+                calls.insert(0, call)
+                needed.update(call.reads)
+        changed = {**self.values.changed, **values}
+        start = Values(self.values.tape, changed, held=self.values.held, around=self.values.around)
+        return Computation(start, tuple(calls), starts & needed, self.result)
+
+    def _forgets_what_is_common(self, operand: Ref) -> bool:
+        """Whether an affine function of an operand is the same with one number added to all features."""
+        once, more = self.given(_times(1.0), [operand]), self.given(lambda one: one + 1.0, [operand])
+        return float((more - once).abs().max()) <= AFFINE * max(float(once.abs().max()), 1.0)
 
 
 def computed_from(values: Values, result: Ref, shared: Callable[[Ref], bool]) -> Computation | None:
@@ -169,16 +215,31 @@ def left_by_weights(ours: Computation, theirs: Computation, *, features: Callabl
         order = _order(ours, theirs)
         if order is None or (ours.is_affine() and theirs.is_affine()):
             return 0.0
-        wanted = torch.cat([theirs.given(sample).permute(order) for sample in _samples()])
-        axes = [axis for axis in range(1, wanted.ndim) if features(wanted.shape[axis])]
         least = 1.0
-        for near, left in _variants(ours, lambda own: unmapped(own, wanted, axes)):
-            if left <= (enough if near else EXACT):
-                return 0.0
-            least = min(least, left)
+        for own, other in _starts(ours, theirs):
+            wanted = torch.cat([other.given(sample).permute(order) for sample in _samples()])
+            axes = [axis for axis in range(1, wanted.ndim) if features(wanted.shape[axis])]
+            for near, left in _variants(own, partial(unmapped, wanted=wanted, axes=axes)):
+                if left <= (enough if near else EXACT):
+                    return 0.0
+                least = min(least, left)
         return max(least, enough)
     except UNFIT:  # a step may refuse other numbers
         return 0.0
+
+
+def _starts(ours: Computation, theirs: Computation) -> Iterator[tuple[Computation, Computation]]:
+    """Yield what both sides compute, and what they compute behind affine functions of what they are given.
+
+    Weights in front of a step are multiplied with such a function of the reference, and with the inverse of the port's.
+    """
+    port = (ours, ours.behind_affine(undone=True))
+    reference = (theirs, theirs.behind_affine(undone=False))
+    tried: list[tuple[Computation, Computation]] = []
+    for pair in product(port, reference):
+        if not any(pair[0] is one and pair[1] is other for one, other in tried):
+            tried.append(pair)
+            yield pair
 
 
 def _times(by: float) -> Callable[[Tensor], Tensor]:

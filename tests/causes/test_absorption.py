@@ -67,10 +67,18 @@ TABLE = torch.randn(24, 8, dtype=torch.float64, generator=torch.Generator().manu
         pytest.param(lambda u: u * TABLE, lambda u: u * TABLE.flip(-1), id="a table in another order"),
         pytest.param(lambda u: F.gelu(u, approximate="tanh"), F.gelu, id="the tanh approximation"),
         pytest.param(lambda u: u.flip(-1), lambda u: u.clone(), id="features in another order"),
+        pytest.param(lambda u: F.gelu(u.cumsum(-1)), F.gelu, id="sums of the first features"),
+        pytest.param(F.gelu, lambda u: F.gelu(u.cumsum(-1)), id="sums of the reference's first features"),
+        pytest.param(lambda u: F.gelu(u + u.mean(-1, keepdim=True)), F.gelu, id="the mean added"),
+        pytest.param(lambda u: (u * TABLE[0]).softmax(-1), lambda u: u.softmax(-1), id="a factor for each feature"),
     ],
 )
 def test_weights_may_make_up_for_it(ours: Function, theirs: Function) -> None:
     assert left(ours, theirs) == 0.0
+
+
+def test_sums_in_one_of_two_projections_are_made_up_for() -> None:
+    assert left(lambda u, v: F.silu(u.cumsum(-1)) * v, lambda u, v: F.silu(u) * v, inputs=2) == 0.0
 
 
 def test_exchanged_projections_are_made_up_for() -> None:
@@ -86,6 +94,9 @@ def test_exchanged_projections_are_made_up_for() -> None:
         pytest.param(lambda u: u.clone(), F.gelu, id="no activation"),
         pytest.param(lambda u: F.relu(u).square(), F.gelu, id="squared ReLU for GELU"),
         pytest.param(lambda u: F.layer_norm(u, (8,)), lambda u: u.clone(), id="a norm too many"),
+        pytest.param(lambda u: F.gelu(u - u.mean(-1, keepdim=True)), F.gelu, id="centred"),
+        pytest.param(lambda u: F.rms_norm(u - u.mean(-1, keepdim=True), (8,)), lambda u: F.rms_norm(u, (8,)), id="LN"),
+        pytest.param(lambda u: F.gelu(u * torch.sin(3 * u.cumsum(-1))), F.gelu, id="sums and the features"),
         pytest.param(lambda u: u / u.abs().sum(-1, keepdim=True), lambda u: u.softmax(-1), id="shares of the sum"),
     ],
 )

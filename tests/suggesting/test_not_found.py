@@ -34,10 +34,11 @@ class OddActivation(Plain):
 
 
 class Mixed(nn.Module):
-    """A function that mixes features: whether other weights could make up for it is not known."""
+    """A function in which features meet features: whether other weights could make up for it is not known."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x * torch.sin(3 * x.cumsum(-1)))
+        number = torch.arange(x.shape[-1], device=x.device, dtype=x.dtype)
+        return F.gelu(x * torch.sin(3 * (x @ torch.cos(number[:, None] * number))))
 
 
 class MixedActivation(Plain):
