@@ -218,6 +218,62 @@ def test_a_mask_that_is_made_from_the_reference_s(kind: type[Causal], line: tupl
     assert torch.equal(ours[kept], theirs[kept])
 
 
+class Visible(Bool):
+    def forward(self, ids: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, visible)
+
+
+class Bias(Added):
+    def forward(self, ids: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, bias)
+
+
+class Gone(Hidden):
+    def forward(self, ids: Tensor, gone: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, gone)
+
+
+class Count(Lengths):
+    def forward(self, ids: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, n)
+
+
+class Maybe(Bool):
+    def forward(self, ids: Tensor, visible: Tensor | None = None) -> Tensor:
+        rows, length = ids.shape
+        return super().forward(ids, torch.ones(rows, 1, length, length).bool() if visible is None else visible)
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal", "line"),
+    [
+        (Visible, True, ("causal_attention_mask [b q k]", "visible -> bool [b 1 q k]")),
+        (Visible, False, ("square_attention_mask [b q k]", "visible -> bool [b 1 q k]")),
+        (Bias, True, ("causal_attention_mask [b q k]", "bias -> additive [b q k]")),
+        (Bias, False, ("square_attention_mask [b q k]", "bias -> additive [b q k]")),
+        (Gone, True, ("causal_mask [q k]", "gone -> padding [q k]")),
+        (Count, False, ("lengths [b]", "n [b]")),
+        (Maybe, False, ("square_attention_mask [b q k]", "visible -> bool [b 1 q k]")),
+    ],
+)
+def test_an_argument_whose_name_tells_nothing_is_a_mask_by_its_effect(
+    kind: type[Causal], line: tuple[str, str], *, causal: bool
+) -> None:
+    found = find_argument_mapping(kind(), Sampler(available=(IDS, MASK)), causal=causal, ask=Asker())
+    assert found.rules[1] == line
+
+
+class Noise(Causal):
+    def forward(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
+        seen = attention(ids, self.words.weight, torch.ones(*ids.shape, ids.shape[1]).bool())
+        return seen if noise is None else seen + noise[..., None]
+
+
+def test_an_argument_that_hides_no_padding_is_no_mask() -> None:
+    found = find_argument_mapping(Noise(), Sampler(available=(IDS, MASK)), causal=False, ask=Asker())
+    assert (found.named, found.loose, found.unmasked) == ((IDS,), ("noise",), Unmasked.ABSENT)
+
+
 class Both(nn.Module):
     """An encoder and a decoder; the decoder hides later tokens only where its mask does."""
 
@@ -237,6 +293,21 @@ def test_a_decoder_s_mask_hides_later_tokens_where_nothing_else_does() -> None:
     found = find_argument_mapping(Both(), Sampler(available=BOTH), causal=False, ask=Asker())
     assert dict(found.rules)["decoder_causal_attention_mask [b q k]"] == "tgt_mask [b q k]"
     assert dict(found.rules)["attention_mask [b s]"] == "src_mask [b 1 s]"
+
+
+class OwnNames(Both):
+    def forward(self, question: Tensor, answer: Tensor, shown: Tensor, earlier: Tensor) -> Tensor:
+        return super().forward(question, answer, shown, earlier)
+
+
+def test_tokens_and_masks_whose_names_tell_nothing_are_found_by_their_effect() -> None:
+    found = find_argument_mapping(OwnNames(), Sampler(available=BOTH), causal=False, ask=Asker())
+    assert dict(found.rules) == {
+        "input_ids [b s]": "question [b s]",
+        "decoder_input_ids [b t]": "answer [b t]",
+        "decoder_causal_attention_mask [b q k]": "earlier [b q k]",
+        "attention_mask [b s]": "shown [b 1 s]",
+    }
 
 
 class SeveralMasks(Both):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import porting
 from porting.errors import VerifyError
 from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting.subjects.forward_arguments import find_argument_mapping
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import Sampler
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
@@ -184,6 +185,33 @@ def test_videos_are_turned_where_the_channels_stand_in_front() -> None:
         module, Sampler(available=("pixel_values",), shapes={"pixel_values": (4, 3, 16, 16)}), Asker()
     )
     assert found.rules == (("pixel_values [b t c h w]", "video [b c t h w]"),)
+
+
+class ChannelsLast(nn.Module):
+    """Takes pictures as they are stored, [b h w c]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Linear(3 * 16, 24)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        tiles = picture.unfold(1, 4, 4).unfold(2, 4, 4).flatten(3).flatten(1, 2)
+        found: Tensor = self.cut(tiles)
+        return found
+
+
+class ChannelsFirst(ChannelsLast):
+    def forward(self, picture: Tensor) -> Tensor:
+        return super().forward(picture.permute(0, 2, 3, 1))
+
+
+def test_pictures_are_turned_where_the_channels_stand_behind() -> None:
+    sampler = Sampler(available=("pixel_values",), shapes={"pixel_values": (3, 16, 16)})
+    found = [
+        find_argument_mapping(one.double(), sampler, causal=False, ask=Asker()).rules
+        for one in (ChannelsLast(), ChannelsFirst())
+    ]
+    assert found == [(("pixel_values [b c h w]", "picture [b h w c]"),), (("pixel_values", "picture"),)]
 
 
 @pytest.mark.slow

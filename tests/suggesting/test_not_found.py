@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ class Unclear(Plain):
     def forward(self, ids: Tensor, segments: Tensor, thing: Tensor | None = None) -> Tensor:  # type: ignore[override]
         seen = torch.ones_like(ids, dtype=torch.bool) if thing is None else thing
         return super().forward(ids, seen, segments)
+
+
+class WithoutUse(Plain):
+    def forward(self, ids: Tensor, segments: Tensor, thing: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, torch.ones_like(ids, dtype=torch.bool), segments)
 
 
 class WithHead(Plain):
@@ -190,14 +196,22 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_argument_that_nobody_understands_may_be_the_mask(source: Path) -> None:
+def test_an_argument_whose_name_tells_nothing_is_the_mask_if_it_hides_padding(source: Path) -> None:
     found = suggest(source, Unclear)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    assert "Without padding" not in str(found)
+    assert re.search('^"attention_mask.*" = "thing.*"$', found.text, re.MULTILINE)
+    told = {"input_ids": "ids", "token_type_ids": "segments", "attention_mask": "thing -> bool"}
+    assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK
+
+
+@pytest.mark.slow
+def test_an_argument_that_hides_nothing_may_be_the_mask(source: Path) -> None:
+    found = suggest(source, WithoutUse)
     assert found.verdict is Verdict.TRUNK, str(found)
     assert "Without padding: the forward was given no mask; if it is one of 'thing', name it in the inputs" in str(
         found
     )
-    told = {"input_ids": "ids", "token_type_ids": "segments", "attention_mask": "thing -> bool"}
-    assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK
 
 
 @pytest.mark.slow

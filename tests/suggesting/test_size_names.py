@@ -20,7 +20,14 @@ from porting.errors import PortingWarning
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
 from porting.suggesting.subjects.config_fields import field_for
-from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, solved_sizes, told_apart, untold
+from porting.suggesting.subjects.solved_sizes import (
+    better_sizes,
+    better_switches,
+    sizes_by_default,
+    solved_sizes,
+    told_apart,
+    untold,
+)
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.suggesting.verdict.judgement import _unless_guessed
 from porting.suggesting.verdict.suggestion import Reason
@@ -345,6 +352,57 @@ def test_what_was_taken_for_another_size_or_kept_its_default_is_told_by_shapes(b
 
 def parameters(builder: type[nn.Module]) -> list[str]:
     return [one.name for one in fields(Sizes)] if builder is OfSizes else list(inspect.signature(builder).parameters)
+
+
+class OfOwnWords(Encoder):
+    """Its defaults are the checkpoint's sizes; ``lanes`` are its heads, which no shape shows."""
+
+    def __init__(self, n: int = 53, wide: int = 24, longest: int = 31, kinds: int = 2, lanes: int = 3, deep: int = 2):
+        super().__init__(n, wide, longest, kinds, lanes, 40, deep)
+
+
+class OfOtherSizes(Encoder):
+    """It is made for another checkpoint, whose sizes are its defaults: three of anything are no heads."""
+
+    def __init__(self, n: int = 999, wide: int = 48, longest: int = 64, kinds: int = 9, lanes: int = 3, deep: int = 7):
+        super().__init__(n, wide, longest, kinds, lanes, 40, deep)
+
+
+class Swapped(nn.Module):
+    """Two sizes of which shapes say only that they are two."""
+
+    def __init__(self, vocab_size: int = 53, hidden_size: int = 24, inner: int = 40, state: int = 5, rank: int = 3):
+        super().__init__()
+        self.words, self.up = nn.Embedding(vocab_size, hidden_size), nn.Linear(hidden_size, inner)
+        self.first, self.second = nn.Linear(hidden_size, state), nn.Linear(hidden_size, rank)
+
+
+def test_a_default_that_is_the_checkpoint_s_tells_what_no_shape_tells() -> None:
+    small = {**FIELDS, "hidden_size": 40, "num_attention_heads": 5, "vocab_size": 71, "max_position_embeddings": 19}
+
+    def told(into: type[nn.Module], asked: Mapping[str, str]) -> dict[str, str]:
+        given = with_fields(into, asked, small)
+        shapes = [one.shape for one in Encoder(71, 40, 19, 2, 5, 40, 2).parameters()]
+        return sizes_by_default(given, build_for(given, small), small, shapes, FIELDS)
+
+    asked = {"n": "vocab_size", "wide": "hidden_size", "longest": "max_position_embeddings", "kinds": "type_vocab_size"}
+    assert told(OfOwnWords, asked) == {"lanes": "num_attention_heads"}
+    assert told(OfOwnWords, {**asked, "lanes": "num_attention_heads"}) == {}
+    assert told(OfOtherSizes, asked) == {}
+
+
+def test_of_two_sizes_that_were_taken_for_each_other_the_defaults_tell_which_is_which() -> None:
+    usual = {"vocab_size": 53, "hidden_size": 24, "intermediate_size": 40}
+    checkpoint = {**usual, "state_size": 5, "time_step_rank": 3}
+    small = {**usual, "state_size": 2, "time_step_rank": 7}
+    asked = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "inner": "intermediate_size"}
+    asked |= {"state": "time_step_rank", "rank": "state_size"}
+    given = with_fields(Swapped, asked, small)
+    shapes = [one.shape for one in Swapped(53, 24, 40, 2, 7).parameters()]
+    found = sizes_by_default(given, build_for(given, small), small, shapes, checkpoint)
+    assert found == {"state": "state_size", "rank": "time_step_rank"}
+    right = with_fields(Swapped, {**asked, **found}, small)
+    assert sizes_by_default(right, build_for(right, small), small, shapes, checkpoint) == {}
 
 
 def test_the_count_of_numbers_tells_the_sizes_of_fused_tensors_and_other_numbers_stay() -> None:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import product
+from itertools import permutations, product
 
 import torch
 from torch import Tensor, nn
@@ -287,6 +287,35 @@ def unexplained(module: nn.Module, available: Sequence[str]) -> list[str]:
     return [name for name in _understood(module, available)[2] if _kinds(module, name) == {None}]
 
 
+def unnamed_masks(module: nn.Module, available: Sequence[str]) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """What each of a forward's parameters may mean where some whose names tell nothing are masks, and the others.
+
+    The required ones are masks together, and a decoder's tokens if nothing else is, in any order; of those with a
+    default one is a mask.  The lengths of the rows may stand for it.
+    """
+    found, loose, unknown = _understood(module, available)
+    free = [one for one in (DECODER_IDS, MASK, DECODER_MASK) if one in available and one not in found.values()]
+    if MASK not in free:
+        return
+
+    def may_be_one(name: str) -> bool:
+        word = normal(name)
+        named = any(re.fullmatch(words, word) for words in _WORDS.values())
+        return not (named or _NEVER.fullmatch(word)) and takes_tensor(module, name)
+
+    names: list[dict[str, str]] = []
+    if unknown and all(map(may_be_one, unknown)):
+        orders = permutations(free, len(unknown))
+        some = [one for one in orders if MASK in one and (DECODER_IDS in one or DECODER_IDS not in free)]
+        names = [dict(zip(unknown, one, strict=True)) for one in some]
+    elif not unknown and DECODER_IDS not in free:
+        names = [{name: MASK} for name in loose if may_be_one(name)]
+    for role in (MASK, LENGTHS):
+        for one in names:
+            given = {name: role if it == MASK else it for name, it in one.items()}
+            yield {**found, **given}, tuple(name for name in loose if name not in one)
+
+
 def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:
     """The meaning of an argument of that name, given the meanings of those before it."""
     role = next((role for role, words in _WORDS.items() if re.fullmatch(words, word)), None)
@@ -361,6 +390,34 @@ def _mappings(found: Mapping[str, str], layouts: Sequence[_Layout]) -> Iterator[
                 axis = "t" if role == DECODER_IDS else "s"
                 rules.append((f"{role} [b {axis}]", f"{name} [{axis} b]" if turned else f"{name} [b {axis}]"))
         yield tuple(rules)
+
+
+_LAYOUTS = {
+    1: ("[b t]", "[b 1 t]"),
+    2: ("[b m f]", "[b f m]", "[b 1 m f]", "[b 1 f m]"),
+    3: ("[b c h w]", "[b h w c]"),
+    4: ("[b t c h w]", "[b c t h w]", "[b t h w c]"),
+}
+"""Layouts of a sound in samples or in bands, of a picture and of a video, by the axes of one: the reference's first."""
+
+
+def layouts(
+    rules: tuple[tuple[str, str], ...], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The lines of [inputs] as they are, and with other layouts of what is not a token.
+
+    Args:
+        shapes: of one picture, video or sound.
+    """
+    yield rules
+    known = {theirs: _LAYOUTS.get(len(shapes[theirs]), ()) for theirs, _ in rules if theirs in shapes}
+    for number in range(1, max(map(len, known.values()), default=0)):
+        yield tuple(
+            (f"{theirs} {known[theirs][0]}", f"{ours} {known[theirs][number]}")
+            if number < len(known.get(theirs, ()))
+            else (theirs, ours)
+            for theirs, ours in rules
+        )
 
 
 def _square_layouts(masks: Collection[str], *, causal: bool) -> list[_Layout]:

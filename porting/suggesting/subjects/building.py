@@ -269,6 +269,17 @@ def named_fields(into: Builder) -> Mapping[str, str]:
     return given
 
 
+def defaults_of(into: Builder) -> dict[str, object]:
+    """The defaults of a builder's parameters, or of the fields of the config that it takes."""
+    if isinstance(into, nn.Module):
+        return {}
+    parameters = parameters_of(into)
+    name = next((one for one in ("config", *parameters) if one in parameters), "")
+    kind = config_class(into, name) if name else None
+    taken = parameters if kind is None else parameters_of(kind)
+    return {name: one.default for name, one in taken.items() if one.default is not one.empty}
+
+
 def with_own_options(into: Builder, config: Mapping[str, object]) -> Builder | None:
     """A builder that keeps what its parameters have by default for options, such as ``activation="tanh"``.
 

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -27,11 +28,13 @@ from porting.suggesting.subjects.argument_names import (
     MaskArguments,
     Unmasked,
     argument_mappings,
+    layouts,
     optional_masks,
     roles,
     square_mask_mappings,
     takes_tensor,
     unexplained,
+    unnamed_masks,
     without_optional_masks,
 )
 from porting.suggesting.subjects.grouped_arguments import grouped_roles
@@ -83,13 +86,17 @@ def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, 
         found, loose = roles(module, sampler.offered, ask)
     except VerifyError as error:
         way = search.with_constants()
+        if not isinstance(way, ArgumentMapping) or search.faults_of(way):
+            masked = search.with_unnamed_masks()
+            if masked is not None:
+                return masked
         if isinstance(way, VerifyError):
             raise way from error
         if way is None:
             raise
         return way
     if PIXELS in found.values():
-        return ArgumentMapping(rules=next(argument_mappings(found)), loose=loose)
+        return search.with_pictures(found, loose)
     try:
         return search.best(found, loose)
     except VerifyError as error:
@@ -133,6 +140,40 @@ class _Search:
     @cached_property
     def _excused(self) -> frozenset[str]:
         return _excused(self.sampler)
+
+    def with_pictures(self, found: Mapping[str, str], loose: tuple[str, ...]) -> ArgumentMapping:
+        """The first way that runs, of those with the axes of pictures in each order; else the usual one."""
+        ways = [
+            ArgumentMapping(rules=one, loose=loose)
+            for one in layouts(next(argument_mappings(found)), self.sampler.shapes)
+        ]
+        for way in ways:
+            with suppress(Exception):  # the user's own forward may raise anything
+                outputs_of(self._again(), way, self.sampler.batch(way.named))
+                return way
+        return ways[0]
+
+    def with_unnamed_masks(self) -> ArgumentMapping | None:
+        """The way in which arguments whose names tell nothing are masks: padding changes no other token then.
+
+        Returns:
+            None where no argument may be one, or where padding changes other tokens whatever it is given; or where
+            somebody was asked what the arguments are.
+        """
+        if self.ask.present:
+            return None
+        for found, loose in unnamed_masks(self.module, self.sampler.offered):
+            tried = self._usual(found, loose)
+            for way in tried.with_fault() + ([] if self.causal else tried.with_fault(AHEAD)):
+                if MASK not in way.named or _reads_mask(self._again, way, self.sampler):
+                    return way
+        return None
+
+    def faults_of(self, way: ArgumentMapping) -> set[str]:
+        """The faults of a way that runs, without those that the reference has too."""
+        module = with_arguments(self.module, way.constants)
+        seen = _seen(lambda: module, way, self.sampler, causal=self.causal)
+        return seen - self._excused if PADDED in seen else seen
 
     def with_constants(self) -> ArgumentMapping | VerifyError | None:
         """The way in which arguments that no name explains are no batch's.
@@ -198,6 +239,8 @@ class _Search:
         if hides_padding(self.module, chosen, self.sampler):
             return replace(chosen, internal=True)
         chosen, why = _unmasked(working, self._again, self.sampler)
+        if why is Unmasked.ABSENT and (unnamed := self.with_unnamed_masks()):
+            return unnamed
         return replace(chosen, unmasked=why)
 
     def _usual(self, found: Mapping[str, str], loose: tuple[str, ...]) -> _Tried:
@@ -325,12 +368,19 @@ def _unmasked(
     for way in working:
         if not _seen(again, way, sampler):
             return way, Unmasked.STALE
-    inputs = sampler.batch(first.named)
     for way in working:
-        given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way, sampler))]
-        if not all(map(torch.equal, *given)):
+        if _reads_mask(again, way, sampler):
             return way, Unmasked.PARTLY
     return first, Unmasked.IGNORED
+
+
+def _reads_mask(again: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sampler) -> bool:
+    """Whether another mask of the reference's changes what a module returns."""
+    if MASK not in way.named:
+        return False
+    inputs = sampler.batch(way.named)
+    given = [outputs_of(again(), way, {**inputs, MASK: one}) for one in (inputs[MASK], _other_mask(way, sampler))]
+    return not all(map(torch.equal, *given))
 
 
 def _other_mask(way: ArgumentMapping, sampler: Sampler) -> Tensor:

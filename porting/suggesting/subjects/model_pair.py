@@ -44,7 +44,14 @@ from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import LENGTH, Sampler, row_length, rows_of, use_rows_of
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
-from porting.suggesting.subjects.solved_sizes import better_sizes, better_switches, own_sizes, solved_sizes, told_apart
+from porting.suggesting.subjects.solved_sizes import (
+    better_sizes,
+    better_switches,
+    own_sizes,
+    sizes_by_default,
+    solved_sizes,
+    told_apart,
+)
 from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
 from porting.suggesting.subjects.twin import (
     IMAGES,
@@ -383,7 +390,7 @@ def _sized(
         except PortingError:  # the reference does not run with these sizes, or is too large with them
             continue
         try:
-            told, small = _understood(into, twin, completed_config(twin.config, architecture))
+            told, small = _understood(into, twin, completed_config(twin.config, architecture), config)
         except PortingError:  # the module cannot be small
             break
         apart = told_apart(
@@ -441,7 +448,7 @@ def _large(
     with bounded(within):
         twin = _of_own_sizes(made, config, None if built is None else built.module, folder)
     with suppress(PortingError), bounded(within):  # a name may mean another field than it says
-        told, read = _understood(into, twin, completed_config(twin.config, architecture))
+        told, read = _understood(into, twin, completed_config(twin.config, architecture), config)
         return told, twin, read
     if built is None:
         raise refused or AssertionError("what was not built was refused")
@@ -470,7 +477,7 @@ def _shortened(
     try:
         short = cut(into, few, staged=staged)
         twin = _of_own_sizes(partial(made, own=fields), config, build_for(short, config).module, folder / "few", OWN)
-        told, read = _understood(short, twin, completed_config(twin.config, architecture))
+        told, read = _understood(short, twin, completed_config(twin.config, architecture), config)
     except PortingError:
         return None
     return told, twin, read
@@ -549,8 +556,15 @@ def _outputs(reference: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]
         return list(numbers_of(reference(**inputs)))
 
 
-def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tuple[Builder, BuiltModule]:
-    """The module, and its builder, told what it means by names that say nothing where shapes tell."""
+def _understood(
+    into: Builder, twin: Twin, config: Mapping[str, object], checkpoint: Mapping[str, object]
+) -> tuple[Builder, BuiltModule]:
+    """The module, and its builder, told what it means by names that say nothing where shapes tell, or its defaults.
+
+    Args:
+        config: the twin's.
+        checkpoint: the checkpoint's config.
+    """
     shapes = [tuple(tensor.shape) for _, tensor in named_tensors(twin.reference)]
     named, switches = into, list[str]()
     while True:  # what is read from a config is asked for one by one
@@ -574,9 +588,12 @@ def _understood(into: Builder, twin: Twin, config: Mapping[str, object]) -> tupl
         replaced |= better_switches(
             with_fields(named, {**named_fields(named), **replaced}, config), switches, config, shapes
         )
-    if not replaced:
+    if replaced:
+        named = with_fields(named, {**named_fields(named), **replaced}, config)
+        built = build_for(named, config)
+    if not (by_default := sizes_by_default(named, built, config, shapes, checkpoint)):
         return named, built
-    named = with_fields(named, {**named_fields(named), **replaced}, config)
+    named = with_fields(named, {**named_fields(named), **by_default}, config)
     return named, build_for(named, config)
 
 

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 from torch import nn
 
-from porting.suggesting.subjects.argument_names import MASK_FORMS, ArgumentMapping, argument_mappings, roles
+from porting.suggesting.subjects.argument_names import MASK_FORMS, ArgumentMapping, argument_mappings, layouts, roles
 from porting.suggesting.subjects.forward_arguments import outputs_of, refusal, sees_later
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import Sampler
 from porting.trials.derived_inputs import CAUSAL
 from porting.trials.modalities import DECODER, DECODER_IDS
-
-_LAYOUTS = {
-    1: ("[b t]", "[b 1 t]"),
-    2: ("[b m f]", "[b f m]", "[b 1 m f]", "[b 1 f m]"),
-    4: ("[b t c h w]", "[b c t h w]"),
-}
-"""Layouts of a sound in samples, of one in bands and of a video, by the axes of a row: the reference's, then others."""
-
-
-def _layouts(rules: tuple[tuple[str, str], ...], sampler: Sampler) -> Iterator[tuple[tuple[str, str], ...]]:
-    """The lines of [inputs] as they are, and with other layouts of what is not a token."""
-    yield rules
-    known = {theirs: _LAYOUTS.get(len(sampler.shapes[theirs]), ()) for theirs, _ in rules if theirs in sampler.shapes}
-    for number in range(1, max(map(len, known.values()), default=0)):
-        yield tuple(
-            (f"{theirs} {known[theirs][0]}", f"{ours} {known[theirs][number]}")
-            if number < len(known.get(theirs, ()))
-            else (theirs, ours)
-            for theirs, ours in rules
-        )
 
 
 def signal_argument_mapping(module: nn.Module, sampler: Sampler, ask: Asker) -> ArgumentMapping:
@@ -48,7 +27,7 @@ def signal_argument_mapping(module: nn.Module, sampler: Sampler, ask: Asker) -> 
     first: Exception | None = None
     usual = next(argument_mappings(found))
     for rules in argument_mappings(found):
-        for laid in _layouts(rules, sampler):
+        for laid in layouts(rules, sampler.shapes):
             way = ArgumentMapping(rules=laid, loose=loose)
             try:
                 outputs_of(module, way, sampler.batch(way.named))

@@ -20,6 +20,7 @@ from porting.suggesting.subjects.building import (
     Builder,
     BuiltModule,
     build_for,
+    defaults_of,
     named_fields,
     shapes_for,
     with_fields,
@@ -151,6 +152,58 @@ def better_sizes(
         if field is not None and sizes.alike({**found, name: field}) >= sizes.alike(found):
             found[name] = field
     return found
+
+
+_SMALL = (Role.STATE, Role.STEP_RANK, Role.KERNEL)
+"""Small sizes that a checkpoint and a small model may have in another order."""
+
+_SHAPELESS = (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE)
+"""Sizes that no shape shows where heads stand in one tensor, those first that every attention has."""
+
+
+def sizes_by_default(
+    into: Builder,
+    built: BuiltModule,
+    config: Mapping[str, object],
+    shapes: Iterable[Sequence[int]],
+    checkpoint: Mapping[str, object],
+) -> dict[str, str]:
+    """The fields for names that shapes do not explain, by the defaults of a builder that is made for the checkpoint.
+
+    It is made for it where most of the sizes that it is given are its defaults.  A default that it kept is the
+    checkpoint's number of heads or their size, if it has the value and nothing else was given that; and a name whose
+    default is another field's, which no name has by its own default, means that one.  No fewer of the module's tensors
+    may have a shape of the reference's then.
+
+    Args:
+        into: what builds the module.
+        built: what it built, with what it asked for.
+        config: of a small model.
+        shapes: of the reference's tensors, built with this config.
+        checkpoint: the checkpoint's config.
+    """
+    defaults = {name: one for name, one in defaults_of(into).items() if _is_size(one)}
+    asked = {**built.asked}
+    own = [checkpoint.get(asked[name]) == value for name, value in defaults.items() if name in asked]
+    if 2 * sum(own) <= len(own):
+        return {}
+    wrong = [name for name in defaults if name in asked and checkpoint.get(asked[name]) != defaults[name]]
+    left = {asked[name] for name in asked if name not in wrong}
+    free = [
+        one
+        for one, value in checkpoint.items()
+        if one not in left and _is_size(value) and _is_size(config.get(one)) and role_of(one) in {*SIZES, *_SMALL}
+    ]
+    found: dict[str, str] = {}
+    for name in [*wrong, *(one for one in defaults if one not in asked)]:
+        same = [one for one in free if checkpoint[one] == defaults[name] and one not in found.values()]
+        if name not in asked:
+            covered = {role_of(one) for one in (*left, *found.values())}
+            roles = [role for role in _SHAPELESS if role not in covered and role in map(role_of, same)]
+            same = [one for one in same if role_of(one) in roles[:1]]
+        found |= {name: same[0]} if same else {}
+    sizes = _Sizes(into, config, shapes)
+    return found if found and sizes.alike(found) >= sizes.alike({}) else {}
 
 
 def _doubtful(asked: Mapping[str, str]) -> list[str]:
