@@ -46,12 +46,19 @@ class CrossAttending(nn.Module):
         self.match, self.tell = nn.Linear(width, inner, bias=bias), nn.Linear(width, inner, bias=bias)
         self.c_out = nn.Linear(inner, width, bias=bias)
 
-    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
-        """``hidden``: True where a word of the source is padding, [b 1 1 k]."""
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor, extra: Tensor | float = 0.0) -> Tensor:
+        """``hidden``: True where a word of the source is padding, [b 1 1 k]; ``extra`` is added to the scores."""
         q, k, v = split(self.ask(x), self.heads), split(self.match(memory), self.heads), self.tell(memory)
-        scores = (q @ k.transpose(-1, -2) * self.scale).masked_fill(hidden, torch.finfo(x.dtype).min)
+        scores = (q @ k.transpose(-1, -2) * self.scale + extra).masked_fill(hidden, torch.finfo(x.dtype).min)
         out: Tensor = self.c_out((scores.softmax(-1) @ split(v, self.heads)).transpose(1, 2).flatten(2))
         return out
+
+
+class OfThree(CrossAttending):
+    """Attention within one sequence, with three matrices."""
+
+    def forward(self, x: Tensor, hidden: Tensor, extra: Tensor | float = 0.0) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, hidden, extra)
 
 
 class Bart(nn.Module):
@@ -262,7 +269,7 @@ class T5(nn.Module):
             return {**gate, "wide": nn.Linear(e, wide, bias=False), "narrow": nn.Linear(wide, e, bias=False)}
 
         def own() -> nn.Module:
-            return SelfAttending(e, h, inner=inner, bias=False, scaled=False)
+            return self.attending(e, h, inner=inner, bias=False)
 
         def other() -> nn.Module:
             return CrossAttending(e, h, inner=inner, bias=False, scaled=False)
@@ -276,6 +283,10 @@ class T5(nn.Module):
         )
         self.source_end, self.target_end = Rms(e), Rms(e)
         self.head = nn.Linear(e, config.vocab_size, bias=False) if self.gated else None
+
+    def attending(self, width: int, heads: int, *, inner: int, bias: bool) -> nn.Module:
+        """The attention within a sequence."""
+        return SelfAttending(width, heads, inner=inner, bias=bias, scaled=False)
 
     def biased(self, apart: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to the scores of each layer, and what of them is hidden there."""
@@ -313,6 +324,13 @@ class T5Early(T5):
 
     def biased(self, apart: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return apart.masked_fill(hidden, torch.finfo(apart.dtype).min), torch.zeros_like(hidden)
+
+
+class T5Scaled(T5):
+    """T5 that divides the scores of a sequence with itself by the root of a head's size, as other models do."""
+
+    def attending(self, width: int, heads: int, *, inner: int, bias: bool) -> nn.Module:
+        return OfThree(width, heads, inner=inner, bias=bias)
 
 
 class T5Gated(T5):

@@ -63,6 +63,25 @@ def test_what_a_table_is_added_to_comes_from_all_that_was_in_front() -> None:
     assert not found.idle
 
 
+class Scaled(BiasedScores):
+    """The scores are scaled before the table is added to them, and not those of another product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (self.query(x) @ self.key(x).transpose(-1, -2)).transpose(-1, -2) / 4.0 * 3.0 + self.table
+        out: Tensor = self.out(scores.softmax(-1) @ x) * torch.ones(6)
+        return out
+
+
+def test_a_product_of_activations_is_kept_as_constants_scale_it() -> None:
+    module, x = Scaled(), torch.randn(2, 5, 6, dtype=torch.float64)
+    found = traced(module, x)
+    product = module.key(x) @ module.query(x).transpose(-1, -2)
+    given = next(one for _, one in found.scores)
+    assert len(found.products) == 2
+    torch.testing.assert_close(found.products[0][1], product * 0.75)
+    torch.testing.assert_close(found.products[1][1], given.softmax(-1) @ x)
+
+
 class Tables(nn.Module):
     """Words, places and, in the reference, segments are looked up and added."""
 

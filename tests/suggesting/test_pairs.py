@@ -25,6 +25,7 @@ from tests.suggesting.pairs import (
     OfTorch,
     OwnMasks,
     T5Early,
+    T5Scaled,
     TwoTables,
     Unbiased,
     Unfair,
@@ -132,6 +133,14 @@ def test_distances_that_are_looked_up_and_masked_before_the_first_layer(tmp_path
         line = f'"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "{ours}_distance.table.weight"'
         assert line in found.text
     assert oracle(model, tmp_path, T5Early, found) < BOUND
+
+
+@pytest.mark.slow
+def test_scores_that_are_scaled_before_distances_are_added_take_queries_that_are_larger(tmp_path: Path) -> None:
+    model = source("T5ForConditionalGeneration", DISTANCES, tmp_path)
+    found = drafted(tmp_path, T5Scaled)
+    assert "d_kv ** 0.5" in found.text
+    assert oracle(model, tmp_path, T5Scaled, found) < BOUND
 
 
 @pytest.mark.slow

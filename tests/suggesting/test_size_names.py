@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from porting.build import Bounds
 from porting.errors import PortingWarning
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.subjects.building import UnknownSizesError, build_for, with_fields
+from porting.suggesting.subjects.building import UnknownSizesError, build_for, fields_asked, with_fields
 from porting.suggesting.subjects.config_fields import field_for
 from porting.suggesting.subjects.solved_sizes import (
     better_sizes,
@@ -383,12 +383,40 @@ def test_a_default_that_is_the_checkpoint_s_tells_what_no_shape_tells() -> None:
     def told(into: type[nn.Module], asked: Mapping[str, str]) -> dict[str, str]:
         given = with_fields(into, asked, small)
         shapes = [one.shape for one in Encoder(71, 40, 19, 2, 5, 40, 2).parameters()]
-        return sizes_by_default(given, build_for(given, small), small, shapes, FIELDS)
+        return sizes_by_default(given, build_for(given, small).asked, small, shapes, FIELDS)
 
     asked = {"n": "vocab_size", "wide": "hidden_size", "longest": "max_position_embeddings", "kinds": "type_vocab_size"}
     assert told(OfOwnWords, asked) == {"lanes": "num_attention_heads"}
     assert told(OfOwnWords, {**asked, "lanes": "num_attention_heads"}) == {}
     assert told(OfOtherSizes, asked) == {}
+
+
+class Towers(nn.Module):
+    """``image_width`` is no picture's width."""
+
+    def __init__(self, vocab_size=53, text_width=24, text_heads=3, image_size=16, image_width=40, image_heads=5):  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, text_width)
+        self.text, self.image = (
+            nn.MultiheadAttention(text_width, text_heads),
+            nn.MultiheadAttention(image_width, image_heads),
+        )
+
+
+def test_a_name_that_was_misunderstood_is_told_by_its_default_where_nothing_can_be_built() -> None:
+    def config(words: int, width: int, heads: int, side: int, wide: int, some: int) -> dict[str, object]:
+        text = {"vocab_size": words, "hidden_size": width, "num_attention_heads": heads}
+        return {
+            "text_config": text,
+            "vision_config": {"image_size": side, "hidden_size": wide, "num_attention_heads": some},
+        }
+
+    small = config(31, 20, 5, 13, 28, 7)
+    with pytest.raises(TargetError):
+        build_for(Towers, small)
+    shapes = [one.shape for one in Towers(31, 20, 5, 13, 28, 7).parameters()]
+    found = sizes_by_default(Towers, fields_asked(Towers, small), small, shapes, config(53, 24, 3, 16, 40, 5))
+    assert found == {"image_width": "vision_config.hidden_size"}
 
 
 def test_of_two_sizes_that_were_taken_for_each_other_the_defaults_tell_which_is_which() -> None:
@@ -399,10 +427,10 @@ def test_of_two_sizes_that_were_taken_for_each_other_the_defaults_tell_which_is_
     asked |= {"state": "time_step_rank", "rank": "state_size"}
     given = with_fields(Swapped, asked, small)
     shapes = [one.shape for one in Swapped(53, 24, 40, 2, 7).parameters()]
-    found = sizes_by_default(given, build_for(given, small), small, shapes, checkpoint)
+    found = sizes_by_default(given, build_for(given, small).asked, small, shapes, checkpoint)
     assert found == {"state": "state_size", "rank": "time_step_rank"}
     right = with_fields(Swapped, {**asked, **found}, small)
-    assert sizes_by_default(right, build_for(right, small), small, shapes, checkpoint) == {}
+    assert sizes_by_default(right, build_for(right, small).asked, small, shapes, checkpoint) == {}
 
 
 def test_the_count_of_numbers_tells_the_sizes_of_fused_tensors_and_other_numbers_stay() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, starmap
 
 from torch import Tensor
 
@@ -141,8 +141,8 @@ class FactorSearch(ScoreTableSearch):
         if self._projected is None or unit.kind is not WeightUse.LINEAR:
             return False
         group, mates = self._projected
-        scores = next(scores_behind(group, mates, trace, self.found.reference), None)
-        factor = None if scores is None else constant_factor(*scores)
+        scores = scores_behind(group, mates, trace, self.found.reference)
+        factor = next((one for one in starmap(constant_factor, scores) if one is not None), None)
         return factor is not None and any(self._multiplied(one.names, factor, unit, like) for one in group)
 
     def _multiplied(self, names: Sequence[str], factor: float, unit: Unit, like: Sequence[Unit]) -> bool:

@@ -280,6 +280,11 @@ def defaults_of(into: Builder) -> dict[str, object]:
     return {name: one.default for name, one in taken.items() if one.default is not one.empty}
 
 
+def fields_asked(into: Builder, config: Mapping[str, object]) -> dict[str, str]:
+    """The config's field for each parameter of a builder that one is known for, whether it can be built or not."""
+    return {} if isinstance(into, nn.Module) else _arguments(parameters_of(into), config, named_fields(into))
+
+
 def with_own_options(into: Builder, config: Mapping[str, object]) -> Builder | None:
     """A builder that keeps what its parameters have by default for options, such as ``activation="tanh"``.
 

@@ -187,7 +187,12 @@ def is_section(name: str) -> bool:
     return re.sub(r"_?(config|cfg|args|params)$", "", word) in SECTIONS
 
 
-def _part_of(name: str) -> tuple[Part, ...]:
+def parts_of(name: str) -> tuple[Part, ...]:
+    """The parts of a model that a name may speak of.
+
+    >>> parts_of("text_width"), parts_of("width")
+    ((<Part.TEXT: 'text'>, <Part.DECODER: 'decoder'>), ())
+    """
     return next((_PART_WORDS[one] for one in _words(name) if one in _PART_WORDS), ())
 
 
@@ -306,7 +311,7 @@ def _single_field_for(asked: str, config: Mapping[str, object], others: tuple[st
         return "embedding_size"
     if role is Role.HIDDEN and "projection_dim" in config and _takes_parts(others, config):
         return next(fields_of(role, config), "projection_dim")  # the width that the parts have in common
-    found = _sided(role, _part_of(asked), config) or next(fields_of(role, config), None)
+    found = _sided(role, parts_of(asked), config) or next(fields_of(role, config), None)
     if found is None and role in _INSTEAD:
         found = next(fields_of(_INSTEAD[role], config), None)
     found = _computed(config, others) if role is Role.HEAD_SIZE and found is None else found
@@ -406,9 +411,9 @@ _CONFIG = re.compile(r"_?(config|cfg|conf|args|params|hparams|kwargs)$")
 
 def _inner_config(word: str, config: Mapping[str, object]) -> str | None:
     """The config's field that holds further fields, for a name such as ``vision_cfg``; None where there is none."""
-    parts = _part_of(_CONFIG.sub("", word)) if _CONFIG.search(word) else ()
+    parts = parts_of(_CONFIG.sub("", word)) if _CONFIG.search(word) else ()
     inner = (name for name, value in config.items() if isinstance(value, dict) and value and _CONFIG.search(name))
-    return next((name for name in inner if parts and parts[:1] == _part_of(name)[:1]), None)
+    return next((name for name in inner if parts and parts[:1] == parts_of(name)[:1]), None)
 
 
 def _is_embedding_width(word: str, others: Sequence[str]) -> bool:
@@ -425,14 +430,14 @@ def _sided(role: Role, parts: Sequence[Part], config: Mapping[str, object]) -> s
     """
     for part in parts:
         for name, value in config.items():
-            if value is not None and part in _part_of(name) and (role_of(name) or composed_role(name)) is role:
+            if value is not None and part in parts_of(name) and (role_of(name) or composed_role(name)) is role:
                 return name
     if next(fields_of(role, config), None) is not None and not parts:
         return None
     inner = {name: value for name, value in config.items() if isinstance(value, Mapping) and is_section(name)}
     for part in (*parts, *(() if parts else (Part.TEXT, Part.VISION, Part.AUDIO, Part.ENCODER))):
         for name, fields in inner.items():
-            found = next(fields_of(role, fields), None) if part in _part_of(name)[:1] else None
+            found = next(fields_of(role, fields), None) if part in parts_of(name)[:1] else None
             if found is not None:
                 return f"{name}.{found}"
     return None
@@ -481,9 +486,9 @@ def _computed(config: Mapping[str, object], others: Sequence[str] = ()) -> str |
     null = next((f"{word}/" for word in WORDS[Role.HEAD_SIZE] if word in config), "")
     if width and heads:
         return f"{null}{width} // {heads}"
-    asked = {_part_of(one)[:1] for one in others if (role_of(one) or composed_role(one)) is Role.HEADS}
+    asked = {parts_of(one)[:1] for one in others if (role_of(one) or composed_role(one)) is Role.HEADS}
     for name, fields in config.items():
-        if isinstance(fields, Mapping) and is_section(name) and _part_of(name)[:1] not in asked:
+        if isinstance(fields, Mapping) and is_section(name) and parts_of(name)[:1] not in asked:
             width, heads = (next(fields_of(role, fields), None) for role in (Role.HIDDEN, Role.HEADS))
             if width and heads:
                 return f"{name}.{width} // {name}.{heads}"

@@ -24,6 +24,7 @@ from porting.suggesting.subjects.building import (
     BuiltModule,
     UnknownSizesError,
     build_for,
+    fields_asked,
     named_fields,
     with_fields,
     with_own_options,
@@ -582,6 +583,12 @@ def _understood(
             if fields is None or fields.keys() <= told.keys():
                 raise
             named = with_fields(named, {**told, **fields}, config)
+        except TargetError:  # sizes that do not go together: a name was misunderstood
+            told = named_fields(named)
+            fields = sizes_by_default(named, fields_asked(named, config), config, shapes, checkpoint)
+            if fields.keys() <= told.keys():
+                raise
+            named = with_fields(named, {**told, **fields}, config)
     replaced = better_sizes(named, built, config, shapes)
     switches += [name for name, one in built.kept.items() if one is False and is_switch(name) and name not in switches]
     if switches:
@@ -591,7 +598,7 @@ def _understood(
     if replaced:
         named = with_fields(named, {**named_fields(named), **replaced}, config)
         built = build_for(named, config)
-    if not (by_default := sizes_by_default(named, built, config, shapes, checkpoint)):
+    if not (by_default := sizes_by_default(named, built.asked, config, shapes, checkpoint)):
         return named, built
     named = with_fields(named, {**named_fields(named), **by_default}, config)
     return named, build_for(named, config)

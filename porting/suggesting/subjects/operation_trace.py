@@ -197,7 +197,8 @@ class OperationTrace:
         values: what each operation on activations gave.
         constants: what was added to activations and is neither one of them nor made of weights.
         scores: what each softmax was given, with the number of the operation.
-        products: what each product of two activations gave, with the number of the operation.
+        products: what each product of two activations gave, times constants that it is scaled by, with the number of
+            the last of these operations.
         roots: how many norms there are, with weights or without: each takes one root.
         angles: the cosines and sines that were computed, with the number of the operation.
         idle: matrices and gains whose products reach nothing that is returned, as those of an unused pooler.
@@ -320,6 +321,7 @@ class _OperationRecorder(DispatchMode):
         self._storages: dict[int, str] = {}
         self._origins: dict[int, TensorOrigin] = {}
         self._kept: list[Tensor] = []
+        self._products: dict[int, int] = {}
         self._scopes: list[str] = []
         self._units: dict[int, Unit] = {}
         self._before: dict[int, frozenset[int]] = {}
@@ -409,8 +411,7 @@ class _OperationRecorder(DispatchMode):
         if number in self._after:
             result = _given_back(result, self._after[number].movedim(-1, channels), args)
         outputs = tensors_in(result)
-        both = name in PRODUCTS and sum(origin.active for origin in origins) > 1
-        self.trace.products += [(number, one.detach().clone()) for one in outputs[: int(both)]]
+        self._note_product(number, name, given, origins, outputs)
         self.trace.angles += [(number, one.detach().clone()) for one in outputs if name in ANGLES]
         self._kept += outputs
         if any(part in name for part in NEW):
@@ -436,6 +437,27 @@ class _OperationRecorder(DispatchMode):
             self._note_source(number, name, given, result)
         self._note_origin(name, origin, outputs)
         return result
+
+    def _note_product(
+        self,
+        number: int,
+        name: str,
+        given: Sequence[Tensor],
+        origins: Sequence[TensorOrigin],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Keep a product of two activations, and in its place what constants make of it: scores that are scaled."""
+        if name in PRODUCTS and sum(origin.active for origin in origins) > 1:
+            self._products |= {id(one): len(self.trace.products) for one in outputs[:1]}
+            self.trace.products += [(number, one.detach().clone()) for one in outputs[:1]]
+            return
+        place = self._products.get(id(given[0])) if given else None
+        scaled = name in {"mul", "div"} and all(one.numel() == 1 for one in given[1:]) and not origins[-1].weights
+        if place is None or not (scaled or name in MOVES):
+            return
+        self._products |= {id(one): place for one in outputs}
+        if scaled:
+            self.trace.products[place] = number, outputs[0].detach().clone()
 
     def _near(self, name: str, given: Sequence[Tensor], origins: Sequence[TensorOrigin]) -> frozenset[int]:
         """The units that a result comes from; not those behind a statistic that a norm divides by."""

@@ -33,6 +33,7 @@ from porting.suggesting.subjects.config_fields import (
     fields_of,
     normal,
     numbers_by_stage,
+    parts_of,
     ratio,
     role_of,
     stage_field,
@@ -163,7 +164,7 @@ _SHAPELESS = (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE)
 
 def sizes_by_default(
     into: Builder,
-    built: BuiltModule,
+    asked: Mapping[str, str],
     config: Mapping[str, object],
     shapes: Iterable[Sequence[int]],
     checkpoint: Mapping[str, object],
@@ -172,38 +173,41 @@ def sizes_by_default(
 
     It is made for it where most of the sizes that it is given are its defaults.  A default that it kept is the
     checkpoint's number of heads or their size, if it has the value and nothing else was given that; and a name whose
-    default is another field's, which no name has by its own default, means that one.  No fewer of the module's tensors
-    may have a shape of the reference's then.
+    default is another field's, which no name has by its own default, means that one: the one that the name tells of
+    first.  No fewer of the module's tensors may have a shape of the reference's then.
 
     Args:
         into: what builds the module.
-        built: what it built, with what it asked for.
+        asked: what it asks for -> the config's field that it got.
         config: of a small model.
         shapes: of the reference's tensors, built with this config.
         checkpoint: the checkpoint's config.
     """
     defaults = {name: one for name, one in defaults_of(into).items() if _is_size(one)}
-    asked = {**built.asked}
-    own = [checkpoint.get(asked[name]) == value for name, value in defaults.items() if name in asked]
-    if 2 * sum(own) <= len(own):
+    theirs, own = dict(_every_size(checkpoint)), dict(_every_size(config))
+    right = {name for name, value in defaults.items() if name in asked and theirs.get(asked[name]) == value}
+    wrong = [name for name in defaults if name in asked and name not in right]
+    if len(right) <= len(wrong):
         return {}
-    wrong = [name for name in defaults if name in asked and checkpoint.get(asked[name]) != defaults[name]]
-    left = {asked[name] for name in asked if name not in wrong}
-    free = [
-        one
-        for one, value in checkpoint.items()
-        if one not in left and _is_size(value) and _is_size(config.get(one)) and role_of(one) in {*SIZES, *_SMALL}
-    ]
+    left = {field for name, field in asked.items() if name not in wrong}
+    free = [one for one in theirs if one in own and one not in left and _role(one) in {*SIZES, *_SMALL}]
     found: dict[str, str] = {}
     for name in [*wrong, *(one for one in defaults if one not in asked)]:
-        same = [one for one in free if checkpoint[one] == defaults[name] and one not in found.values()]
+        same = [one for one in free if theirs[one] == defaults[name] and one not in found.values()]
         if name not in asked:
-            covered = {role_of(one) for one in (*left, *found.values())}
-            roles = [role for role in _SHAPELESS if role not in covered and role in map(role_of, same)]
-            same = [one for one in same if role_of(one) in roles[:1]]
+            covered = {_role(one) for one in (*left, *found.values())}
+            roles = [role for role in _SHAPELESS if role not in covered and role in map(_role, same)]
+            same = [one for one in same if _role(one) in roles[:1]]
+        told, parts = {role_of(name), composed_role(name)}, parts_of(name)
+        same.sort(key=lambda one: (_role(one) not in told, not {*parts} & {*parts_of(one)}))
         found |= {name: same[0]} if same else {}
     sizes = _Sizes(into, config, shapes)
-    return found if found and sizes.alike(found) >= sizes.alike({}) else {}
+    return found if found and -math.inf < sizes.alike(found) >= sizes.alike({}) else {}
+
+
+def _role(field: str) -> Role | None:
+    """The role of a field, which may stand in a part of the config."""
+    return role_of(field.rpartition(".")[2])
 
 
 def _doubtful(asked: Mapping[str, str]) -> list[str]:
