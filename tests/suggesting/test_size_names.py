@@ -394,7 +394,15 @@ def test_a_default_that_is_the_checkpoint_s_tells_what_no_shape_tells() -> None:
 class Towers(nn.Module):
     """``image_width`` is no picture's width."""
 
-    def __init__(self, vocab_size=53, text_width=24, text_heads=3, image_size=16, image_width=40, image_heads=5):  # type: ignore[no-untyped-def]
+    def __init__(
+        self,
+        vocab_size: int = 53,
+        text_width: int = 24,
+        text_heads: int = 3,
+        image_size: int = 16,
+        image_width: int = 40,
+        image_heads: int = 5,
+    ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocab_size, text_width)
         self.text, self.image = (
