@@ -427,6 +427,29 @@ def test_a_name_that_was_misunderstood_is_told_by_its_default_where_nothing_can_
     assert found == {"image_width": "vision_config.hidden_size"}
 
 
+class Frames(nn.Module):
+    """A builder of sounds that asks for frames, of which two are one place."""
+
+    def __init__(self, vocab_size: int = 53, d_model: int = 24, inner: int = 40, frames: int = 30) -> None:
+        super().__init__()
+        self.words, self.up = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, inner)
+        self.places = nn.Embedding(frames // 2, d_model)
+
+
+def test_frames_are_two_for_each_place_of_a_sound() -> None:
+    def config(words: int, width: int, inner: int, places: int) -> dict[str, object]:
+        sizes = {"vocab_size": words, "d_model": width, "encoder_ffn_dim": inner, "decoder_ffn_dim": inner}
+        return {**sizes, "max_source_positions": places, "num_mel_bins": 8}
+
+    small = config(31, 20, 40, 13)
+    asked = {"vocab_size": "vocab_size", "d_model": "d_model", "inner": "encoder_ffn_dim", "frames": "decoder_ffn_dim"}
+    given = with_fields(Frames, asked, small)
+    shapes = [one.shape for one in Frames(31, 20, 40, 26).parameters()]
+    assert sizes_by_default(given, asked, small, shapes, config(53, 24, 40, 15)) == {
+        "frames": "2 * max_source_positions"
+    }
+
+
 def test_of_two_sizes_that_were_taken_for_each_other_the_defaults_tell_which_is_which() -> None:
     usual = {"vocab_size": 53, "hidden_size": 24, "intermediate_size": 40}
     checkpoint = {**usual, "state_size": 5, "time_step_rank": 3}

@@ -77,6 +77,9 @@ reference, and so many numbers more."""
 MOST_UNUSUAL = 8
 """The number of names for which pairs are tried that may stand for a number other than a size."""
 
+MELS, SOUND_PLACES = "num_mel_bins", "max_source_positions"
+"""The fields of a model of sounds: bands, and places that it has after its convolutions."""
+
 MOST_SHOWN = 3
 """The number of other values that are tried to see whether a name changes shapes or makes the builder fail."""
 
@@ -184,13 +187,15 @@ def sizes_by_default(
         checkpoint: the checkpoint's config.
     """
     defaults = {name: one for name, one in defaults_of(into).items() if _is_size(one)}
-    theirs, own = dict(_every_size(checkpoint)), dict(_every_size(config))
+    computed = [{text: size for size, text in _computed_sizes(one)} for one in (checkpoint, config)]
+    theirs, own = ({**dict(_every_size(one)), **more} for one, more in zip((checkpoint, config), computed, strict=True))
     right = {name for name, value in defaults.items() if name in asked and theirs.get(asked[name]) == value}
     wrong = [name for name in defaults if name in asked and name not in right]
     if len(right) <= len(wrong):
         return {}
     left = {field for name, field in asked.items() if name not in wrong}
-    free = [one for one in theirs if one in own and one not in left and _role(one) in {*SIZES, *_SMALL}]
+    usual = {one for one in theirs if one in computed[0] or _role(one) in {*SIZES, *_SMALL}}
+    free = [one for one in theirs if one in own and one in usual - left]
     found: dict[str, str] = {}
     for name in [*wrong, *(one for one in defaults if one not in asked)]:
         same = [one for one in free if theirs[one] == defaults[name] and one not in found.values()]
@@ -501,7 +506,7 @@ class _Sizes:
             elif isinstance(value, list) and numbers_by_stage(value):
                 self._fields.setdefault(tuple(value), []).append(name)
                 others += [(one, f"{name}.{stage}") for stage, one in enumerate(value) if _is_size(one)]
-        others += list(_patches(config))
+        others += _computed_sizes(config)
         self._unusual: dict[Size, str] = {size: name for size, name in reversed(others) if size not in self._fields}
 
     def solved(self, names: Sequence[str], asked: Mapping[str, str], *, better: bool) -> dict[str, str] | None:
@@ -685,6 +690,11 @@ def _sizes(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(size for size in shape if size != 1))
 
 
+def _computed_sizes(config: Mapping[str, object]) -> list[tuple[int, str]]:
+    """Sizes that no field has and that builders ask for, each with how it is computed."""
+    return [*_patches(config), *_frames(config)]
+
+
 def _patches(config: Mapping[str, object]) -> Iterator[tuple[int, str]]:
     """How many patches an image has, and positions with them: a builder of a ViT may ask for either."""
     image, patch = (next(fields_of(role, config), "") for role in (Role.IMAGE, Role.PATCH))
@@ -693,6 +703,13 @@ def _patches(config: Mapping[str, object]) -> Iterator[tuple[int, str]]:
         count = (sizes[0] // sizes[1]) ** 2
         for more in (0, 1, 2):
             yield count + more, f"({image} // {patch}) ** 2" + (f" + {more}" if more else "")
+
+
+def _frames(config: Mapping[str, object]) -> Iterator[tuple[int, str]]:
+    """How many frames a sound has, of which a convolution makes one place of two: the builder may ask for either."""
+    places = config.get(SOUND_PLACES)
+    if _is_size(places) and _is_size(config.get(MELS)):
+        yield 2 * places, f"2 * {SOUND_PLACES}"
 
 
 def _matrices(shapes: Shapes) -> Shapes:
