@@ -396,6 +396,7 @@ def _searched(
                 if not until.past
             )
             found = next((one for one in guesses if one is not None), found)
+        found.models = port, reference
         check_deterministic(port, AGAIN)
         bound = LOOSE if found.divergences or found.rounded else NEAR
         return found, attention_probes(attention(port), attention(reference), bound)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from porting import verify
 from porting.suggesting import Suggestion, Verdict, pipeline, suggest
 from porting.suggesting.verdict.proof import Proof
+from porting.verification import cause_search, fixes
 from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 from tests.suggesting.pairs import (
     T5,
@@ -24,6 +25,7 @@ from tests.suggesting.pairs import (
     MBart,
     OfTorch,
     OwnMasks,
+    T5Blind,
     T5Early,
     T5Scaled,
     TwoTables,
@@ -133,6 +135,22 @@ def test_distances_that_are_looked_up_and_masked_before_the_first_layer(tmp_path
         line = f'"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" = "{ours}_distance.table.weight"'
         assert line in found.text
     assert oracle(model, tmp_path, T5Early, found) < BOUND
+
+
+@pytest.mark.slow
+def test_tables_without_which_the_reference_is_the_module_are_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source("T5ForConditionalGeneration", DISTANCES, tmp_path)
+    monkeypatch.setattr(cause_search, "REPAIRING", 0.0)  # either would tell it too
+    monkeypatch.setattr(fixes, "CHANGING", 0.0)
+    found = suggest(tmp_path, T5Blind)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    shown = [one for one in found.reasons if one.shown]
+    assert [one.kind for one in shown] == ["missing table"]
+    for side in ("encoder", "decoder"):
+        assert f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" in shown[0].said
+    assert shown[0].places == ("reading.0.look.c_out.weight",)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from torch import Tensor
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, Shapes
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
+from porting.suggesting.subjects.traced_model import TracedModel
 
 SAME = 1e-10
 """Two activations that are no further from each other, relative to their scale, are one: bugs are above 1e-7."""
@@ -103,6 +104,7 @@ class SearchResult:
         made: tensors of the module's that the reference has not, with the content that makes them do nothing.
         rounded: how far the module's positions are from the reference's, in whose place they were during the search.
         seconds: the module's tensors that need the values of another one, for which the checkpoint has one tensor.
+        models: the module with all that was found, and the reference, to be run again.
     """
 
     moves: list[CandidateRule] = field(default_factory=list)
@@ -121,6 +123,7 @@ class SearchResult:
     made: dict[str, str] = field(default_factory=dict)
     rounded: float = 0.0
     seconds: dict[str, str] = field(default_factory=dict)
+    models: tuple[TracedModel, TracedModel] | None = None
 
     def in_stored_order(self, shapes: Shapes, ours: Shapes) -> SearchResult | None:
         """The same with each guess of one tensor into one of the same shape replaced by a copy; None if all are copies.

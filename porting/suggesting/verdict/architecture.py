@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from porting.suggesting.draft.table_writer import patterns
 from porting.suggesting.search.layouts import distance
-from porting.suggesting.search.search_result import SAME, SearchResult
+from porting.suggesting.search.search_result import CLOSE, SAME, SearchResult
 from porting.suggesting.subjects.config_fields import Role, config_number
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
+from porting.suggesting.subjects.traced_model import TracedModel
 from porting.suggesting.verdict.suggestion import Reason
 from porting.target import named_tensors
 
@@ -122,7 +125,11 @@ def _is_norm(unit: Unit) -> bool:
 
 def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
     """The differences that show that the module cannot be the reference, whatever its weights are."""
-    if any(one.what == "shared" for one in found.divergences):  # what these are due to, the checkpoint's values decide
+    tables = [*missing_tables(found)]
+    yield from tables
+    if tables or any(
+        one.what == "shared" for one in found.divergences
+    ):  # what these are due to, the checkpoint's values decide
         return
     words = config_number(subjects.twin.config, Role.VOCABULARY)
     written = {name for move in found.moves for name in move.writes} | {*found.made}
@@ -263,6 +270,55 @@ def _too_few(
     if held < free and lacking and same:
         said = f"your module has no {lacking[0]}: it uses {held} parameters besides its tables,"
         yield Reason(kind="structure", said=f"{said} and the checkpoint's matrices need {free} at least", shown=True)
+
+
+def missing_tables(found: SearchResult) -> Iterator[Reason]:
+    """The tables without which the reference computes what the module does: biases of distances, or positions.
+
+    The reference is run with zeros for all tables that the module has no place for.  The first activation that changes
+    is what a matrix is given: if the module's is given that, these tables are what it lacks, and no other weights make
+    up for what depends on where tokens stand.
+    """
+    read = {name for move in found.moves for name in move.reads}
+    lost = {name for one in found.reference.units if _is_table(one) for name in one.names} - read
+    if found.models is None or not lost:
+        return
+    port, model = found.models
+    ours = [one for one in port.run().units if one.operand is not None]
+    without = {one.number: one.operand for one in _without(model, lost).units}
+    for unit in found.reference.units:
+        given, other = unit.operand, without.get(unit.number)
+        if unit.kind is not WeightUse.LINEAR or given is None or other is None or _same(given, other):
+            continue
+        at = next((one for one in ours if one.operand is not None and _same(one.operand, other)), None)
+        if at is not None and _depends_on_place(given - other):
+            names = ", ".join(patterns(sorted(lost), model.leaves.keys() - lost))
+            said = f"your module has no {names}: the checkpoint's model gives {at.names[0]} the same without"
+            yield Reason(kind="missing table", said=said, shown=True, places=(at.names[0],))
+        return
+
+
+def _without(model: TracedModel, names: Collection[str]) -> OperationTrace:
+    """The run of a model with zeros for some tensors."""
+    tensors = {name: model.leaves[name] for name in names}
+    kept = {name: one.clone() for name, one in tensors.items()}
+    with torch.no_grad():
+        try:
+            for one in tensors.values():
+                one.zero_()
+            return model.run()
+        finally:
+            for name, one in tensors.items():
+                one.copy_(kept[name])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.numel() == other.numel() and distance(one, other, SAME) <= SAME
+
+
+def _depends_on_place(apart: Tensor) -> bool:
+    """Whether the difference of two activations [... s e] is another one at each position."""
+    return float((apart - apart.mean(-2, keepdim=True)).abs().max()) > CLOSE * float(apart.abs().max())
 
 
 def _used(subjects: ModelPair, found: SearchResult) -> int:
