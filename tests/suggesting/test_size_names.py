@@ -368,6 +368,13 @@ class OfOtherSizes(Encoder):
         super().__init__(n, wide, longest, kinds, lanes, 40, deep)
 
 
+class OfFewerHeads(Encoder):
+    """Its default number of heads is another one than the checkpoint's, and the number of another thing."""
+
+    def __init__(self, n: int = 53, wide: int = 24, longest: int = 31, kinds: int = 2, n_heads: int = 2, deep: int = 2):
+        super().__init__(n, wide, longest, kinds, n_heads, 40, deep)
+
+
 class Swapped(nn.Module):
     """Two sizes of which shapes say only that they are two."""
 
@@ -389,6 +396,9 @@ def test_a_default_that_is_the_checkpoint_s_tells_what_no_shape_tells() -> None:
     assert told(OfOwnWords, asked) == {"lanes": "num_attention_heads"}
     assert told(OfOwnWords, {**asked, "lanes": "num_attention_heads"}) == {}
     assert told(OfOtherSizes, asked) == {}
+    heads = {"n_heads": "num_attention_heads"}
+    assert told(OfFewerHeads, asked | heads) == {}
+    assert told(OfFewerHeads, asked | heads | {"kinds": "num_attention_heads"}) == {"kinds": "type_vocab_size"}
 
 
 class Towers(nn.Module):

@@ -175,9 +175,9 @@ def sizes_by_default(
     """The fields for names that shapes do not explain, by the defaults of a builder that is made for the checkpoint.
 
     It is made for it where most of the sizes that it is given are its defaults.  A default that it kept is the
-    checkpoint's number of heads or their size, if it has the value and nothing else was given that; and a name whose
-    default is another field's, which no name has by its own default, means that one: the one that the name tells of
-    first.  No fewer of the module's tensors may have a shape of the reference's then.
+    checkpoint's number of heads or their size, if it has the value and nothing else was given that.  And a name whose
+    default is another field's, which no name has by its own default, means that one, unless the name says what it was
+    given for.  No fewer of the module's tensors may have a shape of the reference's then.
 
     Args:
         into: what builds the module.
@@ -193,6 +193,11 @@ def sizes_by_default(
     wrong = [name for name in defaults if name in asked and name not in right]
     if len(right) <= len(wrong):
         return {}
+    sizes = _Sizes(into, config, shapes)
+    if (before := sizes.alike({})) > -math.inf:  # else some name is misunderstood, whatever it says
+        given = {asked[name] for name in right}
+        told = {name for name in wrong if _role(asked[name]) in {role_of(name), composed_role(name)} - {None}}
+        wrong = [name for name in wrong if name not in told or asked[name] in given]
     left = {field for name, field in asked.items() if name not in wrong}
     usual = {one for one in theirs if one in computed[0] or _role(one) in {*SIZES, *_SMALL}}
     free = [one for one in theirs if one in own and one in usual - left]
@@ -206,8 +211,7 @@ def sizes_by_default(
         told, parts = {role_of(name), composed_role(name)}, parts_of(name)
         same.sort(key=lambda one: (_role(one) not in told, not {*parts} & {*parts_of(one)}))
         found |= {name: same[0]} if same else {}
-    sizes = _Sizes(into, config, shapes)
-    return found if found and -math.inf < sizes.alike(found) >= sizes.alike({}) else {}
+    return found if found and -math.inf < sizes.alike(found) >= before else {}
 
 
 def _role(field: str) -> Role | None:
