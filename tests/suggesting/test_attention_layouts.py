@@ -103,7 +103,7 @@ AXES = pytest.mark.parametrize(
     [
         ("Phi3", PHI, Kernels(), '"blocks.{i}.attend.key [e g d]"'),
         ("Phi3", PHI, Kernels(into="nde", back="end", feed="fe", down="ef"), '"blocks.{i}.attend.key [g d e]"'),
-        ("Phi3", PHI, Kernels(rotate="neighbours"), "[(h s r|g z y|f d) e]"),
+        ("Phi3", PHI, Kernels(rotate="neighbours"), "[(h s r|g y z|f d) e]"),
         (
             "Phi3",
             {**PHI, "hidden_size": 96, "partial_rotary_factor": 0.5},
