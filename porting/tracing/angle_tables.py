@@ -86,12 +86,17 @@ def with_columns(table: Tensor, columns: Tensor) -> tuple[Tensor, float] | None:
     """A table with the nearest columns of another in the place of its own.
 
     Args:
-        table: cosines, sines or both, [... positions features]; it may have more positions.
+        table: cosines, sines or both, [... positions features], also with axes of one element between positions and
+            features, as for all heads; it may have more positions.
         columns: the reference's, [positions columns]; of a shorter table the first positions are looked at.
 
     Returns:
         The table and by how much its columns were off; None where one of them is near no column of the other.
     """
+    bare = _without_ones(table)
+    if bare.shape != table.shape:
+        found = with_columns(bare, columns)
+        return None if found is None else (found[0].reshape(table.shape), found[1])
     count = min(len(columns), table.shape[-2] if table.ndim > 1 else 0)
     columns = columns[:count]
     if table.is_complex():
@@ -120,10 +125,19 @@ def _rows(value: Tensor) -> Tensor | None:
         parts = [_rows(one) for one in (value.real, value.imag)]
         found = [one for one in parts if one is not None]
         return torch.cat(found, -1) if len(found) == len(parts) else None
+    value = _without_ones(value)
     if value.ndim < 2 or min(value.shape[-2:]) < 2:
         return None
     rows = value.double().reshape(-1, *value.shape[-2:])
     return rows[0] if bool((rows == rows[:1]).all()) else None
+
+
+def _without_ones(table: Tensor) -> Tensor:
+    """A table [... positions features] without its axes of one element, but for one position or one feature."""
+    if table.ndim < 3:
+        return table
+    wide = [size for size in table.shape[:-1] if size != 1]
+    return table.reshape(*(wide or [1]), table.shape[-1])
 
 
 def replacements(angles: Iterable[tuple[int, Tensor]], columns: Tensor) -> tuple[dict[int, Tensor], float]:

@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 import porting
 from porting.suggesting import Verdict, suggest
 from scripts.suggest_zoo import tried
+from tests.suggesting import kernels
+from tests.suggesting.kernels import Kernels
 from tests.suggesting.llama import FIELDS, OnlyLast, builder
 from tests.suggesting.oracle import BOUND, apart, drafted, source
 from tests.suggesting.styles import drawn
@@ -93,3 +95,48 @@ def test_one_fused_tensor_into_another_that_is_interleaved_in_another_order() ->
     assert (one.verdict, one.false_proof) == (True, False), str(one.found)
     assert "c_attn.weight [e ((q|k|v) h d)]" in one.found.text
     assert ".weight [(h (v|k|q) d) e]" in one.found.text or ".weight [e (h (v|k|q) d)]" in one.found.text
+
+
+PHI = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+AXES = pytest.mark.parametrize(
+    ("architecture", "fields", "style", "said"),
+    [
+        ("Phi3", PHI, Kernels(), '"blocks.{i}.attend.key [e g d]"'),
+        ("Phi3", PHI, Kernels(into="nde", back="end", feed="fe", down="ef"), '"blocks.{i}.attend.key [g d e]"'),
+        ("Phi3", PHI, Kernels(rotate="neighbours"), "[(h s r|g y z|f d) e]"),
+        (
+            "Phi3",
+            {**PHI, "hidden_size": 96, "partial_rotary_factor": 0.5},
+            Kernels(share=0.5, into="ned"),
+            '"blocks.{i}.attend.key [g e d]"',
+        ),
+        ("Phi3", PHI, Kernels(stacked="aed"), '"blocks.{i}.attend.fused [(h|g|f) e d]"'),
+        ("Llama", {}, Kernels(stacked="ade"), '"blocks.{i}.attend.fused [(h|g|f) d e]"'),
+        ("Llama", {}, Kernels(into="ned", rotate="neighbours"), '"blocks.{i}.attend.query [h e (r s)]"'),
+        ("Qwen2", {}, Kernels(rotate="neighbours", bias=True), '"blocks.{i}.attend.query_bias [h (r s)]"'),
+    ],
+)
+
+
+@pytest.mark.few(2)
+@AXES
+def test_heads_and_features_may_be_axes_of_their_own(
+    tmp_path: Path, architecture: str, fields: Mapping[str, object], style: Kernels, said: str
+) -> None:
+    reference = source(f"{architecture}ForCausalLM", {**FIELDS, **fields}, tmp_path)
+    build = kernels.builder(style)
+    found = drafted(tmp_path, build)
+    assert said in found.text
+    ids = torch.randint(3, 100, (4, 20), generator=torch.Generator().manual_seed(1))
+    assert apart(reference, tmp_path, build, found, {"input_ids": ids}, {"tokens": ids}) < BOUND
+
+
+@pytest.mark.slow
+@AXES
+def test_a_module_with_axes_for_heads_is_exact(
+    tmp_path: Path, architecture: str, fields: Mapping[str, object], style: Kernels, said: str
+) -> None:
+    source(f"{architecture}ForCausalLM", {**FIELDS, **fields}, tmp_path)
+    found = suggest(tmp_path, kernels.builder(style))
+    assert found.verdict is Verdict.EXACT, str(found)
+    assert said in found.text

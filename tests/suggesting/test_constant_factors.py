@@ -15,7 +15,7 @@ from torch import Tensor
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.constant_factors import constant_factor, formula
-from porting.tracing.angle_tables import with_columns
+from porting.tracing.angle_tables import angle_columns, with_columns
 from tests.small_checkpoint import write_checkpoint
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
@@ -175,3 +175,18 @@ def test_columns_are_taken_from_another_table_only_if_they_are_its_own() -> None
     shorter = with_columns(rounded[:5], columns)
     assert shorter is not None
     assert torch.equal(shorter[0], angles[:5].cos())
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 2), (1, 1), (0, 0)])
+def test_rounded_angles_may_have_axes_of_one_element(axes: tuple[int, ...]) -> None:
+    angles = torch.outer(torch.arange(7).double(), 100.0 ** -torch.arange(4).double().div(4))
+    exact, rounded = angles.cos(), angles.float().cos().double()
+    for axis in axes:  # for all heads, and for all rows of a batch
+        exact, rounded = exact.unsqueeze(axis), rounded.unsqueeze(axis)
+    made = with_columns(rounded, angles.cos())
+    assert made is not None
+    assert made[1] > 0
+    assert torch.equal(made[0], exact)
+    columns = angle_columns([exact])
+    assert columns is not None
+    assert torch.equal(columns, angles.cos())

@@ -1,4 +1,4 @@
-"""A residual stream in another basis: Marian's sines before its cosines, the module's next to each other."""
+"""Features in another order: Marian's sines before its cosines, the module's next to each other; heads in turn."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import porting
 from porting.models.seq2seq import Seq2Seq
 from porting.models.seq2seq_config import Seq2SeqConfig
 from porting.suggesting import Suggestion, Verdict, suggest
+from porting.suggesting.search.activation_matching import alike
 from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 
 FIELDS = {
@@ -88,3 +89,12 @@ def test_positions_that_are_rounded_otherwise_are_an_approximation(tmp_path: Pat
     assert "its positions are the reference's but for their rounding, off by " in str(found)
     assert found.difference is not None
     assert 1e-10 < found.difference < 1e-5
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4, 6])
+def test_an_activation_is_given_with_its_heads_in_turn(heads: int) -> None:
+    value = torch.randn(22, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    turned = value.reshape(22, heads, -1).transpose(-1, -2).flatten(-2)
+    assert torch.equal(alike(value, turned + 1e-3), turned)
+    other = torch.randn(22, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert torch.equal(alike(value, other), value), "where none is near, the order is the reference's"

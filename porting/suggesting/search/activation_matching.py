@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 
 import torch
 from torch import Tensor
@@ -167,7 +167,9 @@ def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
 def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
     """A value in the shape of another: batch, sequence or heads first, in the nearest of these orders of its features.
 
-    Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
+    Features may also be those of a head after those of another on one side, and of all heads in turn on the other: a
+    contraction of two axes, as ``einsum("btnh,nhd->btd")``, flattens them in an order of its own.  Where one has fewer
+    positions than the other, those that both have are taken, and the other's own stay as they are.
     """
     if value.numel() != like.numel():
         made = like.clone()
@@ -184,7 +186,23 @@ def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
         if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
             rows = one.reshape(BATCH, -1, value.shape[-1])
             options.append(rows.transpose(0, 1).reshape(like.shape))
-    return min(options, key=lambda one: float((one - like).pow(2).sum()))
+
+    def far(one: Tensor) -> float:
+        return float((one - like).pow(2).sum())
+
+    best = min(options, key=far)
+    if value.shape[-1:] != like.shape[-1:]:
+        return best
+    nearest = min(chain([best], *map(_heads_in_turn, options)), key=far)
+    return nearest if far(nearest) < CLEARLY * far(best) else best
+
+
+def _heads_in_turn(value: Tensor) -> Iterator[Tensor]:
+    """An activation with its features cut into heads in each way, and those of all heads in turn."""
+    width = value.shape[-1]
+    for count in range(2, width // 2 + 1):
+        if width % count == 0:
+            yield value.reshape(*value.shape[:-1], count, -1).transpose(-1, -2).flatten(-2)
 
 
 CLEARLY = 0.1

@@ -3,21 +3,24 @@
 A fused tensor has them one after the other, *blocks*; side by side within each head, or each group of heads that share
 a key, *groups*; or as the fastest index, *innermost*.  Rotary embeddings pair a feature with the one half a head
 further, or with its neighbour: the rows of queries and keys then lie ``(s r)`` on one side and ``(r s)`` on the other.
-Heads that share a key lie next to each other, ``(g q d)``, or every n-th head shares a key, ``(q g d)``.
+Heads that share a key lie next to each other, ``(g q d)``, or every n-th head shares a key, ``(q g d)``.  A module may
+have heads and features as axes of their own, in any order, as JAX code has them: ``e h d``, ``h d e``.
 
-The indices, all of which [sizes] gives: ``h`` heads, ``g`` groups; ``q``, ``k`` and ``v``, how many queries, keys and
-values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and ``z``, how many pairs a head has; ``u`` and
-``w``, how many of its features are not rotated.
+The indices, all of which [sizes] or a shape gives: ``h`` heads, ``g`` groups, ``f`` as many for the values; ``q``,
+``k`` and ``v``, how many queries, keys and values a group has; ``s`` and ``y``, the two features of a pair; ``r`` and
+``z``, how many pairs a head has; ``u`` and ``w``, how many of its features are not rotated.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
 from porting.suggesting.search.feature_permutation import FeatureOrder
-from porting.suggesting.search.layouts import CandidateRule, Matrix, Ways, single_term
+from porting.suggesting.search.layouts import CandidateRule, Matrix, RuleTerm, Ways, factorings, single_term
 from porting.suggesting.search.name_similarity import similarity
 
 ROLES = {"q": "query", "k": "key", "v": "value"}
@@ -69,6 +72,7 @@ class _Way:
         apart: nothing is fused on either side.
         equal: as many keys as queries.
         queries: the axes of the heads of queries, ``"g q"`` or ``"q g"``; empty where both sides have them alike.
+        deep: some tensor of either side has more axes than two, so that heads and features have to be told apart.
     """
 
     form: str
@@ -77,6 +81,7 @@ class _Way:
     apart: bool
     equal: bool
     queries: str = ""
+    deep: bool = False
 
     def inner(self, role: str) -> str:
         """The features of one head."""
@@ -84,31 +89,43 @@ class _Way:
             return "d"
         return self.pairs if role == "q" or self.apart else self.pairs.translate(_KEYS)
 
-    def rows(self, roles: Sequence[str]) -> str:
-        """The axis that comes out of a tensor of these projections."""
+    def rows(self, roles: Sequence[str]) -> tuple[str, ...]:
+        """The parts of what comes out of a tensor of these projections, the slowest first."""
         if len(roles) == 1:
             return self._alone(roles[0])
+        return self._blocks(roles) if self.form not in {"innermost", "groups"} else self._within(roles)
+
+    def _within(self, roles: Sequence[str]) -> tuple[str, ...]:
+        every = f"({'|'.join(roles)})"
         if self.form == "innermost":
-            return f"({self.shared} d ({'|'.join(roles)}))"
-        if self.form == "groups":
-            if not self.pairs:
-                return f"({self.shared} ({'|'.join(roles)}) d)"
-            return f"({self.shared} ({'|'.join(f'{role} {self.inner(role)}' for role in roles)}))"
+            return (self.shared, "d", every)
         if not self.pairs:
-            return f"(({'|'.join(roles)}) {f'{self.shared} d' if self.shared else 'o'})"
-        parts = {"q": f"h {self.inner('q')}", "k": f"g {self.inner('k')}", "v": "f"}
-        return f"({'|'.join(parts[role] for role in roles)})"
+            return (self.shared, every, "d")
+        return (self.shared, f"({'|'.join(f'{role} {self.inner(role)}' for role in roles)})")
 
-    def _alone(self, role: str) -> str:
-        if self.shared:
-            return f"({self.shared} {role} {self.inner(role)})"
-        if self.queries and role == "q":
-            return f"({self.queries} {self.inner(role)})"
+    def _blocks(self, roles: Sequence[str]) -> tuple[str, ...]:
+        every = f"({'|'.join(roles)})"
         if self.pairs:
-            heads = "h" if role == "q" or (self.apart and self.equal) else "g"
-            return "f" if role == "v" else f"({heads} {self.inner(role)})"
-        return f"({role} o)"
+            parts = {"q": f"h {self.inner('q')}", "k": f"g {self.inner('k')}", "v": "f d" if self.deep else "f"}
+            return ("|".join(parts[role] for role in roles),)
+        if self.shared:
+            return (every, self.shared, "d")
+        return (f"({'|'.join(_HEADS[role] for role in roles)})", "d") if self.deep else (every, "o")
 
+    def _alone(self, role: str) -> tuple[str, ...]:
+        if self.shared:
+            return (self.shared, role, self.inner(role))
+        if self.queries and role == "q":
+            return (*self.queries.split(), self.inner(role))
+        if self.pairs and role != "v":
+            return ("h" if role == "q" or (self.apart and self.equal) else "g", self.inner(role))
+        if self.deep:
+            return (_HEADS[role], "d")
+        return ("f",) if self.pairs else (role, "o")
+
+
+_HEADS = {"q": "h", "k": "g", "v": "f"}
+"""The index of the heads of each projection."""
 
 _KEYS = str.maketrans("sru", "yzw")
 """The indices of a key's pairs, where a query's stand in the same rule."""
@@ -132,11 +149,11 @@ def arrangements(ours: Sequence[Matrix], theirs: Sequence[Matrix], heads: Heads,
     """The ways in which the projections of one attention may lie in ours and in theirs.
 
     Args:
-        ours, theirs: the matrices that are given one activation, all of attention's.
+        ours, theirs: the matrices that are given one activation, all of attention's; ours of any number of axes.
         heads: how many there are.
         order: of the features of the heads that are rotated.
     """
-    if any(len(one.shape) != 2 or len(one.weights) > 1 for one in (*ours, *theirs)):
+    if any(len(one.shape) != 2 for one in theirs) or any(len(one.weights) > 1 for one in (*ours, *theirs)):
         return
     left = list(holders(theirs, heads, fixed=True))
     right = list(holders(ours, heads, fixed=False))
@@ -183,6 +200,7 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
     """The rules, for each form that fused tensors may have."""
     equal = heads.count == heads.groups
     fused = [any(len(one.roles) > 1 for one in side) for side in (source, target)]
+    deep = any(len(one.matrix.shape) > 2 for one in target)
     forms = ("blocks", "groups", "innermost") if equal and not order.theirs else ("blocks", "groups")
     both = [(theirs, mine, "") for theirs, mine in product(*(forms if some else ("",) for some in fused))]
     if not any(fused) and 1 < heads.groups < heads.count:
@@ -195,25 +213,26 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
             continue  # a block's queries are not a box over a group's
         shared = ("h" if equal else "g") if within else ""
         ways = [
-            _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal, queries=heads_of)
+            _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal, queries=heads_of, deep=deep)
             for form, lie, heads_of in (
                 (their_form, order.theirs, queries),
                 (our_form, order.ours, " ".join(reversed(queries.split()))),
             )
         ]
         for turned in _turned(target):
-            moves = [
-                move
+            pieces = [
+                list(_moves(theirs, mine, ways[0], ways[1], heads, turned=turned))
                 for theirs, mine in _connected(source, target)
-                for move in _moves(theirs, mine, ways[0], ways[1], turned=turned)
             ]
-            yield tuple(moves)
+            for number in range(max(map(len, pieces)) if all(pieces) else 0):  # what is done to one is done to all
+                yield tuple(move for piece in pieces for move in piece[min(number, len(piece) - 1)])
 
 
 def _turned(target: Sequence[Holder]) -> tuple[bool, ...]:
     """Whether what goes in is the first axis of ours; both where that did not show."""
-    known = {one.matrix.into_first for one in target} - {None}
-    return (bool(next(iter(known))),) if len(known) == 1 else (False, True)
+    flat = [one.matrix.into_first for one in target if len(one.matrix.shape) == 2]
+    known = {*flat} - {None}
+    return (bool(next(iter(known), False)),) if len(known) == 1 or not flat else (False, True)
 
 
 def _connected(
@@ -237,23 +256,97 @@ def _connected(
 
 
 def _moves(
-    source: Sequence[Holder], target: Sequence[Holder], theirs: _Way, ours: _Way, *, turned: bool
-) -> Iterator[CandidateRule]:
+    source: Sequence[Holder], target: Sequence[Holder], theirs: _Way, ours: _Way, heads: Heads, *, turned: bool
+) -> Iterator[tuple[CandidateRule, ...]]:
+    """The rules of the tensors of some projections, for each way in which ours may have their parts as axes."""
     alone = len(source) == len(target) == 1 and len(source[0].roles) == 1
     turned_heads = theirs.queries and "q" in source[0].roles
     plain = alone and not turned_heads and (not theirs.pairs or source[0].roles == ("v",))
-    left = [(one.matrix, "o" if plain else theirs.rows(one.roles), bool(one.matrix.into_first)) for one in source]
-    right = [(one.matrix, "o" if plain else ours.rows(one.roles), turned) for one in target]
-    bare = plain and left[0][2] == turned and left[0][0].shape == right[0][0].shape
-    weights = [
-        tuple(one.term("" if bare else axes, into_first=first) for one, axes, first in side) for side in (left, right)
+    plain = plain and len(target[0].matrix.shape) == 2
+    rows = ["o" if plain else _joined(theirs.rows(one.roles)) for one in source]
+    first = bool(source[0].matrix.into_first)
+    bare = plain and first == turned and source[0].matrix.shape == target[0].matrix.shape
+    left = [
+        one.matrix.term("" if bare else axes, into_first=bool(one.matrix.into_first))
+        for one, axes in zip(source, rows, strict=True)
     ]
-    yield CandidateRule(weights[0], weights[1])
-    if all(one.biases for one, _, _ in (*left, *right)):
-        biases = [
-            tuple(single_term(one.biases[0], "" if plain else axes) for one, axes, _ in side) for side in (left, right)
-        ]
-        yield CandidateRule(biases[0], biases[1])
+    biased = all(one.matrix.biases for one in (*source, *target))
+    known = {**sizes(heads), "h": heads.count, "f": heads.groups, "d": heads.width}
+    spread = [list(_spread(one.matrix, ours.rows(one.roles), known, bare=plain, turned=turned)) for one in target]
+    for number in range(max(map(len, spread)) if all(spread) else 0):
+        right = [some[min(number, len(some) - 1)] for some in spread]
+        rules = [CandidateRule(tuple(left), tuple(RuleTerm(one.weights[0], one.weights, "" if bare else axes)
+                 for one, (axes, _) in zip((each.matrix for each in target), right, strict=True)))]  # fmt: skip
+        if biased:
+            shifts = [
+                tuple(single_term(one.matrix.biases[0], "" if plain else axes) for one, axes in side)
+                for side in (
+                    zip(source, rows, strict=True),
+                    [(one, axes) for one, (_, axes) in zip(target, right, strict=True)],
+                )
+            ]
+            rules.append(CandidateRule(shifts[0], shifts[1]))
+        yield tuple(rules)
+
+
+def _spread(
+    one: Matrix, parts: Sequence[str], known: Mapping[str, int], *, bare: bool, turned: bool
+) -> Iterator[tuple[str, str]]:
+    """The axes of a tensor of ours and of its bias, in each way in which these parts may be their axes.
+
+    Args:
+        parts: of what comes out, the slowest first.
+        known: the sizes of indices.
+        bare: nothing is known of what comes out but that it is one axis.
+        turned: whether what goes in is the first of two axes.
+    """
+    if len(one.shape) == 2:
+        rows = "o" if bare else _joined(parts)
+        yield f"e {rows}" if turned else f"{rows} e", rows
+        return
+    merged: list[str] = []
+    for part in parts:
+        if merged and _extent(part, known) == 1:  # one key of each group: no axis of its own
+            merged[-1] += f" {part}"
+        else:
+            merged.append(part)
+    extents = {part: _extent(part, known) for part in merged}
+    for layout in factorings({**extents, "e": one.summed}, one.shape):
+        if any("e" in axis and len(axis) > 1 for axis in layout):
+            continue
+        wanted = [part for axis in layout for part in axis if part in extents]
+        shifts = list(factorings(extents, one.bias_shape or ()))
+        shifts = sorted(shifts, key=lambda axes: [part for axis in axes for part in axis] != wanted)
+        if shifts or not one.biases:
+            yield _axes(layout), _axes(shifts[0]) if shifts else ""
+
+
+def _axes(layout: Sequence[Sequence[str]]) -> str:
+    """Axes of parts as the notation writes them."""
+    return " ".join(_joined(axis) if axis else "1" for axis in layout)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """One axis of these parts, the slowest first."""
+    if len(parts) == 1 and (parts[0].isalpha() or re.fullmatch(r"\([^()]*\)", parts[0])):
+        return parts[0]
+    return f"({' '.join(parts)})"
+
+
+def _extent(part: str, known: Mapping[str, int]) -> int:
+    """How many elements a part has.
+
+    >>> _extent("(q (s r|u)|v d)", {"q": 3, "s": 2, "r": 4, "u": 1, "v": 1, "d": 9})
+    36
+    """
+
+    def total(text: str) -> int:
+        segments = (segment.split() for segment in text.split("|"))
+        return sum(math.prod(known.get(one) or int(one) for one in segment) for segment in segments)
+
+    while "(" in part:
+        part = re.sub(r"\(([^()]*)\)", lambda found: str(total(found[1])), part)
+    return total(part)
 
 
 def sizes(heads: Heads) -> Mapping[str, int]:
