@@ -8,6 +8,7 @@ of all positions that are still possible.  No pattern can make it explode.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +34,8 @@ _FORMAT = re.compile(r"(?:0([1-9]))?(?(1)(?:,|$))(?:([0-9]{1,9})\.\.([0-9]{1,9})
 
 _NUMBER = rf"(0|[1-9][0-9]{{0,{LONGEST_NUMBER - 1}}})"
 _INDEX = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_ESCAPE = re.compile(r"0x([0-9A-Fa-f]{1,6})")
+"""A character by its number: ``{0x20}`` is a blank."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Literal:
     def spell(self, bindings: Bindings) -> str:
         """The text."""
         return self.text
+
+    def __str__(self) -> str:
+        return spelled(self.text)
+
+
+@dataclass(frozen=True)
+class Output(Literal):
+    """Which output of a module is meant, `` -> 1``, behind its name: written as it is."""
 
     def __str__(self) -> str:
         return self.text
@@ -230,6 +241,11 @@ class Name:
         stop = 0
         for found in _PLACEHOLDER.finditer(text):
             _literal(text, stop, found.start(), parts)
+            character = _ESCAPE.fullmatch(found.group(1))
+            if character is not None:
+                _stands(_character(character.group(1), found.start()), found.start(), parts)
+                stop = found.end()
+                continue
             part = _placeholder(found.group(1), found.start())
             if part.index in seen:
                 raise NotationError(Code.INDEX_TWICE, f"index {part.index!r} stands twice in one name", found.start())
@@ -359,11 +375,43 @@ def _literal(text: str, start: int, stop: int, parts: list[Part]) -> None:
     for offset, character in enumerate(literal):
         if not may_stand(character):
             raise NotationError(Code.BAD_NAME, f"{character!r} cannot stand in a name", start + offset)
+    _stands(literal, start, parts)
+
+
+def _stands(literal: str, start: int, parts: list[Part]) -> None:
+    """Add text that stands for itself, as one part with the text in front of it."""
     if parts and isinstance(parts[-1], Rest):
         raise NotationError(Code.BAD_NAME, f"{parts[-1]} must be the last part of a name", start)
     if parts and isinstance(parts[-1], Decimal) and literal[0].isdigit():
         raise NotationError(Code.BAD_NAME, f"nothing separates {parts[-1]} from the digit after it", start)
-    parts.append(Literal(literal))
+    last = parts[-1] if parts else None
+    if isinstance(last, Literal):
+        parts[-1] = Literal(last.text + literal)
+    else:
+        parts.append(Literal(literal))
+
+
+def _character(digits: str, offset: int) -> str:
+    """The character with this number, in hexadecimal digits."""
+    if int(digits, 16) > sys.maxunicode:
+        raise NotationError(Code.BAD_NAME, f"{{0x{digits}}} is no character", offset)
+    return chr(int(digits, 16))
+
+
+def spelled(text: str) -> str:
+    """A tensor's name as a pattern that matches it alone: ``{0x20}`` for a blank, which cannot stand for itself.
+
+    ``>`` is written so too: after a hyphen it would begin the output of an activation.
+
+    >>> spelled("norm [a]"), spelled("blocks.0/in_b")
+    ('norm{0x20}{0x5b}a{0x5d}', 'blocks.0/in_b')
+    """
+    return "".join(one if may_stand(one) and one != ">" else f"{{0x{ord(one):x}}}" for one in text)
+
+
+def may_list(text: str) -> bool:
+    """Whether a text may be one of the words of ``{p:query,key}``: a comma and a stroke separate these."""
+    return bool(text) and spelled(text) == text and not {",", "/"} & {*text}
 
 
 def may_stand(character: str) -> bool:

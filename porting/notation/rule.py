@@ -15,7 +15,7 @@ from porting.errors import Code
 from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, row_indices, sized, whole
 from porting.notation.expression import Expression, Number
 from porting.notation.faults import NotationError
-from porting.notation.name import Decimal, Literal, Name
+from porting.notation.name import Decimal, Name, Output
 from porting.ops import CONSTANTS, Arithmetic, Constant, Formula, FormulaError, Operation, Sum
 
 RESULT = "y"
@@ -72,7 +72,7 @@ class Term:
     @property
     def key(self) -> Name:
         """The name under which a tensor or an activation of this term is listed: the output is a part of it."""
-        return Name((*self.name.parts, Literal(f" -> {self.output}"))) if self.output else self.name
+        return Name((*self.name.parts, Output(f" -> {self.output}"))) if self.output else self.name
 
     @property
     def indices(self) -> set[str]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from porting.errors import Code
 from porting.notation.faults import NotationError
-from porting.notation.name import LONGEST, Name
+from porting.notation.name import LONGEST, Name, spelled
+from porting.notation.rule import Term
 
 
 def read(pattern: str, name: str) -> Mapping[str, int | str] | None:
@@ -41,6 +42,10 @@ def read(pattern: str, name: str) -> Mapping[str, int | str] | None:
         ("{*all}", "anything at all", {"all": "anything at all"}),
         ("a.{i}.b.{j}.{*rest}", "a.1.b.2.c", {"i": 1, "j": 2, "rest": "c"}),
         ("émile.{i}", "émile.2", {"i": 2}),
+        ("a{0x20}b.{i}", "a b.2", {"i": 2}),
+        ("{0x7B}{i}{0x7d}{0x20}{*rest}", "{7} all of it", {"i": 7, "rest": "all of it"}),
+        ("{p:a,b}{0x2c}{0x2F}c", "b,/c", {"p": 1}),
+        ("{0x5b}o{0x5d}{0x20}-{0x3e}{0x20}1", "[o] -> 1", {}),
     ],
 )
 def test_a_name_is_read_and_spelled_again(pattern: str, name: str, expected: Mapping[str, int | str]) -> None:
@@ -49,6 +54,14 @@ def test_a_name_is_read_and_spelled_again(pattern: str, name: str, expected: Map
     assert bindings == expected
     older = {"norm.gamma": "norm.weight", "norm.beta": "norm.bias"}
     assert parsed.spell(bindings or {}) == older.get(name, name)
+
+
+@pytest.mark.parametrize("name", ["a b", "{i}", "{0x20}", "a -> 1 [o e]", "\t\u202e\ud800", "{*rest}", "7{p:q,k}/,=#*"])
+def test_every_name_has_a_spelling(name: str) -> None:
+    pattern = spelled(name)
+    assert Name.parse(pattern).read(name) == {}
+    assert str(Name.parse(pattern)) == pattern
+    assert Term.parse(f"{pattern} [o e]").name == Name.parse(pattern)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +99,11 @@ def test_what_a_pattern_does_not_spell_is_not_read(pattern: str, name: str) -> N
         ("a.}i", Code.BAD_NAME, "'}' cannot stand in a name", 2),
         ("a.{}", Code.BAD_NAME, "{} is not a placeholder", 2),
         ("a.{3}", Code.BAD_NAME, "{3} is not a placeholder", 2),
+        ("a.{i}{0x31}", Code.BAD_NAME, "nothing separates {i} from the digit after it", 5),
+        ("a.{0x31}{i}", Code.BAD_NAME, "nothing separates {i} from what precedes it", 8),
+        ("{*rest}{0x20}", Code.BAD_NAME, "{*rest} must be the last part of a name", 7),
+        ("a.{0x110000}", Code.BAD_NAME, "{0x110000} is no character", 2),
+        ("a.{0x}", Code.BAD_NAME, "{0x} is not a placeholder", 2),
         ("a.{i*2}", Code.BAD_NAME, "{i*2} is not a placeholder", 2),
         ("a.{0*i}", Code.BAD_NAME, "{0*i} is not a placeholder", 2),
         ("a.{i+}", Code.BAD_NAME, "{i+} is not a placeholder", 2),

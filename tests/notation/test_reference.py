@@ -40,7 +40,7 @@ LINKS = [(page, link) for page, text in PAGES.items() for link in re.findall(r"\
 def tensors(text: str) -> dict[str, Shape]:
     return {
         name: tuple(int(extent) for extent in shape.split(","))
-        for name, shape in re.findall(r"([\w./-]+) \[([\d, ]+)\]", text)
+        for name, shape in re.findall(r"([\w./{}-]+) \[([\d, ]+)\]", text)
     }
 
 

@@ -18,8 +18,9 @@ from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed
 from porting.suggesting.draft.table_draft import _for_deeper
+from porting.suggesting.draft.table_writer import TableDraft, write
 from porting.suggesting.pipeline import _depths
-from porting.suggesting.search.layouts import CandidateRule, RuleTerm
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, single_rule
 from tests.suggesting.llama import FIELDS, builder, halves
 from tests.suggesting.oracle import drafted, source
 
@@ -47,6 +48,21 @@ def test_a_table_with_rotary_pairs_states_what_nothing_else_says(tmp_path: Path)
     path = found.write(tmp_path / "mine.toml")
     loaded = porting.load(tmp_path, into=build, table=path)
     assert not any(one.is_meta for one in loaded.state_dict().values())
+
+
+@pytest.mark.parametrize("between", [".", "/", ",", " ", ": {i} -> ", "[", "{0x2f}"])
+def test_a_line_stands_for_names_with_any_character(between: str) -> None:
+    kinds = {"weight": "g", "bias": "b"}
+    moves = [
+        single_rule(f"h.{layer}.{kind}", f"bag.{layer}{between}n{between}{short}")
+        for layer in range(2)
+        for kind, short in kinds.items()
+    ]
+    found = parse_table(write(TableDraft(name="a", description="", lines=lines(moves))))
+    for one in moves:
+        (rule,) = [rule for rule in found.rules if rule.sources[0].name.read(one.reads[0]) is not None]
+        read = rule.sources[0].name.read(one.reads[0])
+        assert rule.targets[0].name.spell(read or {}) == one.writes[0]
 
 
 def move(theirs: str, ours: str, axes: str = "") -> CandidateRule:

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import porting
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.activation_matching import same_places
 from porting.suggesting.search.embedding_candidates import candidates
@@ -36,6 +39,85 @@ def test_a_name_with_something_in_front_comes_before_one_that_is_alike() -> None
         "net.h.0.q.weight": "h.0.query.weight",
         "net.final.weight": "final.weight",
     }
+
+
+class Functions(nn.Module):
+    """A BERT of functions over one flat dictionary of parameters, whose names a template makes."""
+
+    template = "{}"
+
+    def __init__(self, width: int, heads: int, vocab_size: int, positions: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        held = {
+            "words": (vocab_size, width), "places": (positions, width), "sides": (2, width), "emb/g": (width,),
+            "emb/b": (width,),
+        }  # fmt: skip
+        for layer in range(2):
+            for part in ("q", "k", "v", "o"):
+                held |= {f"{layer}/att,w{part}": (width, width), f"{layer}/att,b{part}": (width,)}
+            held |= {f"{layer}/in": (width, inner), f"{layer}/in_b": (inner,)}
+            held |= {f"{layer}/out": (inner, width), f"{layer}/out_b": (width,)}
+            held |= {f"{layer}/n{number}/{kind}": (width,) for number in (1, 2) for kind in "gb"}
+        self.bag = nn.ParameterDict({
+            self.template.format(name): nn.Parameter(torch.randn(shape) * 0.1) for name, shape in held.items()
+        })  # fmt: skip
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        def get(name: str) -> Tensor:
+            found: Tensor = self.bag[self.template.format(name)]
+            return found
+
+        def norm(x: Tensor, name: str) -> Tensor:
+            return F.layer_norm(x, x.shape[-1:], get(f"{name}/g"), get(f"{name}/b"), 1e-12)
+
+        x = get("words")[input_ids] + get("places")[: input_ids.shape[1]] + get("sides")[torch.zeros_like(input_ids)]
+        x = norm(x, "emb")
+        for layer in range(2):
+            q, k, v = (
+                (x @ get(f"{layer}/att,w{part}") + get(f"{layer}/att,b{part}"))
+                .view(*x.shape[:2], self.heads, -1)
+                .transpose(1, 2)
+                for part in "qkv"
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            x = norm(x + mixed @ get(f"{layer}/att,wo") + get(f"{layer}/att,bo"), f"{layer}/n1")
+            up = F.gelu(x @ get(f"{layer}/in") + get(f"{layer}/in_b"))
+            x = norm(x + up @ get(f"{layer}/out") + get(f"{layer}/out_b"), f"{layer}/n2")
+        return x
+
+
+TEMPLATES = [
+    "{}",
+    " {} ",
+    "{}, a: {{i}}/{{p:q,k}} = [o e] -> 1 *#'\"`\\",
+    "\u00e9\u3000\u202e\t\n{}{{0x20}}{{*rest}}",
+    "7,{}->7",
+    "[{}]",
+]  # fmt: skip
+
+
+def bag(template: str) -> type[nn.Module]:
+    return type("Bag", (Functions,), {"template": template})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_name_may_have_every_character_that_torch_allows(template: str, tmp_path: Path) -> None:
+    fields = {
+        "vocab_size": 100, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "max_position_embeddings": 64,
+    }  # fmt: skip
+    folder = tmp_path / "bert"
+    source("BertModel", fields, folder)
+    found = suggest(folder, bag(template))
+    assert found.verdict is Verdict.TRUNK, str(found)
+    table = found.write(tmp_path / "mine.toml")
+    loaded = porting.load(folder, into=bag(template), table=table)
+    assert not any(one.is_meta for one in loaded.state_dict().values())
+    porting.export(loaded, table, tmp_path / "back", like=folder)
+    before, after = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "back"))
+    assert all(torch.equal(before[name], after[name]) for name in after)
 
 
 def test_the_orders_of_many_tensors_of_one_shape_are_not_all_held() -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, pairwise
 
+from porting.notation.name import Name
 from porting.suggesting.search.layouts import CandidateRule
 from porting.suggesting.search.matrix_candidates import PARTS
-from porting.suggesting.search.name_similarity import meanings, parted, pattern
+from porting.suggesting.search.name_similarity import meanings, parted, pattern, words
 from porting.suggesting.search.search_result import GUESS
 
 _NUMBER = re.compile(r"\{[^{}]*\}|\d+")
@@ -168,6 +169,8 @@ def _placeholder(part: str, index: str = r"\d+") -> str:
     """
     if not part.startswith("{"):
         return re.escape(part)
+    if part.startswith("{0x"):
+        return re.escape(Name.parse(part).spell({}))
     spellings = part[1:-1].partition(":")[2]
     some = f"(?:{'|'.join(map(re.escape, re.split('[,/]', spellings)))})" if spellings else index
     return ".+" if part.startswith("{*") else some
@@ -450,7 +453,7 @@ def _joined(some: Sequence[Line], index: str) -> Line | None:
 
 def _split(names: Sequence[str]) -> tuple[str, list[str], str] | None:
     """The common beginning, the differing parts and the common end; None when a placeholder is among what differs."""
-    before, middles, after = parted([re.findall(r"\{[^{}]*\}|[^._{}]+|[._]", name) for name in names])
+    before, middles, after = parted([words(name) for name in names])
     if not all(middles) or any("{" in one for one in middles) or len(set(middles)) < len(middles):
         return None
     return before, middles, after

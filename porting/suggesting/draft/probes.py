@@ -10,6 +10,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from porting.notation.name import spelled
 from porting.suggesting.draft.layer_patterns import indexed, joined, name_pattern
 from porting.suggesting.search.feature_permutation import FeatureOrder
 from porting.suggesting.search.layouts import CandidateRule, first_columns
@@ -376,11 +377,12 @@ def attention_probes(port: Attention, reference: Attention, bound: float) -> lis
             if match is None:
                 continue
             names, left, right = match
+            for name in names:
+                del free[name]
+            names = [spelled(name) for name in names]
             ours = names[0] if len(names) == 1 else pattern(names, "h")
             if not ours or (len(names) > 1 and "{h" not in ours):
                 continue
-            for name in names:
-                del free[name]
             left, right = (f" [{axes}]" if axes else "" for axes in (left, right))
             pairs.append((f"{theirs}{ARROW}{kind}{left}", f"{ours}{ARROW}{kind}{right}"))
         found += [(a, b) for a, b in indexed(pairs)]

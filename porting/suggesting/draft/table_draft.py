@@ -13,7 +13,7 @@ from torch import nn
 from porting.checkpoint import Checkpoint
 from porting.loading import same_bits
 from porting.notation.field import held, spellings, value_of
-from porting.notation.name import may_stand
+from porting.notation.name import may_stand, spelled
 from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
@@ -141,8 +141,10 @@ def draft(
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
     drops |= dict.fromkeys(_told_once(found.ignored_biases), SOFTMAX_IGNORES)
     fresh, ties, rest = _unwritten(module, written | set(found.made))
-    tied = {name: other for name, other in found.seconds.items() if name in fresh}
-    fresh |= {name: f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()}
+    tied = {name: other for name, other in found.seconds.items() if spelled(name) in fresh}
+    fresh |= {
+        spelled(name): f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()
+    }
     shapes = {name: slot.shape for name, slot in slots(module).items() if name in rest}
     counts = _counts(twin) - used
     drops |= dict.fromkeys(patterns(sorted(counts), [one for one in twin.tensors if one not in counts]), _COUNTED)
@@ -153,6 +155,7 @@ def draft(
     own = {path for path, _ in module.named_modules()}
     everywhere = module.named_modules(remove_duplicate=False)
     own |= {path for path, part in everywhere if next(part.parameters(), None) is None}
+    own = {path for path in own if spelled(path) == path}  # a point may be a pattern; others are not compared
     ours = {path: one for path, one in found.trace.modules.items() if path in own and (path or not several)}
     biased = any(one.what == "bias" for one in found.divergences)  # one that the checkpoint has may be zero there
     whole = not (found.lacking or rest or biased)
@@ -199,12 +202,12 @@ def _makes(made: Mapping[str, str]) -> dict[str, str]:
     others = {name: word.removeprefix(EQUALS) for name, word in made.items() if word.startswith(EQUALS)}
     single = {name: other for name, other in others.items() if list(others.values()).count(other) == 1}
     shared = {name: other for name, other in others.items() if name not in single}
-    copies = (*indexed(list(single.items())), *_generally(shared))
+    copies = (*indexed([(spelled(a), spelled(b)) for a, b in single.items()]), *_generally(shared))
     patterns = {name: f"{EQUALS}{other}" for name, other in copies}
     for word in dict.fromkeys(word for name, word in made.items() if name not in others):
         names = [name for name, one in made.items() if one == word]
         some = _told_once(names)
-        patterns |= dict.fromkeys(names if patterns.keys() & set(some) else some, word)
+        patterns |= dict.fromkeys(map(spelled, names) if patterns.keys() & set(some) else some, word)
     return patterns
 
 
@@ -288,17 +291,17 @@ def _unwritten(module: nn.Module, written: set[str]) -> tuple[dict[str, str], di
 def _generally(ties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names that are another's tensor: those of all layers at once, where that is one tensor or one of each layer."""
     single = {name: other for name, other in ties.items() if list(ties.values()).count(other) == 1}
-    yield from ((name, other) for name, other in indexed(list(single.items())))
+    yield from ((name, other) for name, other in indexed([(spelled(a), spelled(b)) for a, b in single.items()]))
     ties = {name: other for name, other in ties.items() if name not in single}
     for anchor in dict.fromkeys(ties.values()):
         names = [name for name, other in ties.items() if other == anchor]
         made = _told_once(names)
-        pattern = re.compile("|".join(re.sub(r"\\{\w+\\}", r"\\d+", re.escape(one)) for one in made))
-        yield from dict.fromkeys(names if pattern.fullmatch(anchor) else made, anchor).items()
+        own = any(name_pattern(one).fullmatch(anchor) for one in made)
+        yield from dict.fromkeys(map(spelled, names) if own else made, spelled(anchor)).items()
 
 
 def _told_once(names: Iterable[str]) -> list[str]:
-    return [one[0] for one in indexed([(name,) for name in names])]
+    return [one[0] for one in indexed([(spelled(name),) for name in names])]
 
 
 def _for_deeper(line: Line, unread: Collection[str]) -> Line:
@@ -330,11 +333,11 @@ LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> TableDraft:
     """The table, checked against the checkpoint: older spellings, tensors that the twin does not have, defaults."""
-    spelled = [_older(line, checkpoint) for line in made.lines]
-    read = [name_pattern(pattern) for line in spelled for pattern, _ in line.sources]
+    older = [_older(line, checkpoint) for line in made.lines]
+    read = [name_pattern(pattern) for line in older for pattern, _ in line.sources]
     unmatched = {name for name in checkpoint.tensors if not any(one.fullmatch(name) for one in read)}
-    spelled = [_for_deeper(line, unmatched) for line in spelled]
-    again = replace(made, lines=spelled)
+    older = [_for_deeper(line, unmatched) for line in older]
+    again = replace(made, lines=older)
     table = parse_table(write(again), where="suggested")
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}
     ours = {name: tuple(one.shape) for name, one in named_tensors(subjects.built.module)}
@@ -351,7 +354,7 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
             None,
         )
         if same is not None:
-            copies[name] = same
+            copies[name] = spelled(same)
             rest.remove(name)
     known = [name for name in checkpoint.tensors if name not in rest]
     deeper = {numbered(name) for name in subjects.twin.tensors}  # of a layer that the twin is too small to have
@@ -366,10 +369,10 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     required = {field: values for field, values in made.require.items() if held(checkpoint.config, field)}
     share = held(checkpoint.config, SHARE) or str(value_of(subjects.config, SHARE))
     depths = (config_number(subjects.twin.config, Role.DEPTH), config_number(subjects.config, Role.DEPTH))
-    behind = partial(_behind_layers, _stacks(spelled), *depths)
+    behind = partial(_behind_layers, _stacks(older), *depths)
     return replace(
         again,
-        lines=[replace(line, targets=tuple((behind(name), axes) for name, axes in line.targets)) for line in spelled],
+        lines=[replace(line, targets=tuple((behind(name), axes) for name, axes in line.targets)) for line in older],
         sizes={index: text.replace(spellings(SHARE)[0], share) for index, text in made.sizes.items()},
         makes={behind(name): _content(value, behind) for name, value in made.makes.items()},
         fresh={behind(name): why for name, why in made.fresh.items()},

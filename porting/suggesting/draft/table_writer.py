@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from porting.notation.name import LONGEST, may_stand
+from porting.notation.name import LONGEST, may_stand, spelled
 from porting.suggesting.draft.layer_patterns import Line, name_pattern
 from porting.suggesting.search.matrix_candidates import UNSEEN
 from porting.suggesting.search.name_similarity import numbered
@@ -200,8 +200,8 @@ def patterns(names: Sequence[str], others: Iterable[str]) -> list[str]:
     found: list[str] = []
     left = list(names)
     while left:
-        chosen, alike = left[0], [left[0]]
-        for text in _patterns(left[0]):
+        chosen, alike = spelled(left[0]), [left[0]]
+        for text in _patterns(chosen):
             shape = name_pattern(text)
             some = [one for one in left if shape.fullmatch(one)]
             if len(some) > 1 and not any(shape.fullmatch(one) for one in kept):
@@ -247,4 +247,6 @@ def _patterns(name: str) -> Iterator[str]:
         yield f"{numbered('.'.join(stem))}.{{*rest}}"
         yield ".".join([*stem, "{*rest}"])
     yield numbered(name)
-    yield re.sub(r"\d+", "{i}", name, count=1)
+    first = next((one for one in re.finditer(r"\{[^{}]*\}|\d+", name) if one.group().isdigit()), None)
+    if first is not None:
+        yield f"{name[: first.start()]}{{i}}{name[first.end() :]}"

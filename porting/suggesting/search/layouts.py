@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from porting.notation.expression import Expression
 from porting.notation.faults import NotationError
+from porting.notation.name import spelled
 from porting.notation.rule import Rule, Term, make_rule
 from porting.plan.align import align
 from porting.plan.move import forward
@@ -106,7 +107,7 @@ def single_rule(source: str, target: str, left: str = "", right: str = "", **mor
 
 def single_term(name: str, axes: str = "") -> RuleTerm:
     """The term of one tensor."""
-    return RuleTerm(name, (name,), axes)
+    return RuleTerm(spelled(name), (name,), axes)
 
 
 def element_axes(shape: Shape) -> str:
@@ -137,7 +138,7 @@ class Matrix:
 
     def term(self, out: str, *, into_first: bool) -> RuleTerm:
         """The term in a rule, with these axes for the output; unchanged where there are none."""
-        return RuleTerm(self.weights[0], self.weights, out and (f"e {out}" if into_first else f"{out} e"))
+        return single_term(self.weights[0], out and (f"e {out}" if into_first else f"{out} e"))
 
 
 def matrix(units: Sequence[Unit], shapes: Shapes) -> Matrix:

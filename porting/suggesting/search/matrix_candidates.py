@@ -9,6 +9,7 @@ from itertools import permutations
 
 import torch
 
+from porting.notation.name import spelled
 from porting.suggesting.search.layouts import (
     CandidateRule,
     Matrix,
@@ -304,17 +305,14 @@ def _piece(one: Matrix, axes: str, count: int, per_head: int, head: str, *, bias
     names = one.biases if bias else one.weights
     several = max(count, 1)
     if len(names) == 1:
-        return RuleTerm(names[0], names, axes)
+        return single_term(names[0], axes)
+    patterns = [spelled(name) for name in names]
     if per_head:
-        groups = [names[number * per_head : (number + 1) * per_head] for number in range(several)]
+        groups = [patterns[number * per_head : (number + 1) * per_head] for number in range(several)]
         patterns = [pattern(group, head) for group in groups]
         if not all(f"{{{head}}}" in found for found in patterns):
             return None
-        merged = (
-            patterns[0] if several == 1 else pattern([found.replace(f"{{{head}}}", "\0") for found in patterns], "p")
-        )
-        return RuleTerm(merged.replace("\0", f"{{{head}}}"), names, axes) if merged else None
-    merged = pattern(names, "p")
+    merged = patterns[0] if len(patterns) == 1 else pattern(patterns, "p")
     return RuleTerm(merged, names, axes) if merged else None
 
 

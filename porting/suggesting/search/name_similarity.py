@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import permutations
 
+from porting.notation.name import may_list
 from porting.suggesting.subjects.config_fields import SYNONYMS
 
 _WORDS = {word: meaning for meaning, words in SYNONYMS["tensors"].items() for word in words.split()}
@@ -115,18 +116,36 @@ def _as_many(
 def pattern(names: Sequence[str], index: str) -> str:
     """One pattern that spells these names in order: ``{p:query,key,value}``, or ``{p}`` where they are counted from 0.
 
+    Args:
+        names: as patterns spell them; they may have placeholders, of which none is a part of what differs.
+
+    Returns:
+        The pattern; nothing where what differs has characters that a list of words cannot have.
+
+    >>> pattern(["0/in/w", "0/in/b"], "w"), pattern(["a,b", "a,b,c"], "w")
+    ('0/in/{w:w,b}', '')
+
     >>> pattern(["a.q_lin.w", "a.k_lin.w"], "p"), pattern(["l.0", "l.1", "l.2"], "p")
     ('a.{p:q,k}_lin.w', 'l.{p}')
     """
-    before, middles, after = parted([re.findall(r"[^._]+|[._]", name) for name in names])
+    before, middles, after = parted([words(name) for name in names])
     if middles == [str(number) for number in range(len(names))] and not before[-1:].isdigit():
         return f"{before}{{{index}}}{after}"
     if not all(middles):  # one name has a part more than another: spell out what is common
         cut = before.rfind(".") + 1
         before, middles = before[:cut], [before[cut:] + one for one in middles]
-    if not all(middles):
+    if not all(map(may_list, middles)):
         return ""
     return f"{before}{{{index}:{','.join(middles)}}}{after}"
+
+
+def words(name: str) -> list[str]:
+    """A pattern's placeholders, and the words and the single characters between words of the rest.
+
+    >>> words("0/in_b.{h}")
+    ['0', '/', 'in', '_', 'b', '.', '{h}']
+    """
+    return re.findall(r"\{[^{}]*\}|[^\W_]+|[\W_]", name)
 
 
 def parted(names: Sequence[Sequence[str]]) -> tuple[str, list[str], str]:

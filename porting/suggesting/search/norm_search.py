@@ -5,10 +5,19 @@ A gain may be one less than the reference's, or take in the deviation that is di
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import product
+
+from torch import Tensor
+
+from porting.notation.name import spelled
 from porting.suggesting.search import activation_matching
 from porting.suggesting.search.activation_matching import alike, apart, explained, order_of, vector
 from porting.suggesting.search.constant_factors import FactorSearch
-from porting.suggesting.search.layouts import CandidateRule, single_rule
+from porting.suggesting.search.feature_permutation import based
+from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shapes, single_rule, single_term
+from porting.suggesting.search.name_similarity import pattern
 from porting.suggesting.search.search_result import CLOSE, HABITUAL, SAME
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit
@@ -21,6 +30,9 @@ class NormSearch(FactorSearch):
     """A search that fills norms."""
 
     def _norm(self, unit: Unit, mate: Unit, trace: OperationTrace) -> None:
+        if mate.weights and mate.biases and self._holds_more(unit, mate):
+            self._joint(unit, mate)
+            return
         sides = ((unit.weights, mate.weights), (unit.biases, mate.biases))
         pieces = [single_rule(other[0], ours[0], why="its place") for ours, other in sides if ours and other]
         self._uneven(unit, mate)
@@ -59,6 +71,40 @@ class NormSearch(FactorSearch):
             if now is not None:
                 self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
 
+    def _holds_more(self, unit: Unit, mate: Unit) -> bool:
+        """Whether the module has one tensor for a norm, with more elements than a gain: the shift may be in it."""
+        one = unit.weights[:1]
+        alone = len(unit.weights) == 1 and unit.biases in {(), one} and not {*one} & self._filled
+        return alone and math.prod(self.port.shapes[one[0]]) > math.prod(self.reference.shapes[mate.weights[0]])
+
+    def _joint(self, unit: Unit, mate: Unit) -> None:
+        """Fill a tensor that holds a gain and a shift, in the way that comes nearest to the reference's norm."""
+        order = order_of(unit, mate, *(one for one in (self.found.basis, *self._orders) if one.theirs))
+        best: tuple[float, CandidateRule, dict[str, Tensor]] | None = None
+        for plain in joint_rules(
+            unit.weights[0], mate.weights[0], mate.biases[0], self.port.shapes, self.reference.shapes
+        ):
+            move = based(plain, order, "e", ("", "")) if order.theirs else plain
+            values = None if move is None else self._values([move])
+            if move is None or values is None:
+                continue
+            self.found.trials += 1
+            self._put(values)
+            far, _ = self._normed_apart(unit, mate)
+            if best is None or far < best[0]:
+                best = far, move, values
+            if far <= SAME:
+                break
+        if best is None:
+            self._give_up(unit, mate)
+            return
+        self._accept([best[1]], best[2], [unit], [mate])
+        far, now = self._normed_apart(unit, mate)
+        if far > SAME:
+            self._note("norm", unit, mate, far)
+            if now is not None:
+                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
+
     def _offset(self, unit: Unit, mate: Unit, gain: CandidateRule, far: float) -> bool:
         """Whether one side stores a gain as what it adds to 1, and the other the gain itself: a rule adds the 1."""
         before = self.port.leaves[gain.writes[0]].detach().clone()
@@ -89,3 +135,31 @@ class NormSearch(FactorSearch):
         size = self.reference.shapes[mate.names[0]][-1]
         width = next((name for name in fields_of(Role.HIDDEN, self._config) if self._config[name] == size), str(size))
         return f"({width} / ({width} - 1)) ** 0.5"
+
+
+def joint_rules(target: str, gain: str, shift: str, ours: Shapes, theirs: Shapes) -> Iterator[CandidateRule]:
+    """The rules that put a gain and a shift into one tensor: a row of each, a column of each, or one behind the other.
+
+    Args:
+        target: the module's tensor.
+        gain, shift: the checkpoint's.
+        ours, theirs: the shapes of the module's tensors, and of the checkpoint's.
+
+    >>> shapes = {"n.weight": (5,), "n.bias": (5,)}
+    >>> [str(one) for one in joint_rules("gb", "n.weight", "n.bias", {"gb": (2, 1, 5)}, shapes)]
+    ['n.{p:weight,bias} [e] = gb [p 1 e]', 'n.{p:bias,weight} [e] = gb [p 1 e]']
+    """
+    features = math.prod(theirs[gain])
+    spellings = {1: ["1"], 2: ["p"], features: ["e"], 2 * features: ["(p e)", "(e p)"]}
+    if theirs[gain] != (features,) or theirs[shift] != (features,) or math.prod(ours[target]) != 2 * features:
+        return
+    if features <= len((gain, shift)) or not all(size in spellings for size in ours[target]):
+        return
+    for texts in product(*(spellings[size] for size in ours[target])):
+        for names in ((gain, shift), (shift, gain)):
+            listed = pattern([spelled(name) for name in names], "p")
+            if listed:
+                source = RuleTerm(listed, names, "e")
+                yield CandidateRule(
+                    (source,), (single_term(target, " ".join(texts)),), why="what it computes", proven=True
+                )

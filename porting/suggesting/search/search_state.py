@@ -38,6 +38,7 @@ from porting.suggesting.search.layouts import (
     distance,
     element_axes,
     single_rule,
+    single_term,
     transformed,
 )
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
@@ -192,7 +193,7 @@ class SearchState:
         if len(piece.names) > 1 or piece.names[0] not in self._used:
             return piece
         copy = self._copy(piece.names[0])
-        return replace(piece, names=(copy,), pattern=copy) if copy and piece.pattern == piece.names[0] else piece
+        return single_term(copy, piece.axes) if copy and piece == single_term(piece.names[0], piece.axes) else piece
 
     def _values(
         self, moves: Sequence[CandidateRule], theirs: Mapping[str, Tensor] | None = None
