@@ -174,6 +174,7 @@ def test_a_line_of_the_second_layer_is_one_of_those_behind_it_where_these_are_un
     assert _for_deeper(line, unread).sources == (("layers.{i+1}.norm.{w:weight,bias}", ""),)
     assert _for_deeper(line, unread).targets == (("h.{i+1}.n.{w:weight,bias}", ""),)
     assert _for_deeper(line, set()) == line
+    assert _for_deeper(line, unread - {"layers.2.norm.bias"}, {"layers.2.norm.bias"}) == line
     other = replace(line, targets=(("first.n.{w:weight,bias}", ""),))
     assert _for_deeper(other, unread) == other
 

@@ -304,13 +304,14 @@ def _told_once(names: Iterable[str]) -> list[str]:
     return [one[0] for one in indexed([(spelled(name),) for name in names])]
 
 
-def _for_deeper(line: Line, unread: Collection[str]) -> Line:
+def _for_deeper(line: Line, unread: Collection[str], read: Collection[str] = ()) -> Line:
     """The line of one layer, written for the layers behind it too, which the twin is too small to have.
 
     In the first layer of ModernBERT there is no norm in front of attention, and the twin has two layers.
 
     Args:
         unread: the checkpoint's tensors that no line reads.
+        read: those that some line reads, which the line may not read in a layer behind as well.
     """
     terms = (*line.sources, *line.targets)
     numbers = {number for pattern, _ in terms for number in LAYER.findall(pattern)}
@@ -321,8 +322,8 @@ def _for_deeper(line: Line, unread: Collection[str]) -> Line:
     def counted(some: Terms) -> Terms:
         return tuple((LAYER.sub(index, pattern), axes) for pattern, axes in some)
 
-    behind = (LAYER.sub(str(number + 1), pattern) for pattern, _ in line.sources)
-    if not all(any(map(name_pattern(one).fullmatch, unread)) for one in behind):
+    behind = [name_pattern(LAYER.sub(str(number + 1), pattern)) for pattern, _ in line.sources]
+    if not all(any(map(one.fullmatch, unread)) and not any(map(one.fullmatch, read)) for one in behind):
         return line
     return replace(line, sources=counted(line.sources), targets=counted(line.targets))
 
@@ -336,7 +337,7 @@ def onto(made: TableDraft, checkpoint: Checkpoint, subjects: ModelPair) -> Table
     older = [_older(line, checkpoint) for line in made.lines]
     read = [name_pattern(pattern) for line in older for pattern, _ in line.sources]
     unmatched = {name for name in checkpoint.tensors if not any(one.fullmatch(name) for one in read)}
-    older = [_for_deeper(line, unmatched) for line in older]
+    older = [_for_deeper(line, unmatched, checkpoint.tensors.keys() - unmatched) for line in older]
     again = replace(made, lines=older)
     table = parse_table(write(again), where="suggested")
     shapes = {name: tuple(info.shape) for name, info in checkpoint.tensors.items()}

@@ -87,6 +87,26 @@ def repeated(
             yield from [one for one in moved if {*one.reads} <= {*theirs} and {*one.writes} <= {*ours}][:1]
 
 
+def crossed(known: Sequence[CandidateRule], guess: CandidateRule) -> bool:
+    """Whether a rule pairs a layer with another one than the rules that are known do.
+
+    >>> from porting.suggesting.search.layouts import single_rule
+    >>> known = [single_rule("h.0.a", "layers.0.a"), single_rule("h.1.a", "layers.1.a")]
+    >>> [crossed(known, single_rule(f"h.{number}.b", "layers.0.b")) for number in (0, 1)]
+    [False, True]
+    """
+    for name in guess.writes:
+        layer = _outermost(name)
+        if layer is None:
+            continue
+        mates = {_outermost(one) for rule in known if any(map(layer.holds, rule.writes)) for one in rule.reads}
+        containers = {one.container for one in mates if one is not None}
+        read = [one for one in map(_outermost, guess.reads) if one is not None and one.container in containers]
+        if any(one not in mates for one in read):
+            return True
+    return False
+
+
 def in_every_layer(
     known: Sequence[CandidateRule], theirs: Collection[str], ours: Collection[str]
 ) -> Iterator[CandidateRule]:

@@ -33,7 +33,7 @@ from porting.suggesting.search.activation_matching import (
 )
 from porting.suggesting.search.attention_layouts import arrangements
 from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
-from porting.suggesting.search.layer_repeats import in_every_layer, layers_of, repeated
+from porting.suggesting.search.layer_repeats import crossed, in_every_layer, layers_of, repeated
 from porting.suggesting.search.layouts import CandidateRule, Ways, matrix, single_rule
 from porting.suggesting.search.name_similarity import blank, namesakes, similarity
 from porting.suggesting.search.norm_search import OFFSET, NormSearch
@@ -88,6 +88,8 @@ class WeightSearch(NormSearch):
         self._untold(found.trace)
         self._remaining()
         self._guess_as_in_other_layers()
+        sure = [one for one in found.moves if one.why != GUESS]
+        found.moves = [one for one in found.moves if one.why != GUESS or not crossed(sure, one)]
         self._copies_of_others(self._sure_seconds(found.trace))
         self._give_back_factor()
         found.outputs = [one for one in self.port.run(forced=self._angled).outputs if one.is_floating_point()]
