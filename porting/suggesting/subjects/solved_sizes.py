@@ -196,7 +196,8 @@ def sizes_by_default(
     sizes = _Sizes(into, config, shapes)
     if (before := sizes.alike({})) > -math.inf:  # else some name is misunderstood, whatever it says
         given = {asked[name] for name in right}
-        told = {name for name in wrong if _role(asked[name]) in {role_of(name), composed_role(name)} - {None}}
+        said = {name: {one for one in (role_of(name), composed_role(name)) if one is not None} for name in wrong}
+        told = {name for name in wrong if _role(asked[name]) in said[name]}
         wrong = [name for name in wrong if name not in told or asked[name] in given]
     left = {field for name, field in asked.items() if name not in wrong}
     usual = {one for one in theirs if one in computed[0] or _role(one) in {*SIZES, *_SMALL}}
