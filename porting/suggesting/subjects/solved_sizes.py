@@ -196,8 +196,7 @@ def sizes_by_default(
     sizes = _Sizes(into, config, shapes)
     if (before := sizes.alike({})) > -math.inf:  # else some name is misunderstood, whatever it says
         given = {asked[name] for name in right}
-        said = {name: {one for one in (role_of(name), composed_role(name)) if one is not None} for name in wrong}
-        told = {name for name in wrong if _role(asked[name]) in said[name]}
+        told = {name for name in wrong if _role(asked[name]) in {role_of(name), composed_role(name)} - {None}}
         wrong = [name for name in wrong if name not in told or asked[name] in given]
     left = {field for name, field in asked.items() if name not in wrong}
     usual = {one for one in theirs if one in computed[0] or _role(one) in {*SIZES, *_SMALL}}
@@ -207,10 +206,10 @@ def sizes_by_default(
         same = [one for one in free if theirs[one] == defaults[name] and one not in found.values()]
         if name not in asked:
             covered = {_role(one) for one in (*left, *found.values())}
-            roles = [role for role in _SHAPELESS if role not in covered and role in map(_role, same)]
-            same = [one for one in same if _role(one) in roles[:1]]
-        told, parts = {role_of(name), composed_role(name)}, parts_of(name)
-        same.sort(key=lambda one: (_role(one) not in told, not {*parts} & {*parts_of(one)}))
+            left_out = [role for role in _SHAPELESS if role not in covered and role in map(_role, same)]
+            same = [one for one in same if _role(one) in left_out[:1]]
+        roles, parts = [role_of(name), composed_role(name)], parts_of(name)
+        same.sort(key=lambda one: (_role(one) not in roles, not {*parts} & {*parts_of(one)}))
         found |= {name: same[0]} if same else {}
     return found if found and -math.inf < sizes.alike(found) >= before else {}
 
