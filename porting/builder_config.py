@@ -19,6 +19,7 @@ from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.frames import is_users_module, users_line
 from porting.target import TargetError, signature_parameters
+from porting.users_code import users_attribute
 
 
 class UnknownFieldError(AttributeError, KeyError):
@@ -216,7 +217,7 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 def _possible_configs(into: object) -> Iterator[object]:
     """Possible configs in the builder's file, and in the user's files that it imports names from."""
     own = sys.modules.get(getattr(inspect.unwrap(into), "__module__", "") if callable(into) else "")
-    named = [getattr(value, "__module__", None) for value in vars(own).values()] if own is not None else []
+    named = [users_attribute(value, "__module__") for value in vars(own).values()] if own is not None else []
     for module in dict.fromkeys([own, *(sys.modules.get(str(module_name)) for module_name in named)]):
         if module is not None and is_users_module(module):
             for value in vars(module).values():
@@ -237,7 +238,7 @@ def _config_values(config: object) -> Mapping[str, object]:
         if parameter.default is not parameter.empty
     }
     fixed = dict(vars(kind))
-    own_attributes = {} if isinstance(config, type) else {**getattr(config, "__dict__", {})}
+    own_attributes = {} if isinstance(config, type) else {**users_attribute(config, "__dict__", {})}
     return {name: value for name, value in {**fixed, **defaults, **own_attributes}.items() if isinstance(value, _PLAIN)}
 
 

@@ -9,6 +9,8 @@ from types import CellType, FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
+from porting.users_code import users_attribute
+
 
 def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
     """A deep copy of ``module``.
@@ -113,7 +115,7 @@ def _copy_content(value: object, memo: dict[int, object]) -> object:
             for place, item in value.items() if isinstance(value, dict) else enumerate(value):
                 made[place] = _copy_value(item, memo)
             return made
-    if type(value).__new__ is not object.__new__ or not getattr(value, "__dict__", None):
+    if type(value).__new__ is not object.__new__ or not users_attribute(value, "__dict__"):
         return value  # a handle of something that is not Python's
     other = memo[id(value)] = object.__new__(type(value))
     vars(other).update({name: _copy_value(attribute, memo) for name, attribute in vars(value).items()})

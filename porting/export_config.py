@@ -14,6 +14,7 @@ from porting.notation.table import Table
 from porting.origin import Origin
 from porting.plan.config import effective, original
 from porting.target import TargetError
+from porting.users_code import users_attribute
 
 
 def exported_config(
@@ -125,4 +126,4 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
 
 def _config_object(module: nn.Module) -> object:
     """The attribute ``config`` of the module, or of its first part that has one."""
-    return next((part.config for part in module.modules() if getattr(part, "config", None) is not None), None)
+    return next((part.config for part in module.modules() if users_attribute(part, "config") is not None), None)

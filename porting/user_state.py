@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from porting.frames import is_users_module
+from porting.users_code import users_attribute
 
 _KINDS = (dict, list, set, Tensor, type(None))
 """The types of caches: containers, and None at first."""
@@ -66,7 +67,9 @@ def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:
         for name, value in [*vars(module).items()]:
             yield module, name, value
             yield from _attributes_of(value, module.__name__)
-            open_.append(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
+            open_.append(
+                value.__name__ if isinstance(value, ModuleType) else str(users_attribute(value, "__module__", ""))
+            )
 
 
 def _modules_of(make: object) -> Iterator[str]:
@@ -80,15 +83,15 @@ def _modules_of(make: object) -> Iterator[str]:
         if isinstance(called, partial):
             open_ += (called.func, *called.args, *called.keywords.values())
             continue
-        function = inspect.unwrap(getattr(called, "__func__", called))
-        yield str(getattr(function, "__module__", ""))
-        yield from getattr(getattr(function, "__code__", None), "co_names", ())
-        for cell in getattr(function, "__closure__", None) or ():
+        function = inspect.unwrap(users_attribute(called, "__func__", called))
+        yield str(users_attribute(function, "__module__", ""))
+        yield from getattr(users_attribute(function, "__code__"), "co_names", ())
+        for cell in users_attribute(function, "__closure__") or ():
             with suppress(ValueError):  # it is empty yet
                 open_.append(cell.cell_contents)
-        owner = getattr(called, "__self__", None)
+        owner = users_attribute(called, "__self__")
         if not isinstance(called, type) and owner is not None:
-            open_ += vars(owner).values() if hasattr(owner, "__dict__") else ()
+            open_ += users_attribute(owner, "__dict__", {}).values()
 
 
 def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, object]]:
@@ -96,7 +99,7 @@ def _attributes_of(value: object, module: str) -> Iterator[tuple[Any, str, objec
     kind = value if isinstance(value, type | FunctionType) else type(value)
     if getattr(kind, "__module__", "") != module or isinstance(value, nn.Module):
         return
-    for name, attribute in [*getattr(value, "__dict__", {}).items()]:
+    for name, attribute in [*users_attribute(value, "__dict__", {}).items()]:
         if not name.startswith("__"):
             yield value, name, attribute
             if isinstance(attribute, FunctionType) and attribute is not value:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from porting.frames import from_here
 from porting.tracing.code_coverage import MODELS, Branch, is_own, nested_code
 from porting.tracing.torch_modes import DispatchMode, FunctionMode
+from porting.users_code import users_attribute
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"
@@ -142,9 +143,9 @@ def constants_of(module: nn.Module) -> tuple[int, ...]:
         if class_.__module__.partition(".")[0] in ("torch", "builtins"):
             continue
         python_module = sys.modules.get(class_.__module__)
-        for attribute in (*vars(class_).values(), *(vars(python_module).values() if python_module is not None else ())):
-            function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
-            code = getattr(function, "__code__", None)
+        for member in (*vars(class_).values(), *(vars(python_module).values() if python_module is not None else ())):
+            function = users_attribute(member, "__func__", users_attribute(member, "fget", member))
+            code = users_attribute(function, "__code__")
             if isinstance(code, CodeType) and is_own(class_.__module__, code.co_filename, package):
                 codes[code] = getattr(function, "__globals__", {})
     constants: dict[int, None] = {}

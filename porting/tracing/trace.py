@@ -29,6 +29,7 @@ from porting.plan.matching import Matcher
 from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, is_whole, whole, written_out
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
+from porting.users_code import users_attribute
 
 
 class SeeingError(Exception):
@@ -331,7 +332,11 @@ def _part(output: object, key: str) -> object:
         values = list(output.values())
     elif dataclasses.is_dataclass(output) and key.isdigit():
         values = [getattr(output, field.name) for field in dataclasses.fields(output)]
-    elif key.isdigit() and hasattr(output, "__dict__") and not isinstance(output, Mapping | list | tuple):
+    elif (
+        key.isdigit()
+        and users_attribute(output, "__dict__") is not None
+        and not isinstance(output, Mapping | list | tuple)
+    ):
         values = list(vars(output).values())
     try:
         if isinstance(output, Mapping) and values is output:
@@ -360,7 +365,7 @@ def _with(output: Any, name: str, value: object) -> Any:  # as above
     if dataclasses.is_dataclass(output):
         field = name if index is None else dataclasses.fields(output)[index].name
         return dataclasses.replace(output, **{field: value})  # type: ignore[type-var]  # an instance, not a class
-    if hasattr(output, "_replace"):  # a NamedTuple
+    if isinstance(output, tuple) and hasattr(output, "_replace") and hasattr(output, "_fields"):  # a NamedTuple
         return output._replace(**{name if index is None else output._fields[index]: value})
     if index is None or not isinstance(output, list | tuple):
         changed = copy(output)
@@ -402,7 +407,7 @@ def _parts(output: object) -> Iterator[tuple[str, object]]:
     elif isinstance(output, list | tuple):
         yield from ((str(place), value) for place, value in enumerate(output))
     elif not isinstance(output, nn.Module):
-        attributes = _named(list(getattr(output, "__dict__", {}).items()))
+        attributes = _named(list(users_attribute(output, "__dict__", {}).items()))
         yield from ((name, attribute) for name, attribute in attributes if isinstance(attribute, Tensor))
 
 

@@ -30,6 +30,7 @@ from porting.trials.combinations import de_bruijn
 from porting.trials.inputs import Case
 from porting.trials.padding import TOKENS
 from porting.trials.scope import Impurity, ImpurityKind
+from porting.users_code import users_attribute
 
 ROUNDING = 4096
 """Units in the last place, relative to scale, by which two modes of running may differ: kernels may be others."""
@@ -375,7 +376,7 @@ def _variables(where: str, variables: Mapping[str, object]) -> dict[str, object]
         if name.startswith("__") and name != "__call__":
             continue
         found[f"{where}.{name}"] = _content(value)
-        function = getattr(value, "__func__", value)
+        function = users_attribute(value, "__func__", value)
         if isinstance(function, FunctionType):
             found |= {f"{where}.{name}.{key}": _content(one) for key, one in _kept_by(function).items()}
     return found
@@ -406,14 +407,14 @@ def _content(value: object, depth: int = 3) -> object:
         return value
     if isinstance(value, type | nn.Module | ModuleType | FunctionType) or not depth:
         return None
-    if callable(info := getattr(value, "cache_info", None)):  # functools.lru_cache
+    if callable(info := users_attribute(value, "cache_info")):  # functools.lru_cache
         return info().currsize
-    if hasattr(value, "__array_interface__"):
-        return tuple(getattr(value, "shape", ())), hash(getattr(value, "tobytes", bytes)())
+    if users_attribute(value, "__array_interface__") is not None:
+        return tuple(users_attribute(value, "shape", ())), hash(users_attribute(value, "tobytes", bytes)())
     if isinstance(value, dict | list | tuple | set | deque):
-        inside = list(value.values()) if isinstance(value, dict) else list(value)
+        inside = list(dict.values(value)) if isinstance(value, dict) else list(value)
     else:
-        inside = list(getattr(value, "__dict__", {}).values())
+        inside = list(users_attribute(value, "__dict__", {}).values())
     return (type(value), len(inside), *(_content(one, depth - 1) for one in inside[:MOST_PARTS]))
 
 

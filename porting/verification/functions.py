@@ -23,6 +23,7 @@ from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, select, split
 from porting.trials.inputs import USUAL, Case
+from porting.users_code import users_attribute
 from porting.verification.recorded_trace import refuse_with_recording, without_rounding
 from porting.verification.references import LiveReference, Recorded, Reference, floating
 
@@ -339,8 +340,8 @@ def _tensors(values: object) -> object:
         return _flat(values)
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
         return _flat({one.name: getattr(values, one.name) for one in dataclasses.fields(values)})
-    if hasattr(values, "_asdict"):
-        return _flat(values._asdict())
+    if (as_dict := users_attribute(values, "_asdict")) is not None:
+        return _flat(as_dict())
     if isinstance(values, tuple | list):
         return tuple(_tensor(one, f"output {place}") for place, one in enumerate(values) if one is not None)
     return _tensor(values, "what it returned")
@@ -361,7 +362,7 @@ def _flat(values: Mapping[Any, object], prefix: str = "") -> dict[str, Tensor]:
 def _tensor(value: object, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    if not hasattr(value, "__array__") and not isinstance(value, int | float):
+    if users_attribute(value, "__array__") is None and not isinstance(value, int | float):
         message = f"{what} is of type {type(value).__name__}, expected an array, a tuple or a dict of arrays"
         raise TypeError(message)
     array = np.array(value)  # a copy that can be written to: torch warns of others

@@ -12,6 +12,7 @@ from porting.checkpoint import Checkpoint
 from porting.checkpoint.layout import ElementType, TensorInfo
 from porting.errors import Code, Fault, VerifyError, nearest
 from porting.target import named_tensors
+from porting.users_code import users_attribute
 
 
 class HeldWeights(Checkpoint):
@@ -77,14 +78,14 @@ def share(module: nn.Module, checkpoint: Checkpoint) -> None:
 
 def config_of(module: nn.Module) -> Mapping[str, object]:
     """The fields of a module's ``config``, whatever that is; none when it has none."""
-    config = getattr(module, "config", None)
+    config = users_attribute(module, "config")
     if isinstance(config, Mapping):
         return {str(name): value for name, value in config.items()}
-    to_dict = getattr(config, "to_dict", None)
+    to_dict = users_attribute(config, "to_dict")
     if callable(to_dict):  # first: a config of transformers is a dataclass with fields that may not be read one by one
         found = to_dict()
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
         found = dataclasses.asdict(config)
     else:
-        found = getattr(config, "__dict__", {})
+        found = users_attribute(config, "__dict__", {})
     return dict(found) if isinstance(found, Mapping) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,31 @@ def loaded(checkpoint: Path) -> BertForPreTraining:
 
 def mine() -> MyBert:
     return MyBert(vocabulary=CONFIG["vocab_size"])
+
+
+class Settings(dict[str, int]):
+    """A config whose fields are attributes, as many projects have one: any other attribute is a ``KeyError``."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Refusing:
+    """An object that refuses to be asked for what it does not have."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+class RefusingCall(Refusing):
+    def __call__(self) -> None: ...
+
+
+class WithOddObjects(MyBert):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__(vocabulary=vocabulary)
+        self.settings, self.listed = Settings(width=3), [Settings(width=3), Refusing(), RefusingCall()]
 
 
 class Failing(BertPooler):
@@ -113,6 +139,22 @@ def test_what_the_caller_has_switched_on_does_not_matter(checkpoint: Path, surro
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("factor", [None, 0.5])
+def test_objects_that_refuse_to_be_looked_at_are_left_alone(
+    checkpoint: Path, factor: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As attributes or as variables of a file; also where a difference is looked for in what earlier calls left."""
+    for name, one in (("settings", Settings(width=3)), ("refusing", Refusing()), ("call", RefusingCall())):
+        monkeypatch.setattr(sys.modules[__name__], name, one, raising=False)
+    model = WithOddObjects(vocabulary=CONFIG["vocab_size"])
+    if factor is not None:
+        model.ln.register_forward_hook(lambda module, args, output: output * factor)
+    report = verify(
+        checkpoint, model, parse_table(FUSED_TABLE), architecture="BertModel", causes=0.0, trials=factor is None
+    )
+    assert report.faithful is (factor is None), str(report)
+
+
 def test_the_same_seed_gives_the_same_report(checkpoint: Path) -> None:
     first, second, other = (verify(checkpoint, seed=seed) for seed in (1, 1, 2))
     assert first.probes == second.probes
