@@ -296,6 +296,9 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
     other = next((part.size for part in stored if part.size != whole), None)
     if other is not None and not filters:
         reason = reason or f"a part of its elements has {other} bytes, expected {whole}"
+    ordered = tuple(sorted(stored, key=lambda part: part.starts))
+    if any(part.starts == other.starts for part, other in zip(ordered, ordered[1:], strict=False)):
+        reason = reason or "two parts of its elements have one place"
     if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
         reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"
     if reason:
@@ -315,7 +318,7 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
         shape=shape,
         dtype=dtype,
         chunk=tuple(chunks or shape),
-        stored=tuple(sorted(stored, key=lambda part: part.starts)),
+        stored=ordered,
         filters=filters,
         fill=fill.reshape(() if fill.size == 1 else shape),
     )

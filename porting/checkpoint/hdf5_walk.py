@@ -12,12 +12,13 @@ small pieces that lie side by side; ``used`` says how many bytes it wanted.
 from __future__ import annotations
 
 import base64
+import ctypes
 import io
 import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO
 
 ROOM = 512 << 20
@@ -37,6 +38,12 @@ MANY = round(1 / EACH)
 
 COMPACT, CHUNKED, VIRTUAL = 0, 2, 3
 """The layouts of a dataset whose elements lie in its header, in chunks, and in other datasets."""
+
+PARTIAL_AS_THEY_ARE = 2
+"""HDF5's option of datasets whose filters are not applied to chunks that reach beyond the dataset's edge."""
+
+NO_FILTER = 0xFFFFFFFF
+"""The filters that were not applied to a chunk, as bits: all of them."""
 
 
 class Channel:
@@ -179,11 +186,22 @@ def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[
     if start is not None:
         channel.say("stored", [0] * len(shape), 0, start, storage)
     elif chunks and dataset.get_num_chunks():
-        dataset.chunk_iter(
-            lambda chunk: channel.say(
-                "stored", list(chunk.chunk_offset), chunk.filter_mask, chunk.byte_offset, chunk.size
-            )
-        )
+        table = _Chunks(dataset)
+        as_they_are = bool(filters) and bool(table.options(settings) & PARTIAL_AS_THEY_ARE)
+        lost = []
+
+        def found_chunk(chunk: Any) -> None:  # h5py's StoreInfo
+            ends = zip(chunk.chunk_offset, chunks, shape, strict=True)
+            partial = as_they_are and any(at + edge > size for at, edge, size in ends)
+            skipped = NO_FILTER if partial else chunk.filter_mask  # which does not say so
+            channel.say("stored", list(chunk.chunk_offset), skipped, chunk.byte_offset, chunk.size)
+            if not table.finds(chunk.chunk_offset):
+                lost.append(chunk.chunk_offset)
+
+        dataset.chunk_iter(found_chunk)
+        if lost:  # what reads the dataset would take its fill value there
+            message = f"the chunk at {list(lost[0])} of a dataset is stored, and is not found where it is looked for"
+            raise ValueError(message)
     if layout == COMPACT:  # what lies in the header of the dataset itself was read with it, and is at most 64 kB
         fill = h5py.Dataset(dataset)[()]
     else:
@@ -196,6 +214,35 @@ def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[
         "filters": [[number, list(values)] for number, _, values, _ in filters],
         "fill": base64.b64encode(np.asarray(fill, dtype=dtype).tobytes()).decode(),
     }
+
+
+class _Chunks:
+    """What HDF5 knows of the chunks of a dataset and h5py does not give: the library that h5py has loaded is asked.
+
+    Args:
+        dataset: h5py's DatasetID.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        import h5py  # noqa: PLC0415  # an extra
+
+        self._dataset = ctypes.c_int64(dataset.id)
+        self._library = ctypes.CDLL(h5py.h5p.__file__)
+        self._starts, self._size = (ctypes.c_uint64 * len(dataset.shape))(), ctypes.c_uint64(0)
+
+    def options(self, settings: Any) -> int:  # h5py's PropDCID
+        """The options of the dataset's chunks."""
+        options = ctypes.c_uint(0)
+        if self._library.H5Pget_chunk_opts(ctypes.c_int64(settings.id), ctypes.byref(options)) < 0:
+            message = "the options of its chunks cannot be read"
+            raise ValueError(message)
+        return options.value
+
+    def finds(self, starts: Sequence[int]) -> bool:
+        """Whether what reads the dataset finds a stored chunk at a place."""
+        self._starts[:] = starts
+        found = self._library.H5Dget_chunk_storage_size(self._dataset, self._starts, ctypes.byref(self._size))
+        return bool(found >= 0 and self._size.value)
 
 
 def limit(seconds: int) -> Callable[[int], None]:
