@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +298,7 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
     if other is not None and not filters:
         reason = reason or f"a part of its elements has {other} bytes, expected {whole}"
     ordered = tuple(sorted(stored, key=lambda part: part.starts))
-    if any(part.starts == other.starts for part, other in zip(ordered, ordered[1:], strict=False)):
+    if any(part.starts == other.starts for part, other in pairwise(ordered)):
         reason = reason or "two parts of its elements have one place"
     if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
         reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"

@@ -240,7 +240,7 @@ class _Chunks:
 
     def finds(self, starts: Sequence[int]) -> bool:
         """Whether what reads the dataset finds a stored chunk at a place."""
-        self._starts[:] = starts
+        self._starts[:] = list(starts)
         found = self._library.H5Dget_chunk_storage_size(self._dataset, self._starts, ctypes.byref(self._size))
         return bool(found >= 0 and self._size.value)
 
