@@ -6,6 +6,7 @@ import base64
 import ctypes
 import io
 import itertools
+import math
 import tracemalloc
 import zipfile
 import zlib
@@ -267,6 +268,45 @@ def test_partial_chunks_that_no_filter_was_applied_to_are_read_as_they_are(
         h5py.Dataset(made)[...] = data
         assert {made.get_chunk_info(number).filter_mask for number in range(9)} == {0}
     assert open_checkpoint(tmp_path / "a.h5").read("w").tolist() == data.tolist()
+
+
+@pytest.mark.parametrize("most", [(20, None), (None, 30), (None, None), (20, 30)])
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("shape", [(20, 30), (17, 29), (4, 4)])
+def test_chunks_of_datasets_that_may_grow_are_where_h5py_reads_them(
+    tmp_path: Path, most: tuple[int | None, ...], version: str, shape: tuple[int, ...]
+) -> None:
+    """HDF5 lists them under wrong places where an axis that is not the first one has no end."""
+    with h5py.File(tmp_path / "a.h5", "w", libver=version) as file:
+        data = np.arange(math.prod(shape), dtype="i4").reshape(shape)
+        file.create_dataset("w", data=data, maxshape=most, chunks=(3, 4))
+        deep = np.arange(3 * math.prod(shape), dtype="i4").reshape(3, *shape)
+        file.create_dataset("deep", data=deep, maxshape=(6, *most), chunks=(2, 3, 4), compression="gzip")
+        some = file.create_dataset("some", shape=shape, maxshape=most, chunks=(3, 4), dtype="i4", fillvalue=-1)
+        some[3:, 3:] = data[3:, 3:]
+    found = open_checkpoint(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        for name in file:
+            assert found.read(name).tolist() == file[name][()].tolist(), name
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 4)])
+def test_elements_that_are_never_filled_are_zeros_as_h5py_reads_them(
+    tmp_path: Path, chunks: tuple[int, ...] | None
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        options = {"shape": (9, 9), "dtype": "f4", "chunks": chunks}
+        file.create_dataset("w", fillvalue=7, fill_time="never", **options)
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk((4, 4))
+        set_fill = ctypes.CDLL(h5py.h5p.__file__).H5Pset_fill_value
+        assert set_fill(ctypes.c_int64(settings.id), ctypes.c_int64(h5py.h5t.IEEE_F32LE.id), None) >= 0
+        made = h5py.h5d.create(file.id, b"some", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((9, 9)), settings)
+        h5py.Dataset(made)[:4, :4] = 1
+    found = open_checkpoint(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert found.read("w").tolist() == file["w"][()].tolist()
+        assert found.read("some").tolist() == file["some"][()].tolist()
 
 
 @pytest.mark.parametrize(
