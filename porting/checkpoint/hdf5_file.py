@@ -442,7 +442,8 @@ class _Elements(Stream):
             if layout.filters[number] == FLETCHER32:
                 raw = self._checked(raw)
             elif layout.filters[number] == SHUFFLE:
-                raw = np.frombuffer(self._of_length(raw, nbytes), dtype=np.uint8).reshape(width, -1).T.tobytes()
+                whole = len(raw) // width * width  # what was compressed first may have any length
+                raw = np.frombuffer(raw[:whole], dtype=np.uint8).reshape(width, -1).T.tobytes() + raw[whole:]
             else:
                 raw = self._inflated(raw, nbytes + CHECKSUM)
         return np.frombuffer(self._of_length(raw, nbytes), dtype=layout.dtype).reshape(-1, *others)[above:below]

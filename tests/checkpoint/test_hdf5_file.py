@@ -248,7 +248,8 @@ def test_stored_chunks_share_no_bytes_and_lie_in_the_file(tmp_path: Path) -> Non
     refused(tmp_path / "b.h5", "tensor 'w': a part of its elements does not lie in the file's")
 
 
-FILTERS = [("shuffle",), ("deflate",), ("shuffle", "deflate"), ("fletcher32",), ("shuffle", "deflate", "fletcher32")]
+FILTERS = [("shuffle",), ("deflate",), ("shuffle", "deflate"), ("deflate", "shuffle"), ("fletcher32",),
+           ("shuffle", "deflate", "fletcher32"), ("fletcher32", "deflate", "shuffle")]  # fmt: skip
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids="-".join)
