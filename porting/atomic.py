@@ -260,7 +260,7 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
             close(lock)
 
 
-def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: Writing) -> None:
+def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: Writing, replaced: str = "") -> None:
     """Move a complete directory to ``path`` in one step.
 
     Args:
@@ -269,6 +269,8 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: 
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
         writing: what :func:`explained` gave, with the folder that ``path`` lies in; marked as complete.
+        replaced: the name in ``folder`` that ``made`` gets before an exchange, and so what stood there has after it: a
+            process that dies then leaves nothing that could be taken for its work.  Empty for the same name.
 
     Raises:
         CheckpointError: something appeared there meanwhile; or the folder is not at its path any more.
@@ -285,7 +287,9 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: 
             raise
         if not overwrite:
             raise _appeared(path) from error
-        _exchange(made, folder, parent, path.name)
+        if replaced:
+            os.rename(made, replaced, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
+        _exchange(replaced or made, folder, parent, path.name)
     writing.complete = True
     sync(parent)
 

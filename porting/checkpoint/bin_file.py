@@ -171,7 +171,8 @@ def _read_inside(
         raise InnerPathNeededError(source, places, notes=tree.notes()) if inside else refused
     tensors, notes = tree.state_dict(part or "")
     contents = read_tensors(tensors, loaded.records, source, name=name)
-    require_stored(loaded.machine.tensors, loaded.records, source)
+    machine = loaded.machine
+    require_stored(machine.tensors, machine.storages.values(), loaded.records, source)
     classes = tree.notes() if tree.is_module else ()
     return replace(contents, notes=(*contents.notes, *notes, *classes), config=tree.settings())
 

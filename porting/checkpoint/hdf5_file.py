@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +297,9 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
     other = next((part.size for part in stored if part.size != whole), None)
     if other is not None and not filters:
         reason = reason or f"a part of its elements has {other} bytes, expected {whole}"
+    ordered = tuple(sorted(stored, key=lambda part: part.starts))
+    if any(part.starts == other.starts for part, other in pairwise(ordered)):
+        reason = reason or "two parts of its elements have one place"
     if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
         reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"
     if reason:
@@ -315,7 +319,7 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
         shape=shape,
         dtype=dtype,
         chunk=tuple(chunks or shape),
-        stored=tuple(sorted(stored, key=lambda part: part.starts)),
+        stored=ordered,
         filters=filters,
         fill=fill.reshape(() if fill.size == 1 else shape),
     )
@@ -438,7 +442,8 @@ class _Elements(Stream):
             if layout.filters[number] == FLETCHER32:
                 raw = self._checked(raw)
             elif layout.filters[number] == SHUFFLE:
-                raw = np.frombuffer(self._of_length(raw, nbytes), dtype=np.uint8).reshape(width, -1).T.tobytes()
+                whole = len(raw) // width * width  # what was compressed first may have any length
+                raw = np.frombuffer(raw[:whole], dtype=np.uint8).reshape(width, -1).T.tobytes() + raw[whole:]
             else:
                 raw = self._inflated(raw, nbytes + CHECKSUM)
         return np.frombuffer(self._of_length(raw, nbytes), dtype=layout.dtype).reshape(-1, *others)[above:below]

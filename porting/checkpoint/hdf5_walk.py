@@ -12,12 +12,13 @@ small pieces that lie side by side; ``used`` says how many bytes it wanted.
 from __future__ import annotations
 
 import base64
+import ctypes
 import io
 import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 ROOM = 512 << 20
@@ -37,6 +38,15 @@ MANY = round(1 / EACH)
 
 COMPACT, CHUNKED, VIRTUAL = 0, 2, 3
 """The layouts of a dataset whose elements lie in its header, in chunks, and in other datasets."""
+
+PARTIAL_AS_THEY_ARE = 2
+"""HDF5's option of datasets whose filters are not applied to chunks that reach beyond the dataset's edge."""
+
+GROWING_ARRAY = 4
+"""HDF5's number of the array that grows along an axis (H5D_CHUNK_IDX_EARRAY), as an index of chunks."""
+
+NO_FILTER = 0xFFFFFFFF
+"""The filters that were not applied to a chunk, as bits: all of them."""
 
 
 class Channel:
@@ -179,16 +189,22 @@ def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[
     if start is not None:
         channel.say("stored", [0] * len(shape), 0, start, storage)
     elif chunks and dataset.get_num_chunks():
-        dataset.chunk_iter(
-            lambda chunk: channel.say(
-                "stored", list(chunk.chunk_offset), chunk.filter_mask, chunk.byte_offset, chunk.size
-            )
-        )
+        table = _Chunks(dataset, chunks)
+        as_they_are = bool(filters) and bool(table.options(settings) & PARTIAL_AS_THEY_ARE)
+        for starts, chunk in table.stored():
+            ends = zip(starts, chunks, shape, strict=True)
+            partial = as_they_are and any(at + edge > size for at, edge, size in ends)
+            skipped = NO_FILTER if partial else chunk.filter_mask  # which does not say so
+            channel.say("stored", starts, skipped, chunk.byte_offset, chunk.size)
     if layout == COMPACT:  # what lies in the header of the dataset itself was read with it, and is at most 64 kB
         fill = h5py.Dataset(dataset)[()]
     else:
         fill = np.zeros((), dtype)
-        settings.get_fill_value(fill)
+        undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
+        some = start is not None or bool(chunks and dataset.get_num_chunks())
+        never = some if undefined else settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
+        if not never:  # else HDF5 leaves them as they are, which are zeros of h5py
+            settings.get_fill_value(fill)
     return found | {
         "start": start,
         "storage": storage,
@@ -196,6 +212,87 @@ def described(dataset: Any, channel: Channel, numbers: Collection[str]) -> dict[
         "filters": [[number, list(values)] for number, _, values, _ in filters],
         "fill": base64.b64encode(np.asarray(fill, dtype=dtype).tobytes()).decode(),
     }
+
+
+class _Chunks:
+    """The stored chunks of a dataset, and what HDF5 knows of them and h5py does not give.
+
+    For that the library that h5py has loaded is asked.
+
+    Args:
+        dataset: h5py's DatasetID.
+        edges: the sizes of a chunk.
+    """
+
+    def __init__(self, dataset: Any, edges: Sequence[int]) -> None:
+        import h5py  # noqa: PLC0415  # an extra
+
+        self._dataset, self._edges = dataset, edges
+        self._library = ctypes.CDLL(h5py.h5p.__file__)
+        self._starts, self._size = (ctypes.c_uint64 * len(edges))(), ctypes.c_uint64(0)
+        most = dataset.get_space().get_simple_extent_dims(True)
+        self._growing = [axis for axis, size in enumerate(most) if size == h5py.h5s.UNLIMITED]
+        self._counts = [-(-size // edge) for size, edge in zip(most, edges, strict=True)]
+
+    def options(self, settings: Any) -> int:  # h5py's PropDCID
+        """The options of the dataset's chunks."""
+        options = ctypes.c_uint(0)
+        if self._library.H5Pget_chunk_opts(ctypes.c_int64(settings.id), ctypes.byref(options)) < 0:
+            message = "the options of its chunks cannot be read"
+            raise ValueError(message)
+        return options.value
+
+    def stored(self) -> Iterator[tuple[list[int], Any]]:
+        """Where each stored chunk begins, and h5py's StoreInfo of it.
+
+        Raises:
+            ValueError: what reads the dataset would not find one, and take the fill value there.
+        """
+        listed: list[Any] = []
+        self._dataset.chunk_iter(listed.append)
+        order: Callable[[Sequence[int]], list[int]] = list
+        lost = self._lost(listed, order)
+        if lost is not None and self._is_growing_array():
+            order = self._in_order
+            lost = self._lost(listed, order)
+        if lost is not None:
+            message = f"the chunk at {lost} of a dataset is stored, and is not found where it is looked for"
+            raise ValueError(message)
+        return ((order(chunk.chunk_offset), chunk) for chunk in listed)
+
+    def _lost(self, listed: Iterable[Any], order: Callable[[Sequence[int]], list[int]]) -> list[int] | None:
+        """The first place at which no chunk is found; None if there is none."""
+        return next((starts for chunk in listed if not self._finds(starts := order(chunk.chunk_offset))), None)
+
+    def _finds(self, starts: Sequence[int]) -> bool:
+        """Whether what reads the dataset finds a stored chunk at a place."""
+        self._starts[:] = [*starts]
+        dataset = ctypes.c_int64(self._dataset.id)
+        found = self._library.H5Dget_chunk_storage_size(dataset, self._starts, ctypes.byref(self._size))
+        return bool(found >= 0 and self._size.value)
+
+    def _is_growing_array(self) -> bool:
+        """Whether the chunks are in an array that grows along an axis, and this is not the first one.
+
+        Of such an array HDF5 lists the chunks under wrong places: they are stored with that axis as the slowest one,
+        and numbered as if it was where it is.
+        """
+        kind = ctypes.c_int(0)
+        dataset = ctypes.c_int64(self._dataset.id)
+        known = self._library.H5Dget_chunk_index_type(dataset, ctypes.byref(kind)) >= 0
+        return known and kind.value == GROWING_ARRAY and len(self._growing) == 1 and self._growing[0] > 0
+
+    def _in_order(self, starts: Sequence[int]) -> list[int]:
+        """The true place of a chunk that is listed under another one."""
+        (growing,) = self._growing
+        places = [start // edge for start, edge in zip(starts, self._edges, strict=True)]
+        number = places[growing]  # those in front of it are 0, since it never ends
+        for axis in range(growing + 1, len(places)):
+            number = number * self._counts[axis] + places[axis]
+        for axis in reversed([axis for axis in range(len(places)) if axis != growing]):
+            number, places[axis] = divmod(number, self._counts[axis])
+        places[growing] = number
+        return [place * edge for place, edge in zip(places, self._edges, strict=True)]
 
 
 def limit(seconds: int) -> Callable[[int], None]:

@@ -19,10 +19,11 @@ from porting.checkpoint.layout import (
     shape_fault,
 )
 from porting.checkpoint.names import check_names
-from porting.checkpoint.state_pickle import TensorSpec, describe
+from porting.checkpoint.state_pickle import StorageRef, TensorSpec, describe
 from porting.checkpoint.zip_file import FETCH_AGAIN
 from porting.errors import Code, Fault
 from porting.limits import charge
+from porting.printable import shown
 
 MAX_REPEATED = 1 << 28
 """Bytes of a tensor that repeats its elements (stride 0); reading it writes them out."""
@@ -111,10 +112,17 @@ def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
     return (Fault(code=Code.NOT_READ, where=where, message=message),)
 
 
-def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, ChecksummedRange], source: ByteSource) -> None:
-    """Require that tensors that are not read fit their storages too, as torch does.
+def require_stored(
+    specs: Iterable[TensorSpec],
+    storages: Iterable[StorageRef],
+    records: Mapping[str, ChecksummedRange],
+    source: ByteSource,
+) -> None:
+    """Require that what is not read is stored as it is described too, as torch does.
 
     Args:
+        specs: all tensors.
+        storages: all storages, also those that belong to no tensor.
         records: the ranges of the storages, by key.
 
     Raises:
@@ -123,6 +131,14 @@ def require_stored(specs: Iterable[TensorSpec], records: Mapping[str, Checksumme
     faults = FaultList(source.where)
     for spec in specs:
         _extent("beside those that are read", replace(spec, lazy=""), records, faults)
+    faults.raise_if_any()
+    for storage in storages:
+        record = records.get(storage.key)
+        length = storage.count * (storage.element.itemsize if storage.element else 1)
+        if record is None or record.stop - record.start != length:
+            found = "is not in the file" if record is None else f"has a record of {record.stop - record.start}"
+            message = f"the storage {quote(storage.key)} of {shown(length)} bytes {found}"
+            faults.add(Code.BIN_TENSOR, message, hint=FETCH_AGAIN)
     faults.raise_if_any()
 
 

@@ -17,7 +17,7 @@ from porting.converting.draft import ConvertOptions, Draft, draft_back, draft_in
 from porting.converting.making import LEAST, required
 from porting.converting.processes import ProcessGroup, all_or_none, shared_failures
 from porting.converting.progress import Meter, Progress, Tell
-from porting.converting.workplace import FILES, workplace
+from porting.converting.workplace import FILES, REPLACED, workplace
 from porting.converting.writing import write_files
 from porting.errors import Code, Fault, Message, Option, Wording
 from porting.export_files import check_directory_name, chosen_writer, protected, require_division
@@ -266,7 +266,7 @@ def carry_out(
         meter.stage = "publishing"
         meter.look()
         if first:
-            publish(FILES, place.folder, path, overwrite=overwrite, writing=writing)
+            publish(FILES, place.folder, path, overwrite=overwrite, writing=writing, replaced=REPLACED)
         group.gather(None)
     progress = meter.now
     return Converted(

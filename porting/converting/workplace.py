@@ -25,10 +25,13 @@ from pathlib import Path
 from porting.atomic import SHARED, UNFINISHED, Writing, reserve, sweep, write_at
 from porting.checkpoint.errors import CheckpointError, checkpoint_error
 from porting.errors import Code, Fault, RankError
-from porting.opening import Folder, close, descriptors_kept, kind_of
+from porting.opening import Folder, close, descriptors_kept, kind_of, remove_directory
 from porting.printable import quote
 
 OWNER, FILES, JOURNALS = "owner", UNFINISHED, "journals"
+
+REPLACED = "replaced"
+"""The folder with what stood at the destination, once it was exchanged for the new directory."""
 
 EXPECTED = re.compile(rf"{OWNER}|{FILES}/.+|{JOURNALS}/[0-9]+\.jsonl", re.DOTALL)
 """The files that a workplace may have."""
@@ -238,6 +241,8 @@ def _entered(writing: Writing, path: Path, *, made: bool) -> tuple[Folder, int] 
 def _prepare(folder: Folder, writing: Writing, path: Path, *, made: bool) -> None:
     """Prepare the directory's folders; of an existing one, all content is checked before anything is written."""
     if not made:
+        if folder.kind(REPLACED) == "a directory":  # a process died behind the exchange; it may hold links, or anything
+            remove_directory(REPLACED, folder.descriptor)
         _require_plain(folder, path)
     try:
         with descriptors_kept():

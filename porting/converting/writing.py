@@ -60,6 +60,7 @@ def write_files(
     ((before, inode), *_) = group.gather(prepared)
     if place.inode != inode:  # the folder was exchanged before this process opened it
         raise moved_by_others(place.path)
+    group.gather(None)  # the first process, which removes the folder if it fails, goes on when all have opened it
     journal = Journal(place.journals, f"{group.rank}.jsonl", key)
     try:
         with _opened(draft, place) as shards:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import io
 import itertools
+import math
 import tracemalloc
 import zipfile
 import zlib
@@ -19,7 +21,7 @@ import torch
 from porting.checkpoint import inspect_checkpoint, open_checkpoint
 from porting.checkpoint.files import InMemory
 from porting.checkpoint.hdf5_file import Hdf5, _Elements
-from porting.checkpoint.hdf5_walk import BLOCK
+from porting.checkpoint.hdf5_walk import BLOCK, PARTIAL_AS_THEY_ARE
 from porting.limits import LimitError, spending
 from tests.checkpoint.hostile import refused, tensors_of, torn
 from tests.converting.drawing import bits, values
@@ -244,6 +246,90 @@ def test_stored_chunks_share_no_bytes_and_lie_in_the_file(tmp_path: Path) -> Non
     refused(tmp_path / "b.h5", "tensor 'w': its bytes are also those of 'w'")
     (tmp_path / "b.h5").write_bytes(raw.replace(second.to_bytes(8, "little"), (1 << 40).to_bytes(8, "little")))
     refused(tmp_path / "b.h5", "tensor 'w': a part of its elements does not lie in the file's")
+
+
+FILTERS = [("shuffle",), ("deflate",), ("shuffle", "deflate"), ("deflate", "shuffle"), ("fletcher32",),
+           ("shuffle", "deflate", "fletcher32"), ("fletcher32", "deflate", "shuffle")]  # fmt: skip
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids="-".join)
+def test_partial_chunks_that_no_filter_was_applied_to_are_read_as_they_are(
+    tmp_path: Path, filters: tuple[str, ...]
+) -> None:
+    """An option of the dataset says so, and the masks of its chunks do not."""
+    data = np.arange(100, dtype="i4").reshape(10, 10) * 1234567
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk((4, 4))
+        for name in filters:
+            getattr(settings, f"set_{name}")()
+        library = ctypes.CDLL(h5py.h5p.__file__)
+        assert library.H5Pset_chunk_opts(ctypes.c_int64(settings.id), PARTIAL_AS_THEY_ARE) >= 0
+        made = h5py.h5d.create(file.id, b"w", h5py.h5t.STD_I32LE, h5py.h5s.create_simple(data.shape), settings)
+        h5py.Dataset(made)[...] = data
+        assert {made.get_chunk_info(number).filter_mask for number in range(9)} == {0}
+    assert open_checkpoint(tmp_path / "a.h5").read("w").tolist() == data.tolist()
+
+
+@pytest.mark.parametrize("most", [(20, None), (None, 30), (None, None), (20, 30)])
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("shape", [(20, 30), (17, 29), (4, 4)])
+def test_chunks_of_datasets_that_may_grow_are_where_h5py_reads_them(
+    tmp_path: Path, most: tuple[int | None, ...], version: str, shape: tuple[int, ...]
+) -> None:
+    """HDF5 lists them under wrong places where an axis that is not the first one has no end."""
+    with h5py.File(tmp_path / "a.h5", "w", libver=version) as file:
+        data = np.arange(math.prod(shape), dtype="i4").reshape(shape)
+        file.create_dataset("w", data=data, maxshape=most, chunks=(3, 4))
+        deep = np.arange(3 * math.prod(shape), dtype="i4").reshape(3, *shape)
+        file.create_dataset("deep", data=deep, maxshape=(6, *most), chunks=(2, 3, 4), compression="gzip")
+        some = file.create_dataset("some", shape=shape, maxshape=most, chunks=(3, 4), dtype="i4", fillvalue=-1)
+        some[3:, 3:] = data[3:, 3:]
+    found = open_checkpoint(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        for name in file:
+            assert found.read(name).tolist() == file[name][()].tolist(), name
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 4)])
+def test_elements_that_are_never_filled_are_zeros_as_h5py_reads_them(
+    tmp_path: Path, chunks: tuple[int, ...] | None
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        options = {"shape": (9, 9), "dtype": "f4", "chunks": chunks}
+        file.create_dataset("w", fillvalue=7, fill_time="never", **options)
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk((4, 4))
+        set_fill = ctypes.CDLL(h5py.h5p.__file__).H5Pset_fill_value
+        assert set_fill(ctypes.c_int64(settings.id), ctypes.c_int64(h5py.h5t.IEEE_F32LE.id), None) >= 0
+        made = h5py.h5d.create(file.id, b"some", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((9, 9)), settings)
+        h5py.Dataset(made)[:4, :4] = 1
+    found = open_checkpoint(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert found.read("w").tolist() == file["w"][()].tolist()
+        assert found.read("some").tolist() == file["some"][()].tolist()
+
+
+@pytest.mark.parametrize(
+    ("axis", "to", "message"),
+    [
+        (0, 64, "of a dataset is stored, and is not found where it is looked for"),
+        (1, 8, "tensor 'w': two parts of its elements have one place"),
+    ],
+)
+def test_chunks_that_a_reader_would_not_find_are_refused(tmp_path: Path, axis: int, to: int, message: str) -> None:
+    """HDF5 looks a chunk up by the keys of a tree, which are in no order here, and reads the fill value."""
+    write(tmp_path / "a.h5", {"w": torch.arange(100.0).view(10, 10)}, chunks=(4, 4))
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    first = raw.index(b"TREE\1\0") + 24  # a key: the size, the mask, and the start along each axis and in an element
+    second = first + 32 + 8
+    starts = second + 8
+    assert raw[starts : starts + 16] == bytes(8) + (4).to_bytes(8, "little")
+    raw[starts + 8 * axis : starts + 8 * axis + 8] = to.to_bytes(8, "little")
+    (tmp_path / "a.h5").write_bytes(raw)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["w"][()].tolist() != torch.arange(100.0).view(10, 10).tolist()
+    refused(tmp_path / "a.h5", message)
 
 
 def test_a_filter_that_is_not_undone_here_is_named(tmp_path: Path) -> None:

@@ -475,6 +475,20 @@ def test_what_often_lies_beside_a_state_dict_has_views_of_its_storages(tmp_path:
         assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(model.state_dict())
 
 
+@pytest.mark.parametrize("cut", [{"archive/data/2": bytes(8)}, {"archive/data/2": bytes(16)}, {"archive/data/2": None}])
+def test_a_storage_that_belongs_to_no_tensor_has_its_bytes(tmp_path: Path, cut: dict[str, bytes | None]) -> None:
+    """Torch reads it as well, and refuses a file in which it has other ones."""
+    whole = saved({"model": WEIGHTS, "raw": torch.arange(3.0).untyped_storage()})
+    (tmp_path / "m.pt").write_bytes(whole)
+    assert all_bits(f"{tmp_path}/m.pt#model") == bits_of(WEIGHTS)
+    contents = {name: cut.get(name, raw) for name, raw in entries(whole).items()}
+    (tmp_path / "m.pt").write_bytes(zipped({name: raw for name, raw in contents.items() if raw is not None}))
+    with pytest.raises((RuntimeError, pickle.UnpicklingError)):
+        torch.load(tmp_path / "m.pt", weights_only=True)
+    with pytest.raises(CheckpointError, match="the storage '2' of 12 bytes "):
+        all_bits(f"{tmp_path}/m.pt#model")
+
+
 class Calls:
     """What unpickles as a call, and as items that its result is given."""
 

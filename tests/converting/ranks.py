@@ -50,7 +50,7 @@ def main(source: Path, destination: Path, table: Path, size: int, victim: int, h
 
 
 def fail_early(how: str, destination: Path, *, first: bool) -> None:
-    """Let the first process fail before the others open the folder of the journals."""
+    """Let the first process fail before the others open the folder of the journals, or the one that it lies in."""
     if how not in {"early", "exits"}:
         return
 
@@ -61,16 +61,25 @@ def fail_early(how: str, destination: Path, *, first: bool) -> None:
 
     folder = destination.with_name(f".{destination.name}.porting-convert")
 
-    def journals(place: Workplace) -> Folder:
-        for _ in range(50):  # five seconds: the first process waits for this one, or has removed the folder by then
+    def wait(seconds: int) -> None:
+        """Wait until the first process has removed the folder; if it waits for this one, it does not."""
+        for _ in range(10 * seconds):
             if not folder.exists():
                 break
             time.sleep(0.1)
+
+    def inode(place: Workplace) -> int:
+        wait(1)
+        return os.fstat(place.folder.descriptor).st_ino
+
+    def journals(place: Workplace) -> Folder:
+        wait(5)
         return Folder(place.root / JOURNALS, inside=place.folder)
 
     if first:
         writing.Journal = journal  # type: ignore[assignment, attr-defined]  # in a process of its own
     else:
+        Workplace.inode = property(inode)  # type: ignore[assignment, method-assign]  # as above
         Workplace.journals = property(journals)  # type: ignore[assignment]  # as above
 
 

@@ -372,3 +372,48 @@ def test_remains_of_a_death_after_the_directory_appeared_are_swept(source: Path)
     with pytest.raises(CheckpointError, match="exists already"):
         run(source)
     assert names(source.parent) == ["out", "source"]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_what_was_replaced_is_no_interrupted_conversion(
+    source: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """A process died between the exchange and its tidying up; the old directory may hold links."""
+    out = source.parent / "out"
+    run(source, "other")
+    shutil.copytree(source, out)
+    (out / "link").symlink_to("tokenizer.json")
+    os.link(out / "tokenizer.json", out / "again")
+    with monkeypatch.context() as dying:
+        dying.setattr("porting.converting.workplace._remove", lambda *_: None)
+        run(source, overwrite=True)
+    assert root_of(out).exists()
+    if overwrite:
+        run(source, overwrite=True)
+    else:
+        with pytest.raises(CheckpointError, match="exists already"):
+            run(source)
+    assert not root_of(out).exists()
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".safetensors"} == {
+        path.name: path.read_bytes() for path in (source.parent / "other").iterdir() if path.suffix == ".safetensors"
+    }
+
+
+def test_a_death_just_before_the_exchange_costs_nothing_but_time(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = source.parent / "out"
+    run(source, "other")
+    shutil.copytree(source, out)
+
+    def died(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr("porting.atomic._exchange", died)
+        with pytest.raises(KeyboardInterrupt):
+            run(source, overwrite=True)
+    assert (out / "tokenizer.json").read_text() == "{}"
+    run(source, overwrite=True)
+    assert not root_of(out).exists()
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".safetensors"} == {
+        path.name: path.read_bytes() for path in (source.parent / "other").iterdir() if path.suffix == ".safetensors"
+    }
