@@ -17,6 +17,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.verdict.proof import Proof, prove
 from porting.suggesting.verdict.reasons import fine, known
 from porting.verification import cause_search, fixes
+from tests.suggesting import oracle
 from tests.suggesting.test_verdicts import NormedAgain, Plain, each
 from tests.zoo.parts import Config
 
@@ -295,3 +296,27 @@ def test_a_new_head_is_no_fault_of_the_trunk(source: Path) -> None:
     assert found.missing == ("bert.pooler", "cls")
     assert [one.name for one in found.unmapped if one.side == "module"] == ["classify.weight", "classify.bias"]
     assert '"classify.{*rest}" = "the checkpoint has none"' in found.text
+
+
+class Averaging(Plain):
+    """A head over the mean of the tokens, whose first matrix has the shape of the checkpoint's."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        width = self.norm.normalized_shape[0]
+        self.classify = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 7))
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        weight = keep[..., None] / keep.sum(1)[:, None, None]
+        logits: Tensor = self.classify((super().forward(ids, keep, segments) * weight).sum(1))
+        return logits
+
+
+@pytest.mark.slow
+def test_a_head_over_the_mean_of_tokens_is_none_of_a_checkpoint_that_has_one_for_each_token(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+    oracle.source("BertForMaskedLM", {**sizes, "vocab_size": 53, "max_position_embeddings": 31}, tmp_path)
+    found = suggest(tmp_path, Averaging)
+    assert found.verdict is Verdict.TRUNK, str(found)
+    ours = {one.name for one in found.unmapped if one.side == "module"}
+    assert ours == {f"classify.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")}

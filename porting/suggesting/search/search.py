@@ -692,7 +692,9 @@ class WeightSearch(NormSearch):
         activation in the place of the module's.
         """
         _, mate = self._least(unit, like)
-        gone = mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate)
+        gone = (
+            mate is None or self._is_extra(unit, mate, like, trace) or self._is_gate(unit, mate) or _pools(unit, like)
+        )
         if (gone or unit.kind is WeightUse.LINEAR) and self._settle_neutral(unit, trace):
             return []
         if mate is None or gone:
@@ -767,6 +769,19 @@ class WeightSearch(NormSearch):
 def _axes(moves: Sequence[CandidateRule]) -> list[tuple[str, ...]]:
     """The axes of rules, whatever tensors they are of."""
     return sorted(tuple(term.axes for term in (*move.sources, *move.targets)) for move in moves)
+
+
+def _pools(unit: Unit, like: Sequence[Unit]) -> bool:
+    """Whether a matrix is given one row for many tokens, and none of the reference's is: a head of another kind."""
+    if unit.kind is not WeightUse.LINEAR or unit.operand is None:
+        return False
+    rows = unit.operand.numel() // unit.operand.shape[-1]
+    others = [one.operand.numel() // one.operand.shape[-1] for one in like if one.operand is not None]
+    return MANY * rows <= min(others, default=0)
+
+
+MANY = 4
+"""The least number of tokens for each row of a batch, in what is given to both models."""
 
 
 def _leading_tables(units: Sequence[Unit]) -> list[Unit]:
