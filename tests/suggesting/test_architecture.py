@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.search.search_result import DifferingPlace, SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
-from porting.suggesting.verdict.architecture import Place, matrices
+from porting.suggesting.verdict.architecture import Place, matrices, other_axes
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.rotated import GROUPED, Style, grouped
 from tests.suggesting.test_llama_mistakes import edited
+from tests.suggesting.test_operation_trace import traced
 
 FORWARD = "x = x + self.attention(self.attention_norm(x), cos, sin, seen)"
 BEHIND = "out: Tensor = x + self.feed_forward(self.ffn_norm(x))"
@@ -193,6 +196,41 @@ def test_one_layer_for_all_may_hold_layers_that_are_alike(tmp_path: Path) -> Non
     found = suggest(tmp_path, edited(changes).builder())
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert any(said in reason.said for reason in found.reasons)
+
+
+class NormedQueries(nn.Module):
+    """Queries whose features are normed in each of some heads, or all together."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.ask = heads, nn.Linear(12, 12, bias=False)
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 12 // heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.ask(x).unflatten(-1, (self.heads, -1))
+        normed: Tensor = self.gain * queries * torch.rsqrt(queries.square().mean(-1, keepdim=True) + 1e-6)
+        return normed.flatten(-2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "same", "said"),
+    [
+        ((3, 1), True, " is a norm of 4 features, and the checkpoint's gain one of 12"),
+        ((1, 3), True, " is a norm of 12 features, and the checkpoint's gain one of 4"),
+        ((3, 1), False, ""),
+        ((3, 3), True, ""),
+    ],
+)
+def test_a_norm_of_each_head_is_none_of_all_heads(heads: tuple[int, int], said: str, *, same: bool) -> None:
+    torch.manual_seed(0)
+    sides = [NormedQueries(count) for count in heads]
+    if same:
+        sides[1].ask.load_state_dict(sides[0].ask.state_dict())
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    found = SearchResult(trace=traced(sides[0], x), reference=traced(sides[1], x))
+    reason = other_axes(DifferingPlace(what="shape", port="gain", reference="gain"), found)
+    assert (reason.said if reason else "").removeprefix("gain") == said
+    assert reason is None or reason.shown
 
 
 def test_a_table_beside_a_mask_is_no_way_from_the_input() -> None:

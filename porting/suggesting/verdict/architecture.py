@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from porting.suggesting.draft.table_writer import patterns
 from porting.suggesting.search.layouts import distance
-from porting.suggesting.search.search_result import CLOSE, SAME, SearchResult
+from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.config_fields import Role, config_number
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
@@ -314,6 +314,28 @@ def _without(model: TracedModel, names: Collection[str]) -> OperationTrace:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.numel() == other.numel() and distance(one, other, SAME) <= SAME
+
+
+def other_axes(one: DifferingPlace, found: SearchResult) -> Reason | None:
+    """Two norms of one activation, of which one norms the features of each head and the other those of all; else None.
+
+    The factor of each token is another one then, which no weights make up for.
+    """
+    ours, theirs = (
+        next((unit for unit in trace.units if name in unit.names and unit.kind is WeightUse.NORM), None)
+        for trace, name in ((found.trace, one.port), (found.reference, one.reference))
+    )
+    if ours is None or theirs is None or ours.operand is None or theirs.operand is None:
+        return None
+    if ours.given is None or theirs.given is None or ours.given.numel() != theirs.given.numel():
+        return None
+    given = [unit.given.double().flatten().sort().values for unit in (ours, theirs) if unit.given is not None]
+    counts = [unit.operand.shape[-1] for unit in (ours, theirs) if unit.operand is not None]
+    if counts[0] == counts[1] or distance(given[0], given[1], SAME) > SAME:
+        return None
+    places = [name.rpartition(".")[0] or name for name in (one.port, one.reference)]
+    said = f"{places[0]} is a norm of {counts[0]} features, and the checkpoint's {places[1]} one of {counts[1]}"
+    return Reason(kind="norm", said=said, shown=True, places=(one.port,))
 
 
 def _depends_on_place(apart: Tensor) -> bool:

@@ -25,7 +25,7 @@ from porting.suggesting.subjects.argument_names import Unmasked
 from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import WeightUse
-from porting.suggesting.verdict.architecture import differs
+from porting.suggesting.verdict.architecture import differs, other_axes
 from porting.suggesting.verdict.extra_checks import ExtraChecks, outputs_of_other_weights, unshown
 from porting.suggesting.verdict.proof import Proof, probed
 from porting.suggesting.verdict.reasons import elsewhere, fine, known, met, puzzles, several, stopped, unknown, unnamed
@@ -508,7 +508,7 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 )
                 return
             case "shape" if not is_last(found, one):
-                yield _shapes(one, subjects)
+                yield other_axes(one, found) or _shapes(one, subjects)
                 return
             case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:
                 return  # what stands behind is a guess
