@@ -140,7 +140,8 @@ def scored(name: str, model: Model, place: Path) -> Score:
             begun = time.monotonic()
             found = suggest(checkpoint, builder, **model.options)
             seconds = time.monotonic() - begun
-            proven = found.verdict in (Verdict.EXACT, Verdict.TRUNK)
+            new = any(one.side == "module" for one in found.unmapped)  # what is returned may depend on it
+            proven = found.verdict is Verdict.EXACT or (found.verdict is Verdict.TRUNK and not new)
             filled = porting.load(checkpoint, builder, found.text, fresh=True) if proven and model.apart else None
         except PortingError as error:
             return ended(Ended.REFUSED, error)
