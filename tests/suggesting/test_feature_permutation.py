@@ -14,7 +14,7 @@ import porting
 from porting.models.seq2seq import Seq2Seq
 from porting.models.seq2seq_config import Seq2SeqConfig
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.search.activation_matching import alike
+from porting.suggesting.search.activation_matching import with_heads_in_turn
 from tests.suggesting.oracle import BOUND, Drafted, apart, drafted, source
 
 FIELDS = {
@@ -95,6 +95,9 @@ def test_positions_that_are_rounded_otherwise_are_an_approximation(tmp_path: Pat
 def test_an_activation_is_given_with_its_heads_in_turn(heads: int) -> None:
     value = torch.randn(22, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     turned = value.reshape(22, heads, -1).transpose(-1, -2).flatten(-2)
-    assert torch.equal(alike(value, turned + 1e-3), turned)
+    assert torch.equal(with_heads_in_turn(value, turned + 1e-3, [5, heads]), turned)
+    assert torch.equal(with_heads_in_turn(value, turned + 1e-3, []), value)
     other = torch.randn(22, 12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    assert torch.equal(alike(value, other), value), "where none is near, the order is the reference's"
+    assert torch.equal(with_heads_in_turn(value, other, [heads]), value), (
+        "where none is near, the order is the reference's"
+    )

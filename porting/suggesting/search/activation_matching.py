@@ -6,9 +6,9 @@ A norm that divides by the unbiased deviation is recognised too: a table can tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import chain, permutations
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -167,9 +167,7 @@ def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
 def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
     """A value in the shape of another: batch, sequence or heads first, in the nearest of these orders of its features.
 
-    Features may also be those of a head after those of another on one side, and of all heads in turn on the other: a
-    contraction of two axes, as ``einsum("btnh,nhd->btd")``, flattens them in an order of its own.  Where one has fewer
-    positions than the other, those that both have are taken, and the other's own stay as they are.
+    Where one has fewer positions than the other, those that both have are taken, and the other's own stay as they are.
     """
     if value.numel() != like.numel():
         made = like.clone()
@@ -187,22 +185,25 @@ def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
             rows = one.reshape(BATCH, -1, value.shape[-1])
             options.append(rows.transpose(0, 1).reshape(like.shape))
 
+    return min(options, key=lambda one: float((one - like).pow(2).sum()))
+
+
+def with_heads_in_turn(value: Tensor, like: Tensor, counts: Collection[int]) -> Tensor:
+    """An activation of the shape of another, with a feature of each head in turn where that is clearly nearer to it.
+
+    A contraction of two axes, as ``einsum("btnh,nhd->btd")``, flattens heads and their features in an order of its own.
+
+    Args:
+        counts: how many heads there may be, or features in one.
+    """
+
     def far(one: Tensor) -> float:
         return float((one - like).pow(2).sum())
 
-    best = min(options, key=far)
-    if value.shape[-1:] != like.shape[-1:]:
-        return best
-    nearest = min(chain([best], *map(_heads_in_turn, options)), key=far)
-    return nearest if far(nearest) < CLEARLY * far(best) else best
-
-
-def _heads_in_turn(value: Tensor) -> Iterator[Tensor]:
-    """An activation with its features cut into heads in each way, and those of all heads in turn."""
-    width = value.shape[-1]
-    for count in range(2, width // 2 + 1):
-        if width % count == 0:
-            yield value.reshape(*value.shape[:-1], count, -1).transpose(-1, -2).flatten(-2)
+    fitting = [count for count in counts if 1 < count < value.shape[-1] and value.shape[-1] % count == 0]
+    turned = (value.reshape(*value.shape[:-1], count, -1).transpose(-1, -2).flatten(-2) for count in fitting)
+    nearest = min(turned, key=far, default=value)
+    return nearest if far(nearest) < CLEARLY * far(value) else value
 
 
 CLEARLY = 0.1

@@ -27,6 +27,7 @@ from porting.suggesting.search.activation_matching import (
     shared,
     skips,
     whole,
+    with_heads_in_turn,
 )
 from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
 from porting.suggesting.search.embedding_candidates import indexed_alike
@@ -281,7 +282,9 @@ class SearchState:
             self._forced.outputs[unit.given_at] = alike(mate.given, unit.given, self.found.basis, *self._orders)
         if unit.kind is WeightUse.NORM and unit.centred != mate.centred:
             return  # one is seen before the mean is taken off, the other behind
-        self._forced.operands[unit.number] = alike(mate.operand, unit.operand, self.found.basis, *self._orders)
+        given = alike(mate.operand, unit.operand, self.found.basis, *self._orders)
+        counts = () if self._heads is None else (self._heads.count, self._heads.width)
+        self._forced.operands[unit.number] = with_heads_in_turn(given, unit.operand, counts)
         for other in self.found.trace.units:
             if other is not unit and same_activation(other, unit) and other.kind is unit.kind:
                 self._forced.operands[other.number] = self._forced.operands[unit.number]
