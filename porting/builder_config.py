@@ -17,9 +17,8 @@ from torch import nn
 
 from porting.build import Bounds, bounded, one_line
 from porting.errors import Code, Fault, Message, Wording, nearest
-from porting.frames import is_users_module, users_line
+from porting.frames import is_users_module, users_attribute, users_line
 from porting.target import TargetError, signature_parameters
-from porting.users_code import users_attribute
 
 
 class UnknownFieldError(AttributeError, KeyError):

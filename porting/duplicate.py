@@ -9,7 +9,7 @@ from types import CellType, FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
-from porting.users_code import users_attribute
+from porting.frames import users_attribute
 
 
 def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Wording
 from porting.export_files import config_bytes, config_of, labels, main_dtype, new_config
+from porting.frames import users_attribute
 from porting.notation.field import held, value_of, with_field
 from porting.notation.table import Table
 from porting.origin import Origin
 from porting.plan.config import effective, original
 from porting.target import TargetError
-from porting.users_code import users_attribute
 
 
 def exported_config(

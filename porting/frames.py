@@ -11,6 +11,7 @@ from functools import cache, partial
 from itertools import dropwhile
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 HERE = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib", "scripts")})
@@ -120,3 +121,14 @@ def signature_of(function: Callable[..., object]) -> str:
         return ""
     where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
     return f"({', '.join(spelled)}){where}"
+
+
+def users_attribute(value: object, name: str, default: Any = None) -> Any:
+    """Return an attribute of an object of the user's; the default also where looking for it raises something else.
+
+    A config that is a dictionary may raise ``KeyError`` for an attribute: ``__getattr__ = dict.__getitem__``.
+    """
+    try:
+        return getattr(value, name, default)
+    except Exception:  # noqa: BLE001  # __getattr__ and properties are the user's code, which may raise anything
+        return default

@@ -18,8 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from porting.frames import is_users_module
-from porting.users_code import users_attribute
+from porting.frames import is_users_module, users_attribute
 
 _KINDS = (dict, list, set, Tensor, type(None))
 """The types of caches: containers, and None at first."""

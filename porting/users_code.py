@@ -19,20 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
 
 from porting.errors import Code, Fault, Message, Option, PortingError
-
-
-def users_attribute(value: object, name: str, default: Any = None) -> Any:
-    """Return an attribute of an object of the user's; the default also where looking for it raises something else.
-
-    A config that is a dictionary may raise ``KeyError`` for an attribute: ``__getattr__ = dict.__getitem__``.
-    """
-    try:
-        return getattr(value, name, default)
-    except Exception:  # noqa: BLE001  # __getattr__ and properties are the user's code, which may raise anything
-        return default
 
 
 class NameClashError(PortingError):

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from porting.frames import from_here
+from porting.frames import from_here, users_attribute
 from porting.tracing.code_coverage import MODELS, Branch, is_own, nested_code
 from porting.tracing.torch_modes import DispatchMode, FunctionMode
-from porting.users_code import users_attribute
 
 _COMPARES = frozenset(
     f"{before}{name}{after}"

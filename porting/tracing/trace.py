@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import PortingError
+from porting.frames import users_attribute
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
 from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, is_whole, whole, written_out
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
-from porting.users_code import users_attribute
 
 
 class SeeingError(Exception):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import VerifyError
+from porting.frames import users_attribute
 from porting.target import named_tensors
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
@@ -30,7 +31,6 @@ from porting.trials.combinations import de_bruijn
 from porting.trials.inputs import Case
 from porting.trials.padding import TOKENS
 from porting.trials.scope import Impurity, ImpurityKind
-from porting.users_code import users_attribute
 
 ROUNDING = 4096
 """Units in the last place, relative to scale, by which two modes of running may differ: kernels may be others."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, PortingError, VerifyError
+from porting.frames import users_attribute
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
 from porting.printable import dtype_name
@@ -23,7 +24,6 @@ from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, select, split
 from porting.trials.inputs import USUAL, Case
-from porting.users_code import users_attribute
 from porting.verification.recorded_trace import refuse_with_recording, without_rounding
 from porting.verification.references import LiveReference, Recorded, Reference, floating
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from porting.checkpoint import Checkpoint
 from porting.checkpoint.layout import ElementType, TensorInfo
 from porting.errors import Code, Fault, VerifyError, nearest
+from porting.frames import users_attribute
 from porting.target import named_tensors
-from porting.users_code import users_attribute
 
 
 class HeldWeights(Checkpoint):

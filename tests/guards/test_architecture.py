@@ -56,6 +56,7 @@ PACKAGES = {
     "porting.trials": (
         "porting.checkpoint.strict_json",
         "porting.errors",
+        "porting.frames",
         "porting.limits",
         "porting.notation",
         "porting.opening",
