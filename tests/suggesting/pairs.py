@@ -57,7 +57,7 @@ class CrossAttending(nn.Module):
 class OfThree(CrossAttending):
     """Attention within one sequence, with three matrices."""
 
-    def forward(self, x: Tensor, hidden: Tensor, extra: Tensor | float = 0.0) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, hidden: Tensor, extra: Tensor | float = 0.0) -> Tensor:  # type: ignore[override]  # one sequence
         return super().forward(x, x, hidden, extra)
 
 

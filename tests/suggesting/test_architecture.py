@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.search_result import DifferingPlace, SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
-from porting.suggesting.verdict.architecture import Place, matrices, other_axes
+from porting.suggesting.subjects.traced_model import TracedModel
+from porting.suggesting.verdict.architecture import Place, matrices, missing_tables, other_axes
+from porting.target import named_tensors
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.rotated import GROUPED, Style, grouped
@@ -231,6 +233,38 @@ def test_a_norm_of_each_head_is_none_of_all_heads(heads: tuple[int, int], said: 
     reason = other_axes(DifferingPlace(what="shape", port="gain", reference="gain"), found)
     assert (reason.said if reason else "").removeprefix("gain") == said
     assert reason is None or reason.shown
+
+
+class Scores(nn.Module):
+    """Attention with a table that is added to its scores, or without; it may have a tensor of zeros for one."""
+
+    def __init__(self, *, table: bool, spare: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ask, self.match, self.tell = (nn.Linear(6, 6) for _ in range(3))
+        self.table = nn.Parameter(torch.randn(5, 5)) if table else 0.0
+        self.register_buffer("spare", torch.zeros(25) if spare else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.ask(x) @ self.match(x).mT + self.table
+        found: Tensor = self.tell(scores.softmax(-1) @ x)
+        return found
+
+
+@pytest.mark.parametrize(("table", "spare", "count"), [(False, False, 1), (False, True, 0), (True, False, 0)])
+def test_a_table_that_the_module_lacks_is_shown_unless_a_tensor_of_zeros_may_hold_it(
+    count: int, *, table: bool, spare: bool
+) -> None:
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    sides = [Scores(table=table, spare=spare).double(), Scores(table=True).double()]
+    port, reference = (
+        TracedModel(one, leaves := dict(named_tensors(one)), frozenset(leaves), lambda module: module(x), [x])
+        for one in sides
+    )
+    found = SearchResult(trace=port.run(), reference=reference.run(), models=(port, reference))
+    reasons = [*missing_tables(found)]
+    assert [one.kind for one in reasons] == ["missing table"] * count
+    assert all(one.shown and one.said.startswith("your module has no table: ") for one in reasons)
 
 
 def test_a_table_beside_a_mask_is_no_way_from_the_input() -> None:

@@ -219,22 +219,22 @@ def test_a_mask_that_is_made_from_the_reference_s(kind: type[Causal], line: tupl
 
 
 class Visible(Bool):
-    def forward(self, ids: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]  # another name
         return super().forward(ids, visible)
 
 
 class Bias(Added):
-    def forward(self, ids: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]  # another name
         return super().forward(ids, bias)
 
 
 class Gone(Hidden):
-    def forward(self, ids: Tensor, gone: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor, gone: Tensor) -> Tensor:  # type: ignore[override]  # another name
         return super().forward(ids, gone)
 
 
 class Count(Lengths):
-    def forward(self, ids: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, ids: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]  # another name
         return super().forward(ids, n)
 
 

@@ -155,7 +155,7 @@ def joint(shape: tuple[int, ...], options: dict[str, bool]) -> type[Plain]:
             width = self.norm.weight.shape[0]
             self.norm = Joint(width, shape, **options)  # type: ignore[assignment]  # another norm
             for layer in each(self):
-                layer.norm1, layer.norm2 = Joint(width, shape, **options), Joint(width, shape, **options)  # type: ignore[assignment]
+                layer.norm1, layer.norm2 = Joint(width, shape, **options), Joint(width, shape, **options)  # type: ignore[assignment]  # others
 
     return Model
 

@@ -361,6 +361,22 @@ class OfOwnWords(Encoder):
         super().__init__(n, wide, longest, kinds, lanes, 40, deep)
 
 
+class OfTwoThrees(OfOwnWords):
+    """Its windows are as long as it has heads: the name says that they are something else."""
+
+    def __init__(self, n: int = 53, wide: int = 24, longest: int = 31, kinds: int = 2, sliding_window: int = 3):
+        super().__init__(n, wide, longest, kinds, 4, 2)
+
+
+class OfHeadsAndEights(OfOwnWords):
+    """It is given its heads; eight of something else are not their size."""
+
+    def __init__(
+        self, n: int = 53, wide: int = 24, longest: int = 31, kinds: int = 2, n_heads: int = 3, steps: int = 8
+    ):
+        super().__init__(n, wide, longest, kinds, n_heads, 2)
+
+
 class OfOtherSizes(Encoder):
     """It is made for another checkpoint, whose sizes are its defaults: three of anything are no heads."""
 
@@ -387,15 +403,19 @@ class Swapped(nn.Module):
 def test_a_default_that_is_the_checkpoint_s_tells_what_no_shape_tells() -> None:
     small = {**FIELDS, "hidden_size": 40, "num_attention_heads": 5, "vocab_size": 71, "max_position_embeddings": 19}
 
+    small["head_dim"] = 9
+
     def told(into: type[nn.Module], asked: Mapping[str, str]) -> dict[str, str]:
         given = with_fields(into, asked, small)
         shapes = [one.shape for one in Encoder(71, 40, 19, 2, 5, 40, 2).parameters()]
-        return sizes_by_default(given, build_for(given, small).asked, small, shapes, FIELDS)
+        return sizes_by_default(given, build_for(given, small).asked, small, shapes, FIELDS | {"head_dim": 8})
 
     asked = {"n": "vocab_size", "wide": "hidden_size", "longest": "max_position_embeddings", "kinds": "type_vocab_size"}
     assert told(OfOwnWords, asked) == {"lanes": "num_attention_heads"}
     assert told(OfOwnWords, {**asked, "lanes": "num_attention_heads"}) == {}
     assert told(OfOtherSizes, asked) == {}
+    assert told(OfTwoThrees, asked) == {}
+    assert told(OfHeadsAndEights, asked | {"n_heads": "num_attention_heads"}) == {}
     heads = {"n_heads": "num_attention_heads"}
     assert told(OfFewerHeads, asked | heads) == {}
     assert told(OfFewerHeads, asked | heads | {"kinds": "num_attention_heads"}) == {"kinds": "type_vocab_size"}

@@ -161,8 +161,8 @@ def better_sizes(
 _SMALL = (Role.STATE, Role.STEP_RANK, Role.KERNEL)
 """Small sizes that a checkpoint and a small model may have in another order."""
 
-_SHAPELESS = (Role.HEADS, Role.GROUPS, Role.HEAD_SIZE)
-"""Sizes that no shape shows where heads stand in one tensor, those first that every attention has."""
+_SHAPELESS = (Role.HEADS, Role.HEAD_SIZE)
+"""Sizes of which a module asks for one, and which no shape shows where heads stand in one tensor."""
 
 
 def sizes_by_default(
@@ -175,7 +175,8 @@ def sizes_by_default(
     """The fields for names that shapes do not explain, by the defaults of a builder that is made for the checkpoint.
 
     It is made for it where most of the sizes that it is given are its defaults.  A default that it kept is the
-    checkpoint's number of heads or their size, if it has the value and nothing else was given that.  And a name whose
+    checkpoint's number of heads or their size, if it has the value, no name was given either, and the name says nothing
+    else.  And a name whose
     default is another field's, which no name has by its own default, means that one, unless the name says what it was
     given for.  No fewer of the module's tensors may have a shape of the reference's then.
 
@@ -204,10 +205,11 @@ def sizes_by_default(
     found: dict[str, str] = {}
     for name in [*wrong, *(one for one in defaults if one not in asked)]:
         same = [one for one in free if theirs[one] == defaults[name] and one not in found.values()]
+        says = {role_of(name), composed_role(name)} - {None, Role.GROUPS, *_SHAPELESS}
         if name not in asked:
             covered = {_role(one) for one in (*left, *found.values())}
-            left_out = [role for role in _SHAPELESS if role not in covered and role in map(_role, same)]
-            same = [one for one in same if _role(one) in left_out[:1]]
+            open_ = () if says or covered & {*_SHAPELESS} else _SHAPELESS
+            same = sorted((one for one in same if _role(one) in open_), key=lambda one: open_.index(_role(one)))
         roles, parts = [role_of(name), composed_role(name)], parts_of(name)
         same.sort(key=lambda one: (_role(one) not in roles, not {*parts} & {*parts_of(one)}))
         found |= {name: same[0]} if same else {}

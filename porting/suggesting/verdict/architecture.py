@@ -275,15 +275,22 @@ def _too_few(
 def missing_tables(found: SearchResult) -> Iterator[Reason]:
     """The tables without which the reference computes what the module does: biases of distances, or positions.
 
-    The reference is run with zeros for all tables that the module has no place for.  The first activation that changes
-    is what a matrix is given: if the module's is given that, these tables are what it lacks, and no other weights make
-    up for what depends on where tokens stand.
+    All tables of the reference that the module has no place for are set to zero, and the reference is run.  Where a
+    matrix is given another activation then for the first time, and the module's is given the same, these tables are
+    what the module lacks: no other weights make up for what depends on the position of a token.
+
+    Nothing is said where the module has a tensor of zeros that nothing fills: the table may belong there.
     """
     read = {name for move in found.moves for name in move.reads}
     lost = {name for one in found.reference.units if _is_table(one) for name in one.names} - read
     if found.models is None or not lost:
         return
     port, model = found.models
+    written = {name for move in found.moves for name in move.writes}
+    if any(
+        not bool(port.leaves[name].any()) for name in (port.loadable & port.leaves.keys()) - written - found.made.keys()
+    ):
+        return
     ours = [one for one in port.run().units if one.operand is not None]
     without = {one.number: one.operand for one in _without(model, lost).units}
     for unit in found.reference.units:
