@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,50 @@ def headed(*, normed: bool) -> Callable[..., nn.Module]:
         return Headed(vocab_size, n_embd, n_layer, n_head, n_positions, normed=normed)
 
     return build
+
+
+class OwnHead(Small):
+    """Its head has its own copy of the words' table: a matrix [e v], or a convolution of one token [v e 1]."""
+
+    def __init__(self, *sizes: int, convolved: bool) -> None:
+        super().__init__(*sizes, first=True)
+        self.head = nn.Conv1d(sizes[1], sizes[0], 1, bias=False) if convolved else nn.Parameter(self.embed.weight.T * 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        x = self.last(x)
+        found: Tensor = x @ self.head if isinstance(self.head, nn.Parameter) else self.head(x.mT).mT
+        return found
+
+
+@pytest.mark.parametrize(("convolved", "copy"), [(False, "head [e t]"), (True, "head.weight [t e 1]")])
+def test_a_tied_head_in_other_axes_is_a_second_target_in_the_draft(
+    tmp_path: Path, *, convolved: bool, copy: str
+) -> None:
+    source("GPT2LMHeadModel", GPT, tmp_path)
+    draft = drafted(tmp_path, lambda config: OwnHead(*_sizes(config), convolved=convolved))
+    assert f'"transformer.wte.weight [t e]" = ["embed.weight [t e]", "{copy}"]' in draft.text
+
+
+def _sizes(config: Mapping[str, int]) -> list[int]:
+    return [config[name] for name in ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("convolved", [False, True])
+def test_a_tied_head_in_other_axes_is_filled_and_given_back(tmp_path: Path, *, convolved: bool) -> None:
+    reference = source("GPT2LMHeadModel", GPT, tmp_path)
+    found = suggest(tmp_path, lambda config: OwnHead(*_sizes(config), convolved=convolved))
+    assert found.verdict is Verdict.EXACT, str(found)
+    module: nn.Module = porting.load(tmp_path, OwnHead(*_sizes(GPT), convolved=convolved).double(), found.table)
+    words = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        assert float((module(words) - reference(words)[0]).abs().max()) < BOUND
+        module.get_parameter("head.weight" if convolved else "head").add_(1.0)
+    with pytest.raises(porting.PortingError, match="head"):
+        porting.export(module, found.table, tmp_path / "back")
 
 
 def test_a_bias_of_a_tied_head_that_the_checkpoint_lacks_is_in_the_draft(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Line:
 
     Attributes:
         sources, targets: patterns of names with their axes, ``(pattern, "(h d) e")``.
+        copies: each target is given the whole source.
         fold, fill: as in a table.
         constants: its scale and its offset, as in a table.
         proven: it was chosen among several by what it computes.
@@ -41,6 +42,7 @@ class Line:
 
     sources: Terms
     targets: Terms
+    copies: bool = False
     fold: bool = False
     fill: float | None = None
     constants: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -63,9 +65,8 @@ class Line:
     @property
     def short(self) -> bool:
         """Whether it can be a line of [tensors]."""
-        return (
-            len(self.sources) == len(self.targets) == 1 and not self.fold and self.fill is None and not self.constants
-        )
+        plain = not self.fold and self.fill is None and not self.constants
+        return len(self.sources) == 1 and (len(self.targets) == 1 or self.copies) and plain
 
 
 def lines(moves: Iterable[CandidateRule]) -> list[Line]:
@@ -74,6 +75,7 @@ def lines(moves: Iterable[CandidateRule]) -> list[Line]:
         Line(
             tuple((one.pattern, one.axes) for one in move.sources),
             tuple((one.pattern, one.axes) for one in move.targets),
+            copies=move.copies,
             fold=move.fold,
             fill=move.fill,
             constants=move.constants,
@@ -430,7 +432,7 @@ def _same_layers(line: Line, other: Line) -> bool:
 
 def _mergeable(line: Line, index: str) -> bool:
     free = not any(re.search(rf"\b{index}\b", axes) or f"{{{index}" in name for name, axes in line.terms)
-    return line.short and free
+    return line.short and not line.copies and free
 
 
 def _joined(some: Sequence[Line], index: str) -> Line | None:

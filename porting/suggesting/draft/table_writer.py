@@ -155,20 +155,17 @@ def _by_form(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
 def _tensors(lines: Sequence[Line]) -> list[str]:
     if not lines:
         return []
-    found = ["[tensors]"]
-    for line in lines:
-        left, right = _term(line.sources[0]), _term(line.targets[0])
-        found.append(f"{quoted(left)} = {quoted(right)}{_mark(line)}")
-    return found
+    return ["[tensors]", *(f"{_side(line.sources)} = {_side(line.targets)}{_mark(line)}" for line in lines)]
+
+
+def _side(terms: Sequence[tuple[str, str]]) -> str:
+    texts = [quoted(_term(one)) for one in terms]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def _rule(line: Line) -> list[str]:
-    def side(terms: Sequence[tuple[str, str]]) -> str:
-        texts = [quoted(_term(one)) for one in terms]
-        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-
-    found = [f"[[rule]]{_mark(line)}", f"source = {side(line.sources)}"]
-    found.append(f"target = {side(line.targets)}")
+    found = [f"[[rule]]{_mark(line)}", f"source = {_side(line.sources)}"]
+    found.append(f"target = {_side(line.targets)}")
     found += [
         f"{key} = {text if re.fullmatch('-?[0-9]+', text) else quoted(text)}" for key, text in line.constants.items()
     ]

@@ -48,12 +48,14 @@ class CandidateRule:
     """A rule for the tensors of one place.
 
     Attributes:
+        copies: each target is given the whole source.
         fold, fill, scale, offset: as in a table.
         proven: it was chosen among several by what it computes.
     """
 
     sources: tuple[RuleTerm, ...]
     targets: tuple[RuleTerm, ...]
+    copies: bool = False
     fold: bool = False
     fill: float | None = None
     scale: str = ""
@@ -85,15 +87,18 @@ class CandidateRule:
         return replace(self, sources=(source,), targets=(target,))
 
     @property
-    def rule(self) -> Rule:
-        """The rule in the table's notation."""
-        return make_rule(
-            [Term.parse(one.term, rows=self.fold) for one in self.sources],
-            [Term.parse(one.term) for one in self.targets],
-            fold=self.fold,
-            fill=self.fill,
-            constants={key: Expression.parse(text) for key, text in self.constants.items()},
-        )
+    def rules(self) -> list[Rule]:
+        """The rule in the table's notation: one for each target that is given the whole source."""
+        return [
+            make_rule(
+                [Term.parse(one.term, rows=self.fold) for one in self.sources],
+                [Term.parse(one.term) for one in targets],
+                fold=self.fold,
+                fill=self.fill,
+                constants={key: Expression.parse(text) for key, text in self.constants.items()},
+            )
+            for targets in (((one,) for one in self.targets) if self.copies else (self.targets,))
+        ]
 
 
 Ways = Iterator[tuple[CandidateRule, ...]]
@@ -108,6 +113,37 @@ def single_rule(source: str, target: str, left: str = "", right: str = "", **mor
 def single_term(name: str, axes: str = "") -> RuleTerm:
     """The term of one tensor."""
     return RuleTerm(spelled(name), (name,), axes)
+
+
+def with_copy(rule: CandidateRule, name: str, source: Shape, shape: Shape) -> CandidateRule | None:
+    """The rule of one tensor with a second target, which is given the same in the layout of its own shape.
+
+    Args:
+        source, shape: the shapes of what is read, and of the second target.
+
+    Returns:
+        The rule; None where the sizes do not say which axis is which, or the rule does more than to rearrange axes.
+
+    >>> first = single_rule("wte.weight", "embed.weight")
+    >>> print(with_copy(first, "head.weight", (9, 4), (4, 9, 1)))
+    wte.weight [t e] = embed.weight [t e] + head.weight [e t 1]
+    """
+    sizes = [size for size in source if size != 1]
+    alone = len(rule.reads) == 1 and (rule.copies or len(rule.writes) == 1)
+    plain = alone and not (rule.fold or rule.fill is not None or rule.constants)
+    if not plain or len(set(sizes)) < len(sizes) or sorted(sizes) != sorted(size for size in shape if size != 1):
+        return None
+    axes = rule.sources[0].axes.split()
+    if not axes:
+        letters = iter("teabcd")
+        axes = ["1" if size == 1 else next(letters) for size in source]
+        rule = replace(rule, targets=tuple(replace(one, axes=" ".join(axes)) for one in rule.targets))
+    if len(axes) != len(source) or not all(one.isalpha() or one == "1" for one in axes):
+        return None
+    letter = dict(zip(source, axes, strict=True))
+    copy = single_term(name, " ".join("1" if size == 1 else letter[size] for size in shape))
+    sources = (replace(rule.sources[0], axes=" ".join(axes)),)
+    return replace(rule, sources=sources, targets=(*rule.targets, copy), copies=True)
 
 
 def element_axes(shape: Shape) -> str:
@@ -167,22 +203,21 @@ def transformed(
     config: Mapping[str, object],
 ) -> dict[str, Tensor] | None:
     """The module's tensors after the move; None when it does not fit them."""
-    try:
-        rule = move.rule
-    except NotationError:  # a candidate that cannot be written down
-        return None
     theirs = {name: tuple(sources[name].shape) for name in move.reads}
-    ours = {name: tuple(targets[name].shape) for name in move.writes}
-    alignment = align([rule], theirs, ours, sizes=sizes)
-    if alignment.faults or alignment.unplaced or alignment.unsourced or alignment.unread or not alignment.steps:
-        return None
-    try:
-        arithmetic = rule.arithmetic(config)
-    except NotationError:  # a factor without a value, as n / (n - 1) is for a norm of one number
-        return None
     found: dict[str, Tensor] = {}
-    for step in alignment.steps:
-        found |= dict(forward(step, targets, sources.__getitem__, arithmetic))
+    try:
+        rules = move.rules
+        writes = [(name,) for name in move.writes] if move.copies else [move.writes]
+        for rule, names in zip(rules, writes, strict=True):
+            ours = {name: tuple(targets[name].shape) for name in names}
+            alignment = align([rule], theirs, ours, sizes=sizes)
+            if alignment.faults or alignment.unplaced or alignment.unsourced or alignment.unread:
+                return None
+            arithmetic = rule.arithmetic(config)
+            for step in alignment.steps:
+                found |= dict(forward(step, targets, sources.__getitem__, arithmetic))
+    except NotationError:  # it cannot be written down, or a factor has no value: n / (n - 1) for a norm of one number
+        return None
     return found if set(found) == set(move.writes) else None
 
 

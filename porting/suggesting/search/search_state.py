@@ -41,6 +41,7 @@ from porting.suggesting.search.layouts import (
     single_rule,
     single_term,
     transformed,
+    with_copy,
 )
 from porting.suggesting.search.matrix_candidates import is_ignored_by_softmax
 from porting.suggesting.search.name_similarity import similarity
@@ -344,18 +345,27 @@ class SearchState:
             return self._is_second_norm(unit, theirs)
         if unit.kind is not WeightUse.LINEAR or len(unit.weights) != 1 or unit.weights[0] in self._filled:
             return False
-        shapes, others = self.port.shapes, self.reference.shapes
+        name = unit.weights[0]
         for mate in sorted(theirs, key=lambda one: not whole(one, unit)):  # a head may be given the last position alone
             used = mate.kind is unit.kind and mate.weights and set(mate.weights) <= self._used
             if used and self._apart(unit, mate, SAME) <= SAME:
                 first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
-                if first is not None and sorted(shapes[unit.weights[0]]) == sorted(others[mate.weights[0]]):
-                    self.found.seconds[unit.weights[0]] = first.writes[0]
+                if first is None:
+                    continue
+                copied = self._share(name, first.writes[0])
+                if copied:
+                    self.found.seconds[name] = first.writes[0]
+                elif not (copied := self._copied_in_other_axes(name, first)) and self._same_sizes(name, mate):
+                    self._note("extra", unit, None)
+                    self.found.seconds[name] = first.writes[0]
+                    copied = True
+                if copied:
                     self._filled |= set(unit.names)
-                    if not self._share(unit.weights[0], first.writes[0]):
-                        self._note("extra", unit, None)
                     return True
         return False
+
+    def _same_sizes(self, name: str, mate: Unit) -> bool:
+        return sorted(self.port.shapes[name]) == sorted(self.reference.shapes[mate.weights[0]])
 
     def _is_second_norm(self, unit: Unit, theirs: Sequence[Unit]) -> bool:
         """Whether the reference norms an activation once, for two branches, and the module for each by itself.
@@ -388,6 +398,17 @@ class SearchState:
         self._put({name: self.port.leaves[other].detach().clone()})
         return True
 
+    def _copied_in_other_axes(self, name: str, first: CandidateRule) -> bool:
+        """Give a tensor what a rule reads, in the axes of its own shape: the rule has a second target then."""
+        if len(first.reads) != 1 or name not in self.port.loadable:
+            return False
+        rule = with_copy(first, name, self.reference.shapes[first.reads[0]], self.port.shapes[name])
+        values = None if rule is None else self._values([rule])
+        if rule is None or values is None:
+            return False
+        self._replace([rule], values)
+        return True
+
     def _copies_of_others(self, seconds: dict[str, str]) -> None:
         """Fill the tensors that need the values of another one, and note those for which [make] can say it."""
         self.found.seconds = seconds
@@ -411,9 +432,10 @@ class SearchState:
         first = next((one for one in self.found.moves if set(one.reads) & set(mate.weights)), None)
         if first is None or len(unit.weights) != 1 or unit.weights[0] in self._filled or len(first.writes) != 1:
             return False
-        if not self._share(unit.weights[0], first.writes[0]):
+        if self._share(unit.weights[0], first.writes[0]):
+            self.found.seconds[unit.weights[0]] = first.writes[0]
+        elif not self._copied_in_other_axes(unit.weights[0], first):
             return False
-        self.found.seconds[unit.weights[0]] = first.writes[0]
         self._filled |= set(unit.names)
         self._differs(unit, mate, theirs)
         return True
