@@ -395,14 +395,14 @@ def _other_mask(way: ArgumentMapping, sampler: Sampler) -> Tensor:
 def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> tuple[tuple[str, str], ...]:
     """Lines of [inputs] for what both forwards take by one name and may be called without: the search does so.
 
-    A mask that changes nothing is left out of them: it is the loss's, say.
+    A mask with a name of its own that changes nothing is left out of them: it is the loss's, say.
     """
     given = {way.argument(name) for name in way.named}
     ours, theirs = (inspect.signature(one.forward).parameters for one in (module, reference))
     return tuple(
         (name, name)
         for name, one in ours.items()
-        if name in {POSITIONS, SEGMENTS} and name in theirs and name not in given and one.default is not one.empty
+        if name in {POSITIONS, SEGMENTS, MASK} and name in theirs and name not in given and one.default is not one.empty
         if takes_tensor(module, name)
     )
 

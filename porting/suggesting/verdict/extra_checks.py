@@ -116,11 +116,13 @@ class ExtraChecks:
         reasons: where the module differs.
         limits: what was not tried, and what a user should know of calls that the table does not make.
         proof: on the other batches; None where none were run.
+        usually_same: the module is right where rows are padded at their ends, or not at all, wherever that was tried.
     """
 
     reasons: tuple[Reason, ...] = ()
     limits: tuple[str, ...] = ()
     proof: Proof | None = None
+    usually_same: bool = False
 
     @property
     def worst(self) -> float | None:
@@ -134,7 +136,8 @@ def untried_checks(own: Proof | None) -> ExtraChecks:
         return ExtraChecks(reasons=(met("other rows, masks and calls were tried"),))
     scopes = [own.report.scope]
     reasons = (*_impure(scopes), *_differing(scopes), *_compared([own.report]))
-    return ExtraChecks(reasons=reasons, limits=("rows, masks and calls at other sizes: the limit was met",), proof=own)
+    limits = ("rows, masks and calls at other sizes: the limit was met",)
+    return ExtraChecks(reasons=reasons, limits=limits, proof=own, usually_same=own.usually_same)
 
 
 def run_extra_checks(
@@ -179,7 +182,8 @@ def run_extra_checks(
             reasons.append(Reason(kind="depth", said=said))
         elif tall is None or tall.report is None:
             limits.append("more layers than two: the module could not be built with them at another small size")
-    return ExtraChecks(reasons=tuple(reasons), limits=tuple(limits), proof=wide)
+    usual = any(one is not None and one.usually_same for one in (own, wide))
+    return ExtraChecks(reasons=tuple(reasons), limits=tuple(limits), proof=wide, usually_same=usual)
 
 
 def _covers(own: Proof | None, config: Mapping[str, object]) -> bool:

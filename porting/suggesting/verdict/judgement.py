@@ -133,7 +133,7 @@ def judge(
     missing += tuple(_rows_left(subjects, found))
     ours = [one for one in unmapped if one.side == "module" and one.where != NEVER]  # an adapter that is merged, say
     small = [one for one in reasons if _small(one)]
-    usual = any(one is not None and one.usually_same for one in (own, behind.proof))
+    usual = behind.usually_same
     agrees = own is None or own.agrees or own.mostly_same or usual
     agrees = agrees and proof.agrees and ROOT in probed(proof.report)
     whole = not (missing or ours or _reordered(found) or _wider(found))
