@@ -144,11 +144,14 @@ def replacements(angles: Iterable[tuple[int, Tensor]], columns: Tensor) -> tuple
     """Return exact replacements for the cosines and sines of a run, and the largest error of the run's own.
 
     Args:
-        angles: the numbers of the port's operations, and what they gave.
+        angles: what the port's operations gave, with their numbers.
+
+    Returns:
+        Place among the angles -> the replacement, where one differs; and the largest error.
     """
     found: dict[int, Tensor] = {}
     worst = 0.0
-    for number, value in angles:
+    for number, (_, value) in enumerate(angles):
         made = with_columns(value, columns)
         if made is not None and made[1] > SAME:
             found[number], worst = made[0], max(worst, made[1])

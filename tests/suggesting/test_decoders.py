@@ -470,6 +470,25 @@ def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_pat
     assert float(far.abs().max()) < 1e-9
 
 
+class Unmasking(Small):
+    """It takes a mask of padding and does not use it, which shows in rows that begin with padding alone."""
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return super().forward(tokens)
+
+
+@pytest.mark.slow
+def test_a_mask_that_a_causal_module_takes_and_ignores_is_tried(tmp_path: Path) -> None:
+    source("GPT2LMHeadModel", GPT, tmp_path)
+
+    def build(vocab_size: int, n_embd: int, n_layer: int, n_head: int, n_positions: int) -> nn.Module:
+        return Unmasking(vocab_size, n_embd, n_layer, n_head, n_positions, first=True)
+
+    found = suggest(tmp_path, build)
+    assert found.verdict is Verdict.SOME_INPUTS, str(found)
+    assert "padded in front" in str(found)
+
+
 class Parallel(nn.Module):
     """GPT-J's layer with a norm for each of its two branches, where the checkpoint has one for both."""
 

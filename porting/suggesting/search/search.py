@@ -8,13 +8,14 @@ the key, is tried out, and only as far as the next place, where a wrong choice s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
 
-from torch import Tensor, nn
+from torch import nn
 
-from porting.suggesting.search import embedding_candidates, matrix_candidates
+from porting.suggesting.search import embedding_candidates, expert_candidates, matrix_candidates
 from porting.suggesting.search.activation_matching import (
     apart,
     element_count,
@@ -22,22 +23,22 @@ from porting.suggesting.search.activation_matching import (
     extents,
     first_part,
     habit,
-    has_scores,
     is_other_norm,
-    order_of,
     same_activation,
     same_places,
-    skips,
     vector,
     whole,
 )
 from porting.suggesting.search.attention_layouts import arrangements
-from porting.suggesting.search.feature_permutation import FeatureOrder, based, positions, replaced
+from porting.suggesting.search.expert_candidates import Experts, expert_tensors, of_sizes
+from porting.suggesting.search.feature_permutation import FeatureOrder, positions, replaced
 from porting.suggesting.search.layer_repeats import crossed, in_every_layer, layers_of, repeated
 from porting.suggesting.search.layouts import CandidateRule, Ways, matrix, single_rule
-from porting.suggesting.search.name_similarity import blank, namesakes, similarity
-from porting.suggesting.search.norm_search import OFFSET, NormSearch
-from porting.suggesting.search.search_result import CLOSE, GUESS, HABITUAL, SAME, Choice, DifferingPlace, SearchResult
+from porting.suggesting.search.name_similarity import namesakes, similarity
+from porting.suggesting.search.norm_search import OFFSET
+from porting.suggesting.search.search_result import CLOSE, GUESS, SAME, Choice, DifferingPlace, SearchResult
+from porting.suggesting.search.way_search import WaySearch
+from porting.suggesting.subjects.config_fields import Role, config_number
 from porting.suggesting.subjects.operation_trace import TABLES, OperationTrace, Unit, WeightUse
 from porting.tracing.angle_tables import angle_columns, replacements, with_columns
 
@@ -45,17 +46,11 @@ BY_NAME, ROUNDED = "its name", 1e-5
 """The reason for a tensor that goes by its name; and the tolerance for the outputs then, where a part is in float32."""
 
 
-CLEARLY = 0.5
-"""A later way is nearer than one before it if it leaves no more than so much of what that leaves."""
-
-REPEATED = 2
-"""In so many layers all ways are tried where none fits."""
-
 EXCHANGES = 24
 """How many ways of telling tensors of one shape apart are tried where names decide."""
 
 
-class WeightSearch(NormSearch):
+class WeightSearch(WaySearch):
     """One search; see :class:`porting.suggesting.search.search_state.SearchState` for what it is given."""
 
     def search(self) -> SearchResult:
@@ -235,8 +230,8 @@ class WeightSearch(NormSearch):
         columns = angle_columns(value for _, value in self.found.reference.angles)
         if columns is None:
             return
-        self._angled.outputs, self.found.rounded = replacements(trace.angles, columns)
-        self._forced.outputs |= self._angled.outputs
+        self._angled.angles, self.found.rounded = replacements(trace.angles, columns)
+        self._forced.angles |= self._angled.angles
         for name in self.port.leaves.keys() - learned:
             made = with_columns(self.port.leaves[name], columns)
             if made is not None and made[1] > SAME:
@@ -245,11 +240,18 @@ class WeightSearch(NormSearch):
 
     def _settle(self, unit: Unit, trace: OperationTrace, theirs: Sequence[Unit]) -> None:
         free = [one for one in theirs if self._free(one)]
+        experts = self._experts(unit)
         if unit.kind in TABLES:
             if not self._settle_operation(unit, trace, free):
                 self._settle_tables(unit, trace, free)
             return
-        like = [one for one in free if one.kind is unit.kind]
+        if experts.writes.isdisjoint(unit.names) or not self._settle_experts(experts, trace, theirs):
+            self._settle_weight(unit, trace, theirs, experts)
+
+    def _settle_weight(self, unit: Unit, trace: OperationTrace, theirs: Sequence[Unit], experts: Experts) -> None:
+        """Fill a matrix or a norm, with all that is given the same activation."""
+        free = [one for one in theirs if self._free(one)]
+        like = [one for one in free if one.kind is unit.kind and experts.reads.isdisjoint(one.names)]
         matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
         matches = [one for one in matches if whole(one, unit)] or matches
         matches = matches or [one for one in like if is_other_norm(unit, one)]
@@ -266,17 +268,16 @@ class WeightSearch(NormSearch):
             matches = self._diverged(unit, trace, like, theirs)
             if not matches:
                 return
-        group = [
-            one for one in trace.units if self._is_open(one) and one.kind is unit.kind and same_activation(one, unit)
-        ]
+        if unit.kind is WeightUse.NORM:
+            self._norm(unit, matches[0], trace)
+            return
+        alike = (one for one in trace.units if self._is_open(one) and experts.writes.isdisjoint(one.names))
+        group = [one for one in alike if one.kind is unit.kind and same_activation(one, unit)]
         group = [
             one
             for number, one in enumerate(group)
             if not any(set(one.weights) & set(b.weights) for b in group[:number])
         ]
-        if unit.kind is WeightUse.NORM:
-            self._norm(unit, matches[0], trace)
-            return
         ours, others = first_part(group, trace.units), first_part(matches, theirs)
         if element_count(ours, self.port.shapes) == element_count(others, self.reference.shapes):
             group, matches = ours, others
@@ -286,6 +287,41 @@ class WeightSearch(NormSearch):
         if len(group) == 1:
             matches = self._with_slices(unit, matches, trace, theirs)
         self._matrices(group, matches, trace)
+
+    def _experts(self, unit: Unit) -> Experts:
+        """The tensors of the experts in the layer of a unit and in the reference's layer that fills it; none in most.
+
+        Those that were tried already are left out.
+        """
+        layer = next(reversed(layers_of(unit.names[0])), None)
+        count = config_number(self._config, Role.EXPERTS)
+        known = [rule for rule in self.found.moves if layer is not None and all(map(layer.holds, rule.writes))]
+        mates = Counter(mate for rule in known for one in rule.reads for mate in layers_of(one)[-1:])
+        if layer is None or layer in self._tried_experts or count <= 1 or not mates:
+            return Experts()
+        mate = mates.most_common(1)[0][0]
+        held = {**self._stored, **self.reference.leaves}
+        theirs = {name: tuple(one.shape) for name, one in held.items() if mate.holds(name) and name not in self._used}
+        open_ = self.port.loadable - self._filled
+        ours = {name: shape for name, shape in self.port.shapes.items() if layer.holds(name) and name in open_}
+        return Experts(layer, count, *of_sizes(expert_tensors(ours, count), expert_tensors(theirs, count), count))
+
+    def _settle_experts(self, experts: Experts, trace: OperationTrace, theirs: Sequence[Unit]) -> bool:
+        """Fill all experts of a layer at once, by what comes behind them; whether some way was found.
+
+        What else runs in front of that, as a router or experts of every token, is filled first.
+        """
+        group = [one for one in trace.units if self._is_open(one) and not experts.writes.isdisjoint(one.names)]
+        following = _first_behind(group, trace, self.port.loadable - self._asleep)
+        last = len(trace.units) if following is None else trace.units.index(following)
+        between = trace.units[trace.units.index(group[0]) : last]
+        waiting = [one for one in between if self._is_open(one) and experts.writes.isdisjoint(one.names)]
+        if waiting:
+            self._settle(waiting[0], trace, theirs)
+            return True
+        self._tried_experts.add(experts.layer)
+        ways = expert_candidates.candidates(experts.ours, experts.theirs, experts.count)
+        return self._choose(group, (), ways, following, trace)
 
     def _with_slices(
         self, unit: Unit, matches: list[Unit], trace: OperationTrace, theirs: Sequence[Unit]
@@ -493,198 +529,6 @@ class WeightSearch(NormSearch):
         theirs = [matrix([one], self.reference.shapes) for one in matches if one.weights]
         yield from arrangements(ours, theirs, self._heads, order)
 
-    def _next(self, group: Sequence[Unit], trace: OperationTrace) -> Unit | None:
-        """The first place behind a group that has something to fill, or whose operand can be known."""
-        last = max(trace.units.index(one) for one in group)
-        inside = {name for one in group for name in one.weights}  # a slice of the same tensor is not a place of its own
-        return next(
-            (one for one in trace.units[last + 1 :] if not set(one.weights) & inside and one.operand is not None
-             and one.kind in {WeightUse.LINEAR, WeightUse.NORM} and set(one.names) & self.port.loadable - self._asleep),
-            None,
-        )  # fmt: skip
-
-    def _choose(
-        self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways, following: Unit | None, trace: OperationTrace
-    ) -> bool:
-        """Try ways until one shows the reference's own activation at the next place, and take it or the nearest."""
-        best: tuple[float, list[CandidateRule], dict[str, Tensor]] | None = None
-        before = {name: self.port.leaves[name].detach().clone() for one in group for name in one.names}
-        tried: list[tuple[tuple[CandidateRule, ...], float]] = []
-        alone: list[tuple[CandidateRule, ...]] = []  # whose own output is the reference's: what is behind is open yet
-        biases = {name for one in group for name in one.biases if self._is_open(one)} - self._filled
-        later = list(self.found.reference.units)
-        for moves in self._by_habit(self._in_basis(group, mates, ways)):
-            values = self._values(moves)
-            if values is None:
-                continue
-            self.found.trials += 1
-            self._put(values | self._made_values({name: "zeros" for name in biases if name not in values}))
-            far = self._verdict(group, mates, moves, following, later)
-            tried.append((moves, far))
-            alone += [moves] if self._fits_alone else []
-            if best is None or far < best[0] * CLEARLY:
-                best = (far, list(moves), values)
-            if far <= max(SAME, self._usual(moves)) or len(tried) >= matrix_candidates.MOST:
-                break
-            if self._until.past:
-                break
-        self._put(before)
-        if best is None:
-            return False
-        far, chosen, values = best
-        likely = next(iter(alone), self._likely_guess(tried, far)) if far > CLOSE else None
-        if likely is not None:
-            chosen, values = list(likely), self._values(likely) or values
-        if far > CLOSE and len(group) == 1 and self._settle_neutral(group[0], trace):
-            return True
-        why = GUESS if far > CLOSE else "what it computes" if len(tried) > 1 else "its place"
-        behind = following.names[0] if following is not None else ""
-        rivals = sorted((one for one in tried if list(one[0]) != chosen), key=lambda one: one[1])[:2]
-        self.found.choices.append(Choice(moves=chosen, far=far, behind=behind, tried=len(tried), rivals=rivals))
-        chosen = [explained(one, one.why or why, proven=any(one not in moves for moves, _ in tried)) for one in chosen]
-        custom = tuple(habit(move) for move in chosen)
-        self._habits.setdefault(custom, far)
-        self._repeats[custom] += 1
-        self._accept(chosen, values, group, mates)
-        partly = {name for move in chosen if move.fill is not None for name in move.reads} if far <= SAME else set()
-        self._uneven_among(group, mates, chosen, partly)
-        return True
-
-    def _likely_guess(
-        self, tried: Sequence[tuple[tuple[CandidateRule, ...], float]], far: float
-    ) -> tuple[CandidateRule, ...] | None:
-        """The way of an earlier layer where none fits, or the nearest with the likeliest axes; None for the nearest.
-
-        Behind a place that fits nothing, which way comes a little nearer is chance, and ways that rearrange axes are
-        many.  The first that was tried has the likeliest axes.
-        """
-        close = [(moves, left) for moves, left in tried if left <= HABITUAL * far]
-        near = {tuple(habit(move) for move in moves): moves for moves, left in close}
-        best: tuple[float, tuple[CandidateRule, ...]] | None = None
-        for moves, left in close:
-            if _axes(moves) == _axes(tried[0][0]) and (best is None or left < best[0] * CLEARLY):
-                best = left, moves
-        customary = (near[custom] for custom in self._habits if custom in near)
-        return next(customary, None if best is None else best[1])
-
-    def _uneven_among(
-        self, group: Sequence[Unit], mates: Sequence[Unit], chosen: Sequence[CandidateRule], partly: set[str]
-    ) -> None:
-        """Note the biases that one side of each pair lacks, but for those of which a rule takes a part."""
-        for ours in group:
-            for mate in mates:
-                reads = {name for move in chosen if set(move.writes) & set(ours.names) for name in move.reads}
-                if set(mate.names) & reads:
-                    if not set(mate.biases) & partly:
-                        self._uneven(ours, mate)
-                    if ours.biases:
-                        break
-
-    def _in_basis(self, group: Sequence[Unit], mates: Sequence[Unit], ways: Ways) -> Ways:
-        """The ways with what goes in and what comes out in the two sides' orders of the residual stream."""
-        basis = self.found.basis
-        if not basis.theirs:
-            yield from ways
-            return
-        if group[0].kind is not WeightUse.LINEAR:
-            for moves in ways:
-                turned = [based(move, basis, "e", ("t e", "t e")) for move in moves]
-                yield tuple(move for move in turned if move is not None)
-            return
-        inside = order_of(group[0], mates[0], basis) is basis
-        for moves in ways:
-            given = [self._sided(move, group, mates, "e") for move in moves] if inside else list(moves)
-            out = [self._sided(move, group, mates, "o") for move in given if move is not None]
-            both = [tuple(move for move in some if move is not None) for some in (given, out)]
-            yield from (some for some in both[:: 1 if inside else -1] if len(some) == len(moves))
-
-    def _sided(
-        self, move: CandidateRule, group: Sequence[Unit], mates: Sequence[Unit], index: str
-    ) -> CandidateRule | None:
-        """A matrix's or a bias's move with an index in the two sides' orders."""
-        sides = []
-        for units, names in ((mates, move.reads), (group, move.writes)):
-            bias = any(names[0] in one.biases for one in units)
-            first = next((one.into_first for one in units if names[0] in one.weights), False)
-            sides.append("o" if bias else "e o" if first else "o e")
-        if index == "e" and "o" in sides:
-            return move
-        return based(move, self.found.basis, index, (sides[0], sides[1]))
-
-    def _verdict(
-        self,
-        group: Sequence[Unit],
-        mates: Sequence[Unit],
-        moves: Sequence[CandidateRule],
-        following: Unit | None,
-        later: Sequence[Unit],
-    ) -> float:
-        """The distance of the run with these values from the reference's, at the first place where it shows."""
-        last = max(one.number for one in group)
-        beside = self._beside(group, following)
-        until = None if following is None else max([following.number, *beside])
-        again = self.port.run(until=until, forced=self._forced)
-        by_number = {one.number: one for one in again.units}
-        if not {one.number for one in group} <= by_number.keys():  # with these values other code runs
-            return float("inf")
-        own, self._fits_alone = 0.0, False
-        if (
-            len(group) == 1 and len(mates) == 1 and group[0].kind is WeightUse.LINEAR
-        ):  # features in another order show later
-            own = apart(by_number[group[0].number].output, mates[0].output)
-            self._fits_alone = own <= SAME
-        if following is not None and following.number in by_number:
-            for now in (by_number[number] for number in (following.number, *beside) if number in by_number):
-                like = [one for one in later if one.kind is now.kind and one.operand is not None and one not in mates]
-                skipped = [0.0 for one in later if one not in mates and skips(now, one)]
-                alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
-                skipped += [0.0] if alone and self._is_computed(now) else []
-                own = max(own, min([self._least(now, like)[0], *skipped]))
-            # What comes behind may differ for another reason, such as a mask or a constant factor.
-            now, free = by_number[following.number], [one for one in later if one.kind is following.kind]
-            branch = by_number[group[0].number] if len(group) == 1 and group[0].kind is WeightUse.LINEAR else None
-            scaled = branch is not None and self._branch_factor(branch, now, [one for one in free if self._free(one)])
-            shown = scaled or has_scores(group, mates, again, self.found.reference)
-            return CLOSE if own > CLOSE and shown else own
-        if own > SAME:
-            return own
-        outputs = again.outputs or [by_number[number].output for number in by_number if number >= last]
-        theirs = [*self.found.reference.outputs, *(one.output for one in mates), *self.found.reference.modules.values()]
-        return max(
-            (min((apart(one, other) for other in theirs), default=float("inf")) for one in outputs[:1]),
-            default=float("inf"),
-        )
-
-    def _beside(self, group: Sequence[Unit], following: Unit | None) -> list[int]:
-        """Norms that are given what the group makes and nothing else, besides the next place: of queries, of keys."""
-        numbers = {one.number for one in group}
-        made = [one for one in self.found.trace.units if one.behind and one.behind <= numbers and one is not following]
-        learned = self.port.loadable  # and no table of rotations, which queries are multiplied by as well
-        return [one.number for one in made if one.kind is WeightUse.NORM and set(one.names) & learned]
-
-    def _usual(self, moves: Sequence[CandidateRule]) -> float:
-        """The distance that is near enough for the best way of an earlier layer: no other is tried then.
-
-        A module with another eps is off a little in every layer, whatever is tried.  Where nothing fits, what was the
-        nearest of all in some layers is as good a guess in the others.
-        """
-        custom = tuple(habit(move) for move in moves)
-        far = self._habits.get(custom, math.inf)
-        if far <= CLOSE:
-            return min(HABITUAL * far, CLOSE)
-        return math.inf if self._repeats[custom] >= REPEATED else 0.0
-
-    def _by_habit(self, ways: Ways) -> Ways:
-        """The same ways, those chosen in an earlier layer first."""
-        listed = []
-        for moves in ways:
-            listed.append(moves)
-            if len(listed) >= matrix_candidates.MOST:
-                break
-        known = {habit: number for number, habit in enumerate(self._habits)}
-        worst = len(known)
-        return iter(sorted(listed, key=lambda moves: known.get(tuple(habit(move) for move in moves), worst)))
-
     def _diverged(self, unit: Unit, trace: OperationTrace, like: Sequence[Unit], theirs: Sequence[Unit]) -> list[Unit]:
         """The units of the reference that are due where the activation is none of the reference's own.
 
@@ -715,33 +559,6 @@ class WeightSearch(NormSearch):
         self._force(unit, mate)
         return [one for one in like if same_activation(one, mate)]
 
-    def _settle_neutral(self, unit: Unit, trace: OperationTrace) -> bool:
-        """Make what the reference has nothing for do nothing, if some content of it does; whether one does.
-
-        Scales, shifts, gates, tables that are added and square matrices are tried.  What comes behind has to be the
-        reference's with that content, and must not be with the values that stand there now: else nothing shows what the
-        content should be.
-        """
-        names = [name for name in unit.names if name in self.port.loadable - self._filled]
-        fitting, custom = self._neutral(unit, names), tuple(map(blank, names))
-        if not names or not fitting or self._never_neutral[custom] >= REPEATED:
-            return False
-        following = self._next([unit], trace)
-        later = [one for one in self.found.reference.units if self._free(one)]
-        before = {name: self.port.leaves[name].detach().clone() for name in names}
-        if self._verdict([unit], (), (), following, later) <= SAME:
-            return False
-        for word in fitting:
-            words = {name: word if name in unit.weights else "zeros" for name in names}
-            self.found.trials += 1
-            self._put(self._made_values(words))
-            if self._verdict([unit], (), (), following, later) <= SAME:
-                self._make(words)
-                return True
-        self._put(before)
-        self._never_neutral[custom] += 1
-        return False
-
     def _is_extra(self, unit: Unit, mate: Unit, like: Sequence[Unit], trace: OperationTrace) -> bool:
         """Whether nothing of the reference is due: a norm like none of its, where the module has more of them."""
         if unit.kind is not WeightUse.NORM or (self._apart(unit, mate) <= CLOSE and not self._is_own(unit)):
@@ -766,9 +583,18 @@ class WeightSearch(NormSearch):
         return tuple((name, element_count) for element_count, name in far[:3] if element_count < float("inf"))
 
 
-def _axes(moves: Sequence[CandidateRule]) -> list[tuple[str, ...]]:
-    """The axes of rules, whatever tensors they are of."""
-    return sorted(tuple(term.axes for term in (*move.sources, *move.targets)) for move in moves)
+def _first_behind(group: Sequence[Unit], trace: OperationTrace, loadable: frozenset[str]) -> Unit | None:
+    """The first place that comes from what a group makes, has something to fill, and whose operand can be known."""
+    reached = {one.number for one in group}
+    inside = {name for one in group for name in one.names}
+    for unit in trace.units:
+        if not reached & unit.behind:
+            continue
+        reached.add(unit.number)
+        known = unit.operand is not None and unit.kind in {WeightUse.LINEAR, WeightUse.NORM}
+        if known and inside.isdisjoint(unit.names) and set(unit.names) & loadable:
+            return unit
+    return None
 
 
 def _pools(unit: Unit, like: Sequence[Unit]) -> bool:

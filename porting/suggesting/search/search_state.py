@@ -171,6 +171,7 @@ class SearchState:
         self._without_offset = math.inf  # how far a norm was from its mate that no offset of its gain mended
         self._never_neutral = Counter[tuple[str, ...]]()  # in how many layers no content made these tensors do nothing
         self._begun: set[Layer] = set()
+        self._tried_experts: set[Layer | None] = set()  # layers whose experts were filled, or fit in no way
         self._expected: dict[str, Tensor] = {}  # what stood in the tensors of layers that were filled ahead
 
     def _is_open(self, unit: Unit) -> bool:
@@ -202,7 +203,8 @@ class SearchState:
     ) -> dict[str, Tensor] | None:
         found: dict[str, Tensor] = {}
         for move in moves:
-            some = transformed(move, theirs or self.reference.leaves, self.port.leaves, self._sizes, self._config)
+            held = theirs or {**self._stored, **self.reference.leaves}
+            some = transformed(move, held, self.port.leaves, self._sizes, self._config)
             if some is None:
                 return None
             found.update(some)

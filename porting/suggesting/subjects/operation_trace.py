@@ -250,6 +250,7 @@ def trace_operations(
     until: int | None = None,
     instead: Mapping[int, Tensor] | None = None,
     after: Mapping[int, Tensor] | None = None,
+    angles: Mapping[int, Tensor] | None = None,
     keep: bool = False,
 ) -> OperationTrace:
     """Run ``module`` once and see its weights at work.
@@ -258,10 +259,11 @@ def trace_operations(
         inputs: what it is given: whatever depends on these is an activation.
         until: the number of the operation to stop at.
         instead: number of a unit -> the operand that it shall be given.
-        after: number of an operation -> what it shall give.
+        after: number of an operation -> what it shall give, if that is of the size of what it gives.
+        angles: number of a cosine or sine, among these -> what it shall give.
         keep: keep every activation.
     """
-    watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, keep=keep)
+    watch = _OperationRecorder(leaves, inputs, until, instead or {}, after or {}, angles or {}, keep=keep)
     with watch.attached(module), _in_one_spelling(module, watch):
         try:
             returned = call(module)
@@ -306,6 +308,7 @@ class _OperationRecorder(DispatchMode):
         until: int | None,
         instead: Mapping[int, Tensor],
         after: Mapping[int, Tensor],
+        angles: Mapping[int, Tensor],
         *,
         keep: bool,
     ) -> None:
@@ -316,6 +319,7 @@ class _OperationRecorder(DispatchMode):
         self._until = until
         self._instead = instead
         self._after = after
+        self._angles = angles
         self._keep = keep
         self._leaves = dict(leaves)
         self._storages: dict[int, str] = {}
@@ -408,8 +412,9 @@ class _OperationRecorder(DispatchMode):
             name in ROOTS or (name == "pow" and isinstance(args[1], float) and args[1] % 1 > 0)
         )
         result = func(*args, **kwargs)
-        if number in self._after:
-            result = _given_back(result, self._after[number].movedim(-1, channels), args)
+        known = self._after.get(number, self._angles.get(len(self.trace.angles)) if name in ANGLES else None)
+        if known is not None and known.numel() == tensors_in(result)[0].numel():
+            result = _given_back(result, known.movedim(-1, channels), args)
         outputs = tensors_in(result)
         self._note_product(number, name, given, origins, outputs)
         self.trace.angles += [(number, one.detach().clone()) for one in outputs if name in ANGLES]

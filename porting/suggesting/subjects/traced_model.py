@@ -31,16 +31,19 @@ class ForcedActivations:
     Attributes:
         operands: number of a unit -> its operand.
         outputs: number of an operation -> what it gives.
+        angles: number of a cosine or sine, among these -> what it gives: how many operations stand before it may depend
+            on the weights, as where experts run that tokens choose.
     """
 
     operands: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
+    angles: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def state(self) -> tuple[object, ...]:
         """Equal as long as nothing has changed."""
-        both = (sorted(some.items(), key=itemgetter(0)) for some in (self.operands, self.outputs))
-        return tuple((number, id(value), value._version) for some in both for number, value in some)
+        every = (sorted(some.items(), key=itemgetter(0)) for some in (self.operands, self.outputs, self.angles))
+        return tuple((number, id(value), value._version) for some in every for number, value in some)
 
 
 @dataclass
@@ -73,7 +76,7 @@ class TracedModel:
             return self._latest[2] if until is None else self._latest[2].up_to(until)
         found = self._run(until, forced, keep=keep)
         if until is None and state == (*(one._version for one in self.leaves.values()), forced.state):
-            kept = ForcedActivations(operands=dict(forced.operands), outputs=dict(forced.outputs))
+            kept = ForcedActivations(dict(forced.operands), dict(forced.outputs), dict(forced.angles))
             self._latest = (
                 state,
                 kept,
@@ -90,6 +93,7 @@ class TracedModel:
             until=until,
             instead=forced.operands,
             after=forced.outputs,
+            angles=forced.angles,
             keep=keep,
         )
         for unit in found.units:  # a bias made of several: without what the module itself puts there
