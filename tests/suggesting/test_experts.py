@@ -176,3 +176,18 @@ def test_stacked_experts_are_taken_apart_for_a_list() -> None:
     ours = expert_tensors({f"e.{n}.{name}": shape for n in range(3) for name, shape in each.items()}, 3)
     rules = [[str(rule) for rule in way] for way in candidates(ours, theirs, 3)]
     assert ["gate_up [n e (a|b)] = e.{n}.gate [a e] + e.{n}.up [b e]", "down [n o e] = e.{n}.down [e o]"] in rules
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_matrices_of_experts_are_turned_together_or_not_at_all(*, turned: bool) -> None:
+    theirs = expert_tensors({f"e.{n}.{name}": (5, 4) for n in range(3) for name in ("gate", "up")}, 3)
+    theirs += expert_tensors({f"e.{n}.down": (4, 5) for n in range(3)}, 3)
+    shapes = {"a": (4, 5), "b": (4, 5), "c": (5, 4)} if turned else {"a": (5, 4), "b": (5, 4), "c": (4, 5)}
+    ours = expert_tensors({f"x.{n}.{name}": shape for n in range(3) for name, shape in shapes.items()}, 3)
+    first = next(candidates(ours, theirs, 3))
+    assert {rule.writes[0]: rule.reads[0] for rule in first} == {
+        "x.0.a": "e.0.gate",
+        "x.0.b": "e.0.up",
+        "x.0.c": "e.0.down",
+    }
+    assert all(bool(rule.sources[0].axes) == turned for rule in first)

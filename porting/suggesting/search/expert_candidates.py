@@ -121,13 +121,17 @@ class Experts:
 
 
 def candidates(ours: Sequence[ExpertTensors], theirs: Sequence[ExpertTensors], count: int) -> Ways:
-    """The ways of filling all of a module's expert tensors from those of the reference, likely names first.
+    """The ways of filling all of a module's expert tensors from those of the reference.
+
+    First come ways that turn all of the matrices or none, and among these likely names.
 
     Args:
         ours, theirs: the tensors of one layer.
         count: how many experts there are.
     """
-    yield from islice((way for way in _ways(ours, theirs, count) if way), MOST)
+    ways = [*islice((way for way in _ways(ours, theirs, count) if way), MOST)]
+    ways.sort(key=lambda way: len({*map(_is_turned, way)} - {None}))
+    yield from (tuple(map(_plainer, way)) for way in ways)
 
 
 def _ways(
@@ -153,8 +157,7 @@ def _whole(our: ExpertTensors, theirs: Iterable[ExpertTensors], count: int) -> I
     """Rules that fill a tensor from the same one of the reference."""
     for one in theirs:
         for left, right in _arranged(one, our, count):
-            axes = ((), ()) if written(left) == written(right) else (left, right)
-            yield CandidateRule((one.term(axes[0]),), (our.term(axes[1]),)), (one, our)
+            yield CandidateRule((one.term(left),), (our.term(right),)), (one, our)
 
 
 def _joined(our: ExpertTensors, theirs: Sequence[ExpertTensors], count: int) -> Iterator[Option]:
@@ -212,6 +215,18 @@ def _arranged(
 
 def _with(axes: Iterable[Sequence[str]], name: str, instead: str) -> list[tuple[str, ...]]:
     return [tuple(instead if one == name else one for one in axis) for axis in axes]
+
+
+def _is_turned(rule: CandidateRule) -> bool | None:
+    """Whether what goes in stands first on one side and not on the other; None for a bias."""
+    first = [re.sub("[^oabe]", "", side[0].axes).startswith("e") for side in (rule.sources, rule.targets)]
+    return first[0] != first[1] if "e" in rule.sources[0].axes else None
+
+
+def _plainer(rule: CandidateRule) -> CandidateRule:
+    """The rule without axes where these are the same on both sides."""
+    same = len(rule.sources) == len(rule.targets) == 1 and rule.sources[0].axes == rule.targets[0].axes
+    return rule.along("", "") if same else rule
 
 
 def _likeness(rule: CandidateRule) -> float:
