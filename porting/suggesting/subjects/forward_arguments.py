@@ -32,6 +32,7 @@ from porting.suggesting.subjects.argument_names import (
     square_mask_mappings,
     takes_tensor,
     unexplained,
+    unnamed_indices,
     unnamed_masks,
     without_optional_masks,
 )
@@ -46,6 +47,7 @@ from porting.suggesting.subjects.forward_effects import (
     excused_faults,
     faults_seen,
     hides_padding,
+    is_index,
     is_steady,
     outputs_of,
 )
@@ -100,6 +102,10 @@ def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, 
             masked = search.with_unnamed_masks()
             if masked is not None:
                 return masked
+        if not isinstance(way, ArgumentMapping) or None in way.constants.values():
+            indices = search.with_unnamed_indices()
+            if indices is not None:
+                return indices
         if isinstance(way, VerifyError):
             raise way from error
         if way is None:
@@ -179,6 +185,23 @@ class _Search:
                     return way
         return None
 
+    def with_unnamed_indices(self) -> ArgumentMapping | None:
+        """The way in which arguments whose names tell nothing are segments or positions.
+
+        Returns:
+            None where no argument is one, or where somebody was asked what the arguments are.
+        """
+        if self.ask.present:
+            return None
+        for found, loose in unnamed_indices(self.module, self.sampler.offered):
+            tried = self._usual(found, loose)
+            with suppress(VerifyError):
+                way = self._least_wrong(tried, found)
+                shown = [role for name, role in found.items() if role in {SEGMENTS, POSITIONS} and name in way.sources]
+                if not way.mixes_rows and all(is_index(self._again, way, role, self.sampler) for role in shown):
+                    return way
+        return None
+
     def faults_of(self, way: ArgumentMapping) -> set[str]:
         """The faults of a way that runs, without those that the reference has too."""
         module = with_arguments(self.module, way.constants)
@@ -212,7 +235,7 @@ class _Search:
         Raises:
             VerifyError: none works.
         """
-        first, tried = next(argument_mappings(found)), self._usual(found, loose)
+        tried = self._usual(found, loose)
         if not tried.ways and POSITIONS in (needed := self._roles_with_positions()).values():
             given = self._usual(needed, loose)  # its positions' default makes it fail
             tried = given if given.ways else tried
@@ -225,6 +248,16 @@ class _Search:
             tried = several if several is not None and several.fewest() < tried.fewest() else tried
         if tried.fewest() > len({PADDED, AHEAD}):
             tried, found = self._grouped(tried, found, loose)
+        if not tried.ways and (way := self.with_unnamed_indices()):
+            return way
+        return self._least_wrong(tried, found)
+
+    def _least_wrong(self, tried: _Tried, found: Mapping[str, str]) -> ArgumentMapping:
+        """The way of those that were tried that is least wrong.
+
+        Raises:
+            VerifyError: none works.
+        """
         # A mask that does not do all that it should is given rather than left out.  Where each way lets a word see what
         # stands behind it, the module is not causal.
         right = sorted(tried.with_fault(), key=lambda way: {MASK, DECODER_MASK}.isdisjoint(way.named))
@@ -240,7 +273,7 @@ class _Search:
             if mixing := tried.mixing():
                 return replace(mixing[0], mixes_rows=True)
             cause = None if tried.faults else _usual(tried.errors)
-            raise refusal(self.module, first, tried.faults, cause) from cause
+            raise refusal(self.module, next(argument_mappings(found)), tried.faults, cause) from cause
         return self._without_mask(working, alone, masked=MASK in found.values())
 
     def _without_mask(

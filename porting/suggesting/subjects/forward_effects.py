@@ -126,6 +126,36 @@ def _hides_between(
     )
 
 
+def is_index(module: Callable[[], nn.Module], way: ArgumentMapping, role: str, sampler: Sampler) -> bool:
+    """Whether what a way gives for one of the reference's inputs, [b s], are rows of a table or places in a row.
+
+    Other ones change what is returned for a token, and numbers that are not whole are refused as rows; or they are
+    places of which only the distances count.
+
+    Args:
+        role: positions or segments.
+    """
+    inputs = sampler.batch(way.named)
+    given, kept = inputs[role], torch.ones(BATCH, sampler.length, dtype=torch.bool)
+
+    def differs(other: Tensor) -> bool:
+        outputs = outputs_of(module(), way, {**inputs, role: other})
+        return any(_differ(one, two, kept, sampler.length) for one, two in zip(base, outputs, strict=True))
+
+    base = outputs_of(module(), way, inputs)
+    if not differs(given.roll(1, -1)):
+        return False
+    try:
+        distances = role == POSITIONS and not differs(given + 2) and differs(2 * given)
+    except Exception:  # noqa: BLE001  # a table may have fewer rows
+        distances = False
+    try:
+        outputs_of(module(), way, {**inputs, role: given.double()})
+    except Exception:  # noqa: BLE001  # the user's own forward may raise anything
+        return True
+    return distances
+
+
 def excused_faults(sampler: Sampler, *, causal: bool = False) -> frozenset[str]:
     """The faults of the reference too: MobileBERT's embeddings of masked tokens' neighbours read these."""
     if sampler.reference is None or not {IDS, MASK} <= {*sampler.available}:
