@@ -11,13 +11,8 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.subjects.argument_names import Unmasked, constant_arguments, roles
-from porting.suggesting.subjects.forward_arguments import (
-    PADDED,
-    _excused,
-    find_argument_mapping,
-    hides_padding,
-    sees_later,
-)
+from porting.suggesting.subjects.forward_arguments import find_argument_mapping
+from porting.suggesting.subjects.forward_effects import PADDED, excused_faults, hides_padding, sees_later
 from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import Sampler
@@ -476,7 +471,7 @@ def test_masked_tokens_may_change_the_others_where_they_do_in_the_reference(
     architecture: str, fields: dict[str, Any], excused: set[str], tmp_path: Path
 ) -> None:
     model = reference_source(architecture, fields, tmp_path).double()
-    assert _excused(Sampler.of(model, model.config.to_dict())) == excused
+    assert excused_faults(Sampler.of(model, model.config.to_dict())) == excused
 
 
 def test_a_config_is_given_no_field_that_its_class_refuses() -> None:

@@ -42,7 +42,7 @@ SOUNDS = (FEATURES, SAMPLES)
 _DECODERS = {DECODER_IDS: IDS, DECODER_MASK: MASK}
 
 _WORDS = {
-    SEGMENTS: r"token_type.*|segment(?!_pos).*|segs?(_.*)?|types?|kinds?|type_ids"
+    SEGMENTS: r"token_type.*|segment(?!_pos).*|segs?(_.*)?|(input_)?types?|kinds?|(input_)?type_ids"
     r"|sentence_?(type|id|idx|index|label|segment|num|no).*",
     POSITIONS: r"position.*|pos|pos_ids|(segment|token|seq|word|absolute)_pos(ition)?s?(_ids)?",
     DECODER_MASK: r"(decoder|dec|tgt|trg|target)_.*mask.*",
@@ -54,8 +54,9 @@ _WORDS = {
     DECODER_IDS: r"(decoder|dec)_(input|ids|in|x|tokens?|words?|seq|text).*"
     r"|(tgt|trg|targets?|outputs?)(_(ids?|tokens?|inputs?|seq|sequence))?",
     EMBEDDED: r"((inputs?|tokens?|text|words?)_?)?embed(s|ded|ding|dings)?",
-    IDS: r"input_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids|source|input_seq"
-    r"|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y|(encoder|enc)_(input|inputs|ids|tokens?|words?|text).*",
+    IDS: r"input_ids|input_word_ids|ids|x|src|tokens?|idx|token_ids|inputs?|text|seq|sequence|words?|word_ids|src_ids"
+    r"|source|input_seq|index|indices|input_tensor|sentences?|src_tokens|piece_ids|y"
+    r"|(encoder|enc)_(input|inputs|ids|tokens?|words?|text).*",
 }
 _NEVER = re.compile(
     r"targets?|labels?|past.*|cache.*|use_cache|return_.*|output_.*|need_.*|training|dropout|kv.*|len_past"
@@ -298,22 +299,43 @@ def unnamed_masks(module: nn.Module, available: Sequence[str]) -> Iterator[tuple
     if MASK not in free:
         return
 
-    def may_be_one(name: str) -> bool:
-        word = normal(name)
-        named = any(re.fullmatch(words, word) for words in _WORDS.values())
-        return not (named or _NEVER.fullmatch(word)) and takes_tensor(module, name)
-
     names: list[dict[str, str]] = []
-    if unknown and all(map(may_be_one, unknown)):
+    if unknown and _all_unnamed(module, unknown):
         orders = permutations(free, len(unknown))
         some = [one for one in orders if MASK in one and (DECODER_IDS in one or DECODER_IDS not in free)]
         names = [dict(zip(unknown, one, strict=True)) for one in some]
     elif not unknown and DECODER_IDS not in free:
-        names = [{name: MASK} for name in loose if may_be_one(name)]
+        names = [{name: MASK} for name in loose if _all_unnamed(module, [name])]
     for role in (MASK, LENGTHS):
         for one in names:
             given = {name: role if it == MASK else it for name, it in one.items()}
             yield {**found, **given}, tuple(name for name in loose if name not in one)
+
+
+def unnamed_indices(module: nn.Module, available: Sequence[str]) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """What each of a forward's parameters may mean where some whose names tell nothing are positions or segments.
+
+    The required ones are, and a mask beside them if nothing else is; of those with a default one is.
+    """
+    found, loose, unknown = _understood(module, available)
+    free = [one for one in (POSITIONS, SEGMENTS, MASK) if one in available and one not in found.values()]
+    if unknown and _all_unnamed(module, unknown):
+        orders = permutations(free, len(unknown))
+        names = [dict(zip(unknown, one, strict=True)) for one in orders if {*one} != {MASK}]
+    elif not unknown:
+        names = [{name: role} for name in loose if _all_unnamed(module, [name]) for role in free if role != MASK]
+    else:
+        names = []
+    for given in names:
+        yield {**found, **given}, tuple(name for name in loose if name not in given)
+
+
+def _all_unnamed(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether each of these parameters may be a tensor, and no name says what it is."""
+    words = [normal(name) for name in names]
+    named = any(re.fullmatch(known, word) for known in _WORDS.values() for word in words)
+    never = any(map(_NEVER.fullmatch, words))
+    return not (named or never) and all(takes_tensor(module, name) for name in names)
 
 
 def role_of(word: str, available: Sequence[str], taken: Collection[str]) -> str | None:

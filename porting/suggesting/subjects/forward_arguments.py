@@ -7,12 +7,11 @@ nothing where words are not.  And rows of a batch do not depend on each other, w
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of, users_line
-from porting.printable import dtype_name
 from porting.suggesting.subjects.argument_names import (
     ArgumentMapping,
     MaskArguments,
@@ -34,21 +32,35 @@ from porting.suggesting.subjects.argument_names import (
     square_mask_mappings,
     takes_tensor,
     unexplained,
+    unnamed_indices,
     unnamed_masks,
     without_optional_masks,
 )
+from porting.suggesting.subjects.forward_effects import (
+    AHEAD,
+    ALONE,
+    GAP,
+    IGNORES_TOKENS,
+    NONE,
+    PADDED,
+    ROWS,
+    excused_faults,
+    faults_seen,
+    hides_padding,
+    is_index,
+    is_steady,
+    outputs_of,
+)
 from porting.suggesting.subjects.grouped_arguments import grouped_roles
 from porting.suggesting.subjects.guarded_run import STAY
-from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.sampler import BATCH, OTHERS, Sampler
+from porting.suggesting.subjects.sampler import BATCH, Sampler
 from porting.target import with_arguments
 from porting.tracing.devices import is_device_error
-from porting.tracing.float64 import forced_float64
 from porting.tracing.torch_modes import DispatchMode
 from porting.trials.derived_inputs import LENGTHS
-from porting.trials.modalities import DECODER_IDS, EMBEDDED, IDS, PIXELS, POSITIONS, SEGMENTS
-from porting.trials.padding import DECODER_MASK, MASK, hides_token
+from porting.trials.modalities import EMBEDDED, IDS, PIXELS, POSITIONS, SEGMENTS
+from porting.trials.padding import DECODER_MASK, MASK
 
 
 class OperationCounter(DispatchMode):
@@ -90,6 +102,10 @@ def find_argument_mapping(module: nn.Module, sampler: Sampler, *, causal: bool, 
             masked = search.with_unnamed_masks()
             if masked is not None:
                 return masked
+        if not isinstance(way, ArgumentMapping) or None in way.constants.values():
+            indices = search.with_unnamed_indices()
+            if indices is not None:
+                return indices
         if isinstance(way, VerifyError):
             raise way from error
         if way is None:
@@ -139,7 +155,7 @@ class _Search:
 
     @cached_property
     def _excused(self) -> frozenset[str]:
-        return _excused(self.sampler)
+        return excused_faults(self.sampler, causal=self.causal)
 
     def with_pictures(self, found: Mapping[str, str], loose: tuple[str, ...]) -> ArgumentMapping:
         """The first way that runs, of those with the axes of pictures in each order; else the usual one."""
@@ -169,11 +185,28 @@ class _Search:
                     return way
         return None
 
+    def with_unnamed_indices(self) -> ArgumentMapping | None:
+        """The way in which arguments whose names tell nothing are segments or positions.
+
+        Returns:
+            None where no argument is one, or where somebody was asked what the arguments are.
+        """
+        if self.ask.present:
+            return None
+        for found, loose in unnamed_indices(self.module, self.sampler.offered):
+            tried = self._usual(found, loose)
+            with suppress(VerifyError):
+                way = self._least_wrong(tried, found)
+                shown = [role for name, role in found.items() if role in {SEGMENTS, POSITIONS} and name in way.sources]
+                if not way.mixes_rows and all(is_index(self._again, way, role, self.sampler) for role in shown):
+                    return way
+        return None
+
     def faults_of(self, way: ArgumentMapping) -> set[str]:
         """The faults of a way that runs, without those that the reference has too."""
         module = with_arguments(self.module, way.constants)
-        seen = _seen(lambda: module, way, self.sampler, causal=self.causal)
-        return seen - self._excused if PADDED in seen else seen
+        seen = faults_seen(_itself(module), way, self.sampler, causal=self.causal)
+        return seen - self._excused if {PADDED, GAP} & seen else seen
 
     def with_constants(self) -> ArgumentMapping | VerifyError | None:
         """The way in which arguments that no name explains are no batch's.
@@ -202,7 +235,7 @@ class _Search:
         Raises:
             VerifyError: none works.
         """
-        first, tried = next(argument_mappings(found)), self._usual(found, loose)
+        tried = self._usual(found, loose)
         if not tried.ways and POSITIONS in (needed := self._roles_with_positions()).values():
             given = self._usual(needed, loose)  # its positions' default makes it fail
             tried = given if given.ways else tried
@@ -215,8 +248,22 @@ class _Search:
             tried = several if several is not None and several.fewest() < tried.fewest() else tried
         if tried.fewest() > len({PADDED, AHEAD}):
             tried, found = self._grouped(tried, found, loose)
-        # Where each way lets a word see what stands behind it, the module is not causal.
-        right = [*tried.with_fault(), *tried.with_fault(AHEAD)]
+        if not tried.ways and (way := self.with_unnamed_indices()):
+            return way
+        return self._least_wrong(tried, found)
+
+    def _least_wrong(self, tried: _Tried, found: Mapping[str, str]) -> ArgumentMapping:
+        """The way of those that were tried that is least wrong.
+
+        Raises:
+            VerifyError: none works.
+        """
+        # A mask that does not do all that it should is given rather than left out.  Where each way lets a word see what
+        # stands behind it, the module is not causal.
+        right = sorted(tried.with_fault(), key=lambda way: {MASK, DECODER_MASK}.isdisjoint(way.named))
+        masked = {MASK, DECODER_MASK} & {*(right[0].named if right else ())}
+        right = [*right, *tried.with_fault(GAP)] if masked else [*tried.with_fault(GAP), *right]
+        right += [*tried.with_fault(AHEAD), *tried.with_fault(AHEAD, GAP)]
         if right:
             return right[0]
         working = [*tried.with_fault(PADDED), *tried.with_fault(PADDED, AHEAD)]
@@ -226,7 +273,7 @@ class _Search:
             if mixing := tried.mixing():
                 return replace(mixing[0], mixes_rows=True)
             cause = None if tried.faults else _usual(tried.errors)
-            raise refusal(self.module, first, tried.faults, cause) from cause
+            raise refusal(self.module, next(argument_mappings(found)), tried.faults, cause) from cause
         return self._without_mask(working, alone, masked=MASK in found.values())
 
     def _without_mask(
@@ -321,15 +368,15 @@ class _Tried:
             one = again()  # what is kept of a call that was made on trial must not spoil the next
             try:
                 with count:
-                    steady = _steady(one, way, sampler)
+                    steady = is_steady(one, way, sampler)
                 # What is random is reported of the run; no way is better than another there.
                 with count:
-                    seen = _seen(partial(lambda module: module, one), way, sampler, causal=causal) if steady else set()
+                    seen = faults_seen(_itself(one), way, sampler, causal=causal) if steady else set()
             except Exception as error:  # noqa: BLE001  # the user's own forward may raise anything
                 tried.errors.append((error, count.operations))
                 continue
             tried.ways.append(way)
-            seen -= excused() if PADDED in seen else set()
+            seen -= excused() if {PADDED, GAP} & seen else set()
             tried.faults.append(seen)
             if not seen:
                 break
@@ -358,6 +405,10 @@ def _copies(module: nn.Module) -> Callable[[], nn.Module]:
     return lambda: duplicate(kept, dict(shared))
 
 
+def _itself(module: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: module
+
+
 def _unmasked(
     working: Sequence[ArgumentMapping], again: Callable[[], nn.Module], sampler: Sampler
 ) -> tuple[ArgumentMapping, Unmasked]:
@@ -366,7 +417,7 @@ def _unmasked(
     if MASK not in first.named:
         return first, Unmasked.ABSENT
     for way in working:
-        if not _seen(again, way, sampler):
+        if not faults_seen(again, way, sampler):
             return way, Unmasked.STALE
     for way in working:
         if _reads_mask(again, way, sampler):
@@ -441,209 +492,6 @@ def refusal(
     if is_device_error(error):
         message, hint = f"{title} moves data to another device: {said}", f"{hint}; {STAY}"
     return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
-
-
-PADDED, ROWS, ALONE, IGNORES_TOKENS, NONE = "padded", "rows", "alone", "ignores tokens", "no numbers"
-AHEAD = "sees what stands behind"
-
-
-def _steady(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> bool:
-    inputs = sampler.batch(way.named)
-    return same_numbers(outputs_of(module, way, inputs), outputs_of(module, way, inputs))
-
-
-def same_numbers(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two calls gave the same; NaN is equal to NaN."""
-    return len(some) == len(others) and all(
-        one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
-        for one, two in zip(some, others, strict=True)
-    )
-
-
-def _seen(module: Callable[[], nn.Module], way: ArgumentMapping, sampler: Sampler, *, causal: bool = False) -> set[str]:
-    """The faults of a way: masked tokens change others, rows change each other, or tokens change nothing.
-
-    Where the reference is causal, it is wrong as well that a word changes what is computed in front of it: a mask that
-    a forward takes may replace the causal one that it makes by itself.
-
-    Numbers that are none count as wrong in every respect.  Each call is made on what ``module`` gives.
-    """
-    inputs = sampler.batch(way.named)
-    kept = torch.ones(BATCH, sampler.length, dtype=torch.bool)
-    kept[0, -2:] = kept[1, -3:] = False
-    if MASK in inputs:
-        inputs[MASK] = kept.long()
-
-    def changed(where: Tensor) -> list[Tensor]:
-        other = torch.where(where, sampler.others(inputs[IDS]), inputs[IDS])
-        return outputs_of(module(), way, {**inputs, IDS: other})
-
-    def decoded() -> list[Tensor]:
-        ids = inputs[DECODER_IDS].clone()
-        ids[:, -1:] = sampler.others(ids)[:, -1:]
-        return outputs_of(module(), way, {**inputs, DECODER_IDS: ids})
-
-    def differ(others: list[Tensor], where: Tensor) -> bool:
-        return any(_differ(a, b, where, sampler.length) for a, b in zip(base, others, strict=True))
-
-    base = outputs_of(module(), way, inputs)
-    first, last, start = (torch.zeros_like(kept) for _ in range(3))
-    first[0], last[-1], start[:, sampler.front] = True, True, True
-    later = kept & ~start
-    found = set()
-    if not all(bool(torch.isfinite(one).all()) for one in base) and _differ_any(base, kept):
-        return {PADDED, ROWS, NONE}
-    if differ(changed(~kept), kept):
-        found.add(PADDED)
-    if any(differ(changed(row), kept & ~row) for row in (last, first)):  # causal attention over rows spares the first
-        found.add(ROWS)
-    begun = changed(start)
-    if not differ(begun, later):
-        found.add(ALONE if differ(begun, kept) else IGNORES_TOKENS)
-    end, before = torch.zeros_like(kept), torch.zeros_like(kept)
-    end[2, -1] = before[2, :-1] = True
-    if causal and differ(changed(end), before):
-        found.add(AHEAD)
-    if DECODER_IDS in inputs and _looks_ahead(base, decoded()):
-        found.add(AHEAD)
-    return found
-
-
-def _excused(sampler: Sampler) -> frozenset[str]:
-    """PADDED, where masked tokens change the others in the reference too: MobileBERT's embeddings read neighbours."""
-    if sampler.reference is None or not {IDS, MASK} <= {*sampler.available}:
-        return frozenset()
-    way = ArgumentMapping(rules=tuple((name, name) for name in sampler.available if name != POSITIONS))
-    reference = sampler.reference
-    try:
-        return frozenset(_seen(lambda: reference, way, sampler)) & {PADDED}
-    except Exception:  # noqa: BLE001  # what the reference refuses is not an excuse
-        return frozenset()
-
-
-CLEARLY, AT_ALL = 1e-6, 1e-12
-"""A token changes an output clearly, or not at all: relative to the output's scale."""
-
-
-def sees_later(
-    run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]],
-    inputs: Mapping[str, Tensor],
-    *,
-    earlier: bool = False,
-    front: int = 0,
-) -> bool | None:
-    """Whether a token changes what is computed in front of it; of a decoder's tokens, where there is one.
-
-    Args:
-        run: gives the numbers that a model returns.
-        inputs: a batch without padding, [b s].
-        earlier: whether it changes what is computed behind it, instead.
-        front: how many tokens at the start of a row stand for something else.
-
-    Returns:
-        None where no output has a row for each token, or the change is too small to say.
-    """
-    name = DECODER_IDS if DECODER_IDS in inputs else IDS
-    if name not in inputs:
-        return None
-    ids, other = inputs[name], inputs[name].clone()
-    front = front if name == IDS else 0
-    at, rest = (front, slice(front + 1, None)) if earlier else (-1, slice(None, -1))
-    free = other[:, front + 2 : front + 4]  # of the vocabulary, and one of the two is another one
-    other[:, at] = torch.where(other[:, at] == free[:, 0], free[:, 1], free[:, 0])
-    changes = []
-    pairs = zip(run(inputs), run({**inputs, name: other}), strict=True)
-    for before, after in ([_by_row(one, tuple(ids.shape)) for one in pair] for pair in pairs):
-        if before.shape[:2] == ids.shape and before.ndim == 3:  # [b t e]; scores may be [b h q k] of as many heads
-            scale = float(before.abs().max())
-            changes.append(float((before - after)[:, rest].abs().max()) / (scale or 1.0))
-    if not changes or not all(map(math.isfinite, changes)):
-        return None
-    return True if max(changes) > CLEARLY else False if max(changes) <= AT_ALL else None
-
-
-def _looks_ahead(base: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether outputs of a decoder [b t ...] change in front of its last token, which is another one."""
-    pairs = ([_by_row(one, (BATCH, OTHERS)) for one in pair] for pair in zip(base, others, strict=True))
-    shaped = ((one, other) for one, other in pairs if one.shape[:2] == (BATCH, OTHERS) and one.ndim == 3)
-    return any(_far(one[:, :-1], other[:, :-1]) for one, other in shaped)
-
-
-def _by_row(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """An output [b t e], where it has its rows one after the other, [(b t) e]."""
-    flat = value.ndim == 2 and len(value) == math.prod(shape)
-    return value.reshape(*shape, value.shape[-1]) if flat else value
-
-
-def _differ_any(values: list[Tensor], where: Tensor) -> bool:
-    """Whether some number at these positions is none."""
-    return any(not bool(torch.isfinite(one[where]).all()) for one in values if one.shape[:2] == where.shape)
-
-
-def hides_padding(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> bool:
-    """Whether the module hides the padding token by itself, though it is given no mask."""
-    inputs = sampler.batch(way.named)
-    if IDS not in inputs or sampler.front:
-        return False
-    return hides_token(lambda ids: outputs_of(module, way, {**inputs, **ids}), {IDS: inputs[IDS]}, sampler.padding)
-
-
-def outputs_of(module: nn.Module, way: ArgumentMapping, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The numbers that a forward returns for the reference's inputs."""
-    with torch.no_grad(), forced_float64(module):
-        returned = way.adapted(module)(**way.given({name: value.clone() for name, value in inputs.items()}))
-    return comparable(module, returned)
-
-
-def comparable(module: nn.Module, returned: object) -> list[Tensor]:
-    """The numbers that a forward returned.
-
-    Raises:
-        VerifyError: there are none, or they are elsewhere.
-    """
-    title, where = f"{type(module).__name__}.forward", place_of(module.forward)
-    found = numbers_of(returned)
-    away = next((one.device for one in found if one.device.type != "cpu"), None)
-    if away is not None:
-        message = f"{title} moves data to another device: what it returns is on {away}"
-        hint = STAY
-        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
-    if not found:
-        message = f"{title} returns no tensor of floating-point numbers, but {_kind(returned)}"
-        raise VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint="return its activations"))
-    return found
-
-
-def _kind(returned: object) -> str:
-    if isinstance(returned, Tensor):
-        return f"one of {dtype_name(returned.dtype)}"
-    return "None" if returned is None else type(returned).__name__
-
-
-def _differ(one: Tensor, other: Tensor, where: Tensor, length: int) -> bool:
-    """Whether two outputs differ at these positions, [b s]; an output without positions by its rows.
-
-    Args:
-        length: of a row.
-    """
-    if one.shape != other.shape:
-        return True
-    if one.shape[:2] == (BATCH, length):
-        return _far(one[where], other[where])
-    if one.shape[:2] == (length, BATCH):
-        return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
-    if one.ndim == 2 and len(one) in {BATCH * length, BATCH * OTHERS}:  # rows one after the other
-        parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
-        turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]
-        return _differ(parts[0], parts[1], where, length) and _differ(turned[0], turned[1], where, length)
-    rows = where.any(1)
-    if one.ndim and one.shape[0] == BATCH and length not in one.shape[1:]:
-        return _far(one[rows], other[rows])
-    return False
-
-
-def _far(one: Tensor | None, other: Tensor) -> bool:
-    return one is None or not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 def without_ignored_mask(module: nn.Module, way: ArgumentMapping, sampler: Sampler) -> ArgumentMapping:

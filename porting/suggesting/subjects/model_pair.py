@@ -33,13 +33,11 @@ from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, confi
 from porting.suggesting.subjects.fixed_depth import cut, cut_depths, fewer, stacks, uncut
 from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
-    hides_padding,
     optional,
-    outputs_of,
     refusal,
-    sees_later,
     without_ignored_mask,
 )
+from porting.suggesting.subjects.forward_effects import hides_padding, outputs_of, sees_later
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker

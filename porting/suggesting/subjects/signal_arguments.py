@@ -8,7 +8,8 @@ from itertools import product
 from torch import nn
 
 from porting.suggesting.subjects.argument_names import MASK_FORMS, ArgumentMapping, argument_mappings, layouts, roles
-from porting.suggesting.subjects.forward_arguments import outputs_of, refusal, sees_later
+from porting.suggesting.subjects.forward_arguments import refusal
+from porting.suggesting.subjects.forward_effects import outputs_of, sees_later
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import Sampler
 from porting.trials.derived_inputs import CAUSAL

@@ -193,15 +193,23 @@ def _role(field: str) -> Role | None:
 def _doubtful(asked: Mapping[str, str]) -> list[str]:
     """The names that were given one field with others, and may mean another size: ``hidden_size`` beside ``dim``.
 
-    Two texts may well have one vocabulary, and the two sides of a square are one size.
+    Two texts may well have one vocabulary, and the two sides of a square are one size.  But a number of tokens beside
+    a name that speaks of a vocabulary may be the length of a row: ``n_token`` beside ``n_vocab``.
     """
     sides = Counter((_side(name), field) for name, field in asked.items())
     given = Counter(field for _, field in sides)
+    twice = [(name, field) for name, field in asked.items() if given[field] > 1]
+    named = {field for name, field in twice if _VOCABULARY in normal(name)}
     return [
         name
-        for name, field in asked.items()
-        if given[field] > 1 and role_of(field.rpartition(".")[2]) in SIZES - {Role.VOCABULARY}
+        for name, field in twice
+        if (role := role_of(field.rpartition(".")[2])) in SIZES
+        if role is not Role.VOCABULARY or (field in named and _VOCABULARY not in normal(name))
     ]
+
+
+_VOCABULARY = "voc"
+"""Part of every name that means a vocabulary and nothing else."""
 
 
 _SIDES = frozenset({"height", "width", "h", "w", "rows", "cols", "columns", "x", "y"})

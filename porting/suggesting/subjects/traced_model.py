@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of
-from porting.suggesting.subjects.forward_arguments import comparable, same_numbers
+from porting.suggesting.subjects.forward_effects import comparable, same_numbers
 from porting.suggesting.subjects.operation_trace import (
     TABLES,
     Call,

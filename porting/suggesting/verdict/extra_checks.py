@@ -26,7 +26,7 @@ from porting.suggesting.draft.layer_patterns import indexed
 from porting.suggesting.search.search_result import CLOSE
 from porting.suggesting.subjects.building import Builder, build_for
 from porting.suggesting.subjects.config_fields import Role, config_number
-from porting.suggesting.subjects.forward_arguments import outputs_of
+from porting.suggesting.subjects.forward_effects import outputs_of
 from porting.suggesting.subjects.model_pair import ModelPair, completed_config
 from porting.suggesting.subjects.operation_trace import numbers_of
 from porting.suggesting.subjects.sampler import LENGTH, row_length
