@@ -470,6 +470,26 @@ def test_an_update_that_begins_at_zero_and_a_mask_that_is_not_attentions(tmp_pat
     assert float(far.abs().max()) < 1e-9
 
 
+class Asking(Small):
+    """It keeps the config, and reads a field of it when it runs."""
+
+    def __init__(self, config: Mapping[str, int]) -> None:
+        super().__init__(*_sizes({**config, "n_positions": 30}), first=True)
+        self.config = config
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape[1] <= self.config["n_positions"]
+        return super().forward(tokens)
+
+
+def test_a_field_that_is_read_while_the_module_runs_is_in_the_table(tmp_path: Path) -> None:
+    reference = source("GPT2LMHeadModel", GPT, tmp_path)
+    module = porting.load(tmp_path, Asking, drafted(tmp_path, Asking).table)
+    words = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        assert float((module(words) - reference(words)[0]).abs().max()) < 1e-5
+
+
 class Unmasking(Small):
     """It takes a mask of padding and does not use it, which shows in rows that begin with padding alone."""
 

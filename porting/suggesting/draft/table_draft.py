@@ -175,9 +175,9 @@ def draft(
             description=f"{twin.architecture} into {type(module).__name__}",
             head=tuple(head),
             prefix=twin.prefix,
-            config=_config(subjects.built.asked),
+            config=_config(subjects.built.read),
             constants={
-                name: value for name, one in subjects.built.asked.items() if (value := fixed_value(one)) is not None
+                name: value for name, one in subjects.built.read.items() if (value := fixed_value(one)) is not None
             },
             require=_required(subjects),
             sizes=needed({**sizes_of(subjects.config).texts, **parts}, made),
@@ -233,7 +233,7 @@ def _config(asked: Mapping[str, str]) -> dict[str, str]:
 
 def _required(subjects: ModelPair) -> dict[str, list[object]]:
     """The fields that the module does not ask for and that change what is computed: they are as in this checkpoint."""
-    asked = set(subjects.built.asked.values())
+    asked = set(subjects.built.read.values())
     found: dict[str, list[object]] = {}
     for field, value in subjects.config.items():
         fixed = role_of(field) in {Role.ACTIVATION, Role.EPS} or field in NESTED

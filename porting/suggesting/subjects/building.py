@@ -62,6 +62,12 @@ class BuiltModule:
     given: bool = False
     constants: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def read(self) -> dict[str, str]:
+        """What the builder asked for, and what the module has read since of a config that it kept."""
+        held = (one for part in self.module.modules() for one in vars(part).values() if isinstance(one, Fields))
+        return {name: theirs for one in held for name, theirs in one.asked(whole=True).items()} | {**self.asked}
+
 
 class Fields(Mapping[str, Any]):
     """A config that answers to the names of others, read by key or by attribute, and remembers what was read.
@@ -122,12 +128,17 @@ class Fields(Mapping[str, Any]):
             raise UnknownFieldError(f"{self._within}.{name}" if self._within else name) from None
         return self.kept[name]
 
-    def asked(self) -> dict[str, str]:
-        """The fields that were read: their names, after the names of what holds them -> the config's field."""
+    def asked(self, *, whole: bool = False) -> dict[str, str]:
+        """The fields that were read: their names, after the names of what holds them -> the config's field.
+
+        Args:
+            whole: begin the names with what holds this config itself.
+        """
         inner = (
             (f"{name}.{ours}", theirs) for name, one in self._sections.items() for ours, theirs in one.asked().items()
         )
-        return {**self._asked, **dict(inner)}
+        begin = f"{self._within}." if whole and self._within else ""
+        return {f"{begin}{name}": theirs for name, theirs in (*self._asked.items(), *inner)}
 
     def unread(self) -> list[str]:
         """Configs inside this one of which nothing was read."""
