@@ -27,7 +27,7 @@ class Style:
             backwards; no order of the features makes either right.
         share: the part of a head that is rotated, its first features.
         normed: where queries and keys have a norm: ``""``, ``"head"``, ``"row"`` of all heads, ``"each"`` head with a
-            gain of its own, or ``"behind"`` the rotation.
+            gain of its own, ``"one"`` for the heads of both, or ``"behind"`` the rotation.
         lie: ``"apart"``, ``"blocks"`` or ``"groups"``, one tensor for all three.
         norm: ``"rms"``, ``"layer"`` or ``"gain"``, a LayerNorm without a bias.
         block: ``"before"``, ``"after"``, ``"both"`` from one norm, or ``"two"`` side by side, each with a norm.
@@ -37,6 +37,7 @@ class Style:
         scale: what the logits are multiplied by.
         rounded: sines and cosines are rounded to float32, as transformers has them.
         tiled: every n-th head of queries shares a key, and not heads next to each other.
+        inner: what comes out of a projection has its heads behind their features, ``(d h)``.
     """
 
     rotate: str = "neighbours"
@@ -52,6 +53,7 @@ class Style:
     scale: float = 1.0
     rounded: bool = True
     tiled: bool = False
+    inner: bool = False
 
 
 class Rms(nn.Module):
@@ -104,6 +106,8 @@ class Attention(nn.Module):
         sizes = {"row": (dim, inner), "head": (self.size,) * 2, "behind": (self.size,) * 2}.get(style.normed)
         if sizes is not None:
             self.norm_q, self.norm_k = (norm(style.norm, size, eps) for size in sizes)
+        if style.normed == "one":
+            self.norm_q = self.norm_k = norm(style.norm, self.size, eps)
         if style.normed == "each":
             self.norm_q, self.norm_k = (EachHead(count, self.size, eps) for count in (heads, groups))
 
@@ -120,8 +124,10 @@ class Attention(nn.Module):
         parts = self.projected(x)
         if self.style.normed == "row":
             parts[:2] = self.norm_q(parts[0]), self.norm_k(parts[1])
+        if self.style.inner:
+            parts = [part.reshape(*x.shape[:2], self.size, -1).mT for part in parts]
         query, key, value = (part.reshape(*x.shape[:2], -1, self.size) for part in parts)
-        if self.style.normed in {"head", "each"}:
+        if self.style.normed in {"head", "each", "one"}:
             query, key = self.norm_q(query), self.norm_k(key)
         others = {"late": turn * turn[1], "apart": turn.conj()}.get(self.style.wrong, turn)
         query, key = turned(query, turn, self.style.rotate), turned(key, others, self.style.rotate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.search_result import DifferingPlace, SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.traced_model import TracedModel
+from porting.suggesting.verdict import judgement
 from porting.suggesting.verdict.architecture import Place, matrices, missing_tables, other_axes
 from porting.target import named_tensors
 from tests.suggesting import llama
@@ -198,6 +200,21 @@ def test_one_layer_for_all_may_hold_layers_that_are_alike(tmp_path: Path) -> Non
     found = suggest(tmp_path, edited(changes).builder())
     assert found.verdict is Verdict.NOT_FOUND, str(found)
     assert any(said in reason.said for reason in found.reasons)
+
+
+@pytest.mark.parametrize(("size", "guessed"), [(0.1, True), (0.01, False)])
+def test_what_is_due_behind_a_place_that_fits_nothing_is_a_guess(size: float, *, guessed: bool) -> None:
+    units = [
+        Unit(kind=WeightUse.LINEAR, weights=(name,), number=number, output=torch.zeros(2, 3), scope="")
+        for number, name in enumerate(["embed", "first", "embed"])
+    ]
+    places = [
+        DifferingPlace(what="shared", port="embed", reference="second", at=2),
+        DifferingPlace(what="activation", port="first", reference="first", size=size, at=1),
+    ]
+    found = SearchResult(trace=OperationTrace(units=units), divergences=places)
+    assert judgement._is_behind_a_guess(found, places[0]) == guessed
+    assert not judgement._is_behind_a_guess(found, replace(places[0], at=0))
 
 
 class NormedQueries(nn.Module):

@@ -203,6 +203,35 @@ def test_the_first_text_is_gone_through_first(first: int, expected: list[str]) -
         assert names.index("places") == names.index("norms.1") - 1  # it belongs to what it is added to
 
 
+class NormedInEachLayer(TwoTexts):
+    """Each layer of the decoder norms what the encoder returns, with the gain that norms its own tokens."""
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        y: Tensor = self.words(target) + self.places(torch.arange(target.shape[1]))
+        x: Tensor = self.words(source)
+        for norm in self.norms:
+            y = y + self.out(norm(y) + norm(x).mean(1, keepdim=True))
+        return y
+
+
+def test_what_both_texts_go_into_keeps_its_order() -> None:
+    module, given = NormedInEachLayer().double(), [torch.arange(3, 8).view(1, 5), torch.arange(4, 8).view(1, 4)]
+    others = [[one + (number == which) for number, one in enumerate(given)] for which in range(2)]
+    first, second = ((lambda one, other=other: one(*other), other) for other in others)
+    model = TracedModel(
+        module, dict(named_tensors(module)), frozenset(), lambda one: one(*given), given, (first, second)
+    )
+    units = model.run().units
+    seen: set[int] = set()
+    for unit in units:
+        assert unit.behind <= seen, unit.names
+        seen.add(unit.number)
+    names = [one.names[0].removesuffix(".weight") for one in units]
+    assert [one for one in names if one not in {"words", "places"}] == [
+        *("norms.0", "norms.0", "out", "norms.1", "norms.1", "out", "norms.2", "norms.2", "out")
+    ]
+
+
 def test_what_never_runs_is_paired_by_a_word_where_it_is_alone() -> None:
     ours = {"mask_emb": nn.Parameter(torch.zeros(6)), "mask.token": nn.Parameter(torch.zeros(1, 5))}
     theirs = {

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.search.attention_layouts import Heads, gain_axes, orders
+from porting.suggesting.search.attention_layouts import Heads, arrangements, gain_axes, orders
+from porting.suggesting.search.feature_permutation import FeatureOrder
+from porting.suggesting.search.layouts import Matrix
 from porting.suggesting.subjects.config_fields import rotated
 from porting.suggesting.subjects.model_pair import completed_config
 from porting.suggesting.subjects.twin import make_twin, shrink
@@ -79,6 +81,14 @@ FOUND: list[tuple[str, str, Mapping[str, object], Callable[..., nn.Module], str]
         grouped(Style(rotate="halves", normed="head", tiled=True)),
         ".query.weight [(q g d) e]",
     ),
+    ("heads behind", "Llama", {**GROUPED}, grouped(Style(inner=True)), ".key.weight [(r s g) e]"),
+    (
+        "heads behind, with a norm",
+        "Qwen3",
+        OWN,
+        grouped(Style(normed="head", inner=True)),
+        "norm_{p:q,k}.g [(r s)]",
+    ),
     (
         "a gain for each head",
         "Cohere",
@@ -136,6 +146,45 @@ def test_the_order_is_found_and_proven(
     assert found.verdict is Verdict.EXACT, str(found)
     assert said in found.text
     assert off(reference, tmp_path, build, found) < FAR.get(family, BOUND)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_heads_may_stand_behind_their_features(count: int) -> None:
+    heads = Heads(count=4, groups=count, width=8)
+    sizes = {"query": 32, "key": 8 * count, "value": 8 * count}
+    matrices = [
+        Matrix((name,), (), (size, 32), None, out=size, summed=32, into_first=False) for name, size in sizes.items()
+    ]
+    g = "h" if count == heads.count else "g"
+    for order, said in zip((FeatureOrder(), *orders(heads)), (("d", "d"), ("s r", "r s"), ("r s", "s r")), strict=True):
+        ways = [[*map(str, way)] for way in arrangements(matrices, matrices, heads, order)]
+        wanted = [
+            f"{name} [({h} {said[0]}) e] = {name} [({said[1]} {h}) e]" for name, h in (("query", "h"), ("key", g))
+        ]
+        wanted.append(f"value [({g} d) e] = value [(d {g}) e]")
+        assert (wanted in ways) == (order.theirs != "" or g == "g"), ways  # else each by itself has the layout
+
+
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "style", [Style(normed="one"), Style(normed="one", inner=True), Style(normed="one", rotate="halves")]
+)
+def test_one_norm_for_queries_and_keys_is_not_two(style: Style, tmp_path: Path) -> None:
+    source("Qwen3ForCausalLM", OWN, tmp_path)
+    found = suggest(tmp_path, grouped(style))
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    said = "is used again where the checkpoint's model uses model.layers.0.self_attn.k_norm.weight"
+    assert any(said in reason.said for reason in found.reasons if reason.shown), str(found)
+
+
+@pytest.mark.slow
+def test_one_norm_for_queries_and_keys_may_hold_two_that_are_alike(tmp_path: Path) -> None:
+    model = source("Qwen3ForCausalLM", OWN, tmp_path)
+    for layer in model.model.layers:
+        layer.self_attn.k_norm.load_state_dict(layer.self_attn.q_norm.state_dict())
+    model.save_pretrained(tmp_path)
+    assert suggest(tmp_path, grouped(Style(normed="one"))).verdict is Verdict.NOT_FOUND
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ from porting.suggesting.search.name_similarity import similarity
 
 ROLES = {"q": "query", "k": "key", "v": "value"}
 
+BEHIND = "behind"
+"""The form of projections, each in a tensor of its own, whose heads stand behind their features: ``(d h)``."""
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -65,7 +68,8 @@ class _Way:
     """How one side writes its rows.
 
     Attributes:
-        form: of its fused tensors: ``"blocks"``, ``"groups"`` or ``"innermost"``; empty where it has none.
+        form: of its fused tensors: ``"blocks"``, ``"groups"`` or ``"innermost"``; empty where it has none; or
+            ``"behind"`` where nothing is fused, and the heads are the fastest index of each projection.
         pairs: how the features of a rotated head lie, ``"s r"``, ``"r s"`` or ``"(s r|u)"``; empty where both sides
             have them alike.
         shared: the letter of the groups, where some tensor of either side has these as an axis; else empty.
@@ -73,6 +77,7 @@ class _Way:
         equal: as many keys as queries.
         queries: the axes of the heads of queries, ``"g q"`` or ``"q g"``; empty where both sides have them alike.
         deep: some tensor of either side has more axes than two, so that heads and features have to be told apart.
+        divided: the heads of either side are behind their features, so that they have to be told apart as well.
     """
 
     form: str
@@ -82,6 +87,7 @@ class _Way:
     equal: bool
     queries: str = ""
     deep: bool = False
+    divided: bool = False
 
     def inner(self, role: str) -> str:
         """The features of one head."""
@@ -113,6 +119,9 @@ class _Way:
         return (f"({'|'.join(_HEADS[role] for role in roles)})", "d") if self.deep else (every, "o")
 
     def _alone(self, role: str) -> tuple[str, ...]:
+        if self.divided:
+            parts = ("h" if role == "q" or self.equal else "g", self.inner(role))
+            return parts[::-1] if self.form == BEHIND else parts
         if self.shared:
             return (self.shared, role, self.inner(role))
         if self.queries and role == "q":
@@ -205,6 +214,8 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
     both = [(theirs, mine, "") for theirs, mine in product(*(forms if some else ("",) for some in fused))]
     if not any(fused) and 1 < heads.groups < heads.count:
         both.append(("", "", "g q"))
+    if not any(fused) and (order.theirs or not equal):  # else the layouts of each by itself have it
+        both.append(("", BEHIND, ""))
     for their_form, our_form, queries in both:
         if not order.theirs and (their_form, our_form, queries) == ("", "", ""):
             continue  # each by itself, as it is
@@ -213,7 +224,16 @@ def _written(source: Sequence[Holder], target: Sequence[Holder], heads: Heads, o
             continue  # a block's queries are not a box over a group's
         shared = ("h" if equal else "g") if within else ""
         ways = [
-            _Way(form=form, pairs=lie, shared=shared, apart=not any(fused), equal=equal, queries=heads_of, deep=deep)
+            _Way(
+                form=form,
+                pairs=lie,
+                shared=shared,
+                apart=not any(fused),
+                equal=equal,
+                queries=heads_of,
+                deep=deep,
+                divided=our_form == BEHIND,
+            )
             for form, lie, heads_of in (
                 (their_form, order.theirs, queries),
                 (our_form, order.ours, " ".join(reversed(queries.split()))),
@@ -262,7 +282,7 @@ def _moves(
     alone = len(source) == len(target) == 1 and len(source[0].roles) == 1
     turned_heads = theirs.queries and "q" in source[0].roles
     plain = alone and not turned_heads and (not theirs.pairs or source[0].roles == ("v",))
-    plain = plain and len(target[0].matrix.shape) == 2
+    plain = plain and len(target[0].matrix.shape) == 2 and ours.form != BEHIND
     rows = ["o" if plain else _joined(theirs.rows(one.roles)) for one in source]
     first = bool(source[0].matrix.into_first)
     bare = plain and first == turned and source[0].matrix.shape == target[0].matrix.shape

@@ -36,6 +36,7 @@ class DifferingPlace:
         before: the module's weights in front of the place.
         cause: what it comes from, in words, where the search itself made use of it; else empty.
         near: what of the reference's comes nearest there, each with its difference.
+        at: the number of the module's operation; -1 where none is known.
     """
 
     what: str
@@ -45,6 +46,7 @@ class DifferingPlace:
     before: tuple[str, ...] = ()
     cause: str = ""
     near: tuple[tuple[str, float], ...] = ()
+    at: int = -1
 
     @property
     def ends(self) -> bool:

@@ -543,7 +543,16 @@ class SearchState:
         theirs = "" if mate is None else (mate.biases if what == "bias" else mate.names)[0]
         ours = unit.names[0]
         self.found.divergences.append(
-            DifferingPlace(what=what, port=ours, reference=theirs, size=size, before=before, cause=cause, near=near)
+            DifferingPlace(
+                what=what,
+                port=ours,
+                reference=theirs,
+                size=size,
+                before=before,
+                cause=cause,
+                near=near,
+                at=unit.number,
+            )
         )
 
 

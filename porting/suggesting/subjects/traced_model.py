@@ -126,14 +126,16 @@ class TracedModel:
         """The units with those of the first kind of inputs in front, where a module computes both before either ends.
 
         A forward that embeds both texts at its beginning does the same as one that embeds the second when the first
-        is encoded; the search goes through both models in one order.
+        is encoded; the search goes through both models in one order.  From the first unit that is given both on, as in
+        a decoder, the order is that of the run.
         """
         if not self.sides:
             return units
         first, second = (True, False), (False, True)
         sides = [self._depends.get(one.number, ()) for one in units]
         begins = (WeightUse.LOOKUP, WeightUse.NORM)  # no such unit is a part of attention to the other kind
-        last = max((at for at, one in enumerate(units) if sides[at] == first and one.kind in begins), default=-1)
+        joined = next((at for at, side in enumerate(sides) if side == (True, True)), len(units))
+        last = max((at for at in range(joined) if sides[at] == first and units[at].kind in begins), default=-1)
         end = next((at for at in range(last + 1, len(units)) if sides[at] != first), len(units))
         early = [one for at, one in enumerate(units[:end]) if sides[at] == second]
         if not early or last < 0:

@@ -491,12 +491,10 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
                 said = f"{one.port} is not a parameter in the module's state_dict, so nothing can be loaded into it"
                 hint = "nn.Parameter in an nn.ParameterDict or nn.ParameterList"
                 yield Reason(kind="unloadable", said=f"{said}: make it one ({hint})", shown=True, places=places)
-            case "shared":
+            case "shared" if not _is_behind_a_guess(found, one):
                 first = next((move.reads[0] for move in found.moves if one.port in move.writes), "")
                 said = f"{one.port} is used again where the checkpoint's model uses {one.reference}, and not {first}"
-                shown = not _is_behind_a_guess(found, one.port) and not _equal(
-                    checkpoint, subjects, one.reference, first
-                )
+                shown = not _equal(checkpoint, subjects, one.reference, first)
                 yield Reason(kind="shared", said=said, shown=shown, places=places)
             case "second":
                 said = f"{one.port} needs the values of {one.near[0][0]}, since the checkpoint has one tensor for both"
@@ -518,13 +516,11 @@ def _parts(subjects: ModelPair, found: SearchResult, proof: Proof, checkpoint: C
             yield Reason(kind="table", said=said, shown=True, places=(unit.names[0],))
 
 
-def _is_behind_a_guess(found: SearchResult, name: str) -> bool:
-    """Whether a weight is used again behind a place that fits nothing: what it stands for there is a guess."""
-    uses = [(number, used) for number, unit in enumerate(found.trace.units) for used in unit.names]
-    unfit = {one.port for one in found.divergences if one.what in {"extra", "shape"}}
-    first = min((number for number, used in uses if used in unfit), default=len(uses))
-    seen = [number for number, used in uses if used == name]
-    return len(seen) > 1 and first < seen[1]
+def _is_behind_a_guess(found: SearchResult, one: DifferingPlace) -> bool:
+    """Whether a place is behind one that fits nothing: what is given there may be a guess of the search's."""
+    order = {unit.number: number for number, unit in enumerate(found.trace.units)}
+    unfit = [order[other.at] for other in found.divergences if other.ends and other.at in order]
+    return min(unfit, default=len(order)) < order.get(one.at, len(order))
 
 
 def _shapes(one: DifferingPlace, subjects: ModelPair) -> Reason:
