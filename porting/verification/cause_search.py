@@ -215,7 +215,7 @@ class _Guilty:
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
         # No condition on a mask is right that is only so where padding stands behind the tokens.
-        cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing]
+        cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing, *self._wide]
         for passing in (self._passing, self._turned):
             found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
         if found:
@@ -225,7 +225,7 @@ class _Guilty:
         found = experiment(every, probes, padding=self._padding, until=until)
         if found:
             lines = () if diverges is None else self._lines(diverges)
-            return with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until), diverges
+            return with_edits(found, self._edited, probes, lines, until), diverges
         laid_out = [] if layouts is None else laid_out_otherwise(searched, probes, layouts, until)
         found, repaired = self._matched({point for _, one in laid_out for point in one.probes})
         found = with_lines(found, laid_out)
@@ -233,8 +233,13 @@ class _Guilty:
             found = _with_repairs(found, repaired, self._guilty)
         if not laid_out and diverges is not None:
             lines = [*(repaired.lines if repaired else ()), *self._lines(diverges)]
-            found = with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until)
+            found = with_edits(found, self._edited, probes, lines, until)
         return found, diverges
+
+    @property
+    def _edited(self) -> list[CauseCase]:
+        """The cases in which a change of the user's lines has to be right, the smallest first."""
+        return [*self._searched[:1], *self._turned, *self._searched[1:], *self._wide]
 
     @staticmethod
     def _lines(diverges: Divergence) -> list[str]:

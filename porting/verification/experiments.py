@@ -179,9 +179,10 @@ def _returned_elsewhere(cases: Sequence[CauseCase], probes: Sequence[Probe]) -> 
     if not guilty or not all(is_returned(probe.port) and not is_inner(probe.port) for probe in guilty):
         return []
     said = []
+    bound = max(probe.bound.end_to_end or 0.0 for probe in probes)  # what is returned may come from behind roundings
     for probe in guilty:
         shown = [case for case in cases if probe.port in case.outputs]
-        places = [case.returned_elsewhere(probe.port, probe.bound.end_to_end or 0.0) for case in shown]
+        places = [case.returned_elsewhere(probe.port, bound) for case in shown]
         everywhere = [place for place in places[0] if all(place in one for one in places)] if places else []
         if len(places) < SHOWN_IN or not everywhere:
             return []
