@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,9 @@ def signature_parameters(function: Callable[..., object]) -> dict[str, inspect.P
         return {}
 
 
-def with_arguments(module: nn.Module, values: Mapping[str, object], inputs: Collection[str] = ()) -> nn.Module:
+def with_arguments(
+    module: nn.Module, values: Mapping[str, object], inputs: Collection[str] = (), rows: Collection[str] = ()
+) -> nn.Module:
     """The module with default values for some arguments of its forward, and with arguments that hold several tensors.
 
     Args:
@@ -88,16 +90,20 @@ def with_arguments(module: nn.Module, values: Mapping[str, object], inputs: Coll
         values: argument -> the value that it has from now on where it is not given.
         inputs: the names by which [inputs] gives tensors: ``batch.input_ids`` is an item of a dictionary that is the
             argument ``batch``, ``x.0`` the first of a tuple, ``0`` the first argument.
+        rows: those of which the forward takes one row at a time: it is called once for each row of a batch.
 
     Returns:
         A module that shares its parameters, buffers and parts; the module itself where nothing changes.
     """
     grouped = any("." in name or name.isdigit() for name in inputs)
-    if not values and not grouped:
+    split = bool(rows) and not _takes_rows(module.forward)
+    if not values and not grouped and not split:
         return module
     bound = copy.copy(module)
     if grouped:
         bound.forward = GroupingForward(bound.forward)
+    if split:
+        bound.forward = RowForward(bound.forward, rows)
     if values:
         bound.forward = partial(bound.forward, **values)
     return bound
@@ -136,6 +142,60 @@ class GroupingForward:
             numbered = all(key.isdigit() for key in items)
             kwargs[argument] = tuple(items[key] for key in sorted(items, key=int)) if numbered else NamedTensors(items)
         return self.forward(*args, **kwargs)
+
+
+class RowForward:
+    """A forward that takes a batch, and calls one that takes a single row: once for each, and stacks what it returns.
+
+    Args:
+        forward: takes one row.
+        rows: its arguments that have an axis for the batch here; each row is given the others as they are.
+    """
+
+    def __init__(self, forward: Callable[..., Any], rows: Collection[str]) -> None:
+        self.forward, self.rows = forward, frozenset(rows)
+        self.__signature__ = inspect.signature(forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward for each row."""
+        given = {name: value for name, value in kwargs.items() if name in self.rows and value is not None}
+        if not given:
+            return self.forward(*args, **kwargs)
+        count = len(next(iter(given.values())))
+        one = [{**kwargs, **{name: value[row] for name, value in given.items()}} for row in range(count)]
+        return stacked([self.forward(*args, **row) for row in one])
+
+
+def _takes_rows(forward: Any) -> bool:
+    """Whether a forward is split into rows already."""
+    while not isinstance(forward, RowForward):
+        inner = forward.func if isinstance(forward, partial) else getattr(forward, "forward", None)
+        if inner is None:
+            return False
+        forward = inner
+    return True
+
+
+def stacked(parts: Sequence[Any]) -> Any:
+    """The values of several calls as those of one: tensors get an axis in front, whatever holds them.
+
+    >>> stacked([(torch.zeros(2), None), (torch.ones(2), None)])
+    (tensor([[0., 0.],
+            [1., 1.]]), None)
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.stack([*parts])
+    if isinstance(first, Mapping):
+        made = {key: stacked([one[key] for one in parts]) for key in first}
+        return made if type(first) is dict else type(first)(**made)
+    if isinstance(first, tuple | list):
+        items = [stacked(some) for some in zip(*parts, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [one.name for one in fields(first) if one.init]
+        return replace(first, **{name: stacked([getattr(one, name) for one in parts]) for name in names})
+    return first
 
 
 def in_eval_mode(module: nn.Module) -> nn.Module:

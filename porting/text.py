@@ -322,7 +322,7 @@ def open_text_model(
         architecture = _architecture(chosen, checkpoint, tasks)
     with chosen_for(table, into, chosen):
         module = load(checkpoint, into, chosen, architecture=architecture, dtype=torch.float32, trust=trust)
-    module = with_arguments(module, chosen.arguments, chosen.input_names)
+    module = with_arguments(module, chosen.arguments, chosen.input_names, chosen.row_inputs)
     return TextModel(
         module=module,
         tokenizer=tokenizer,

@@ -15,7 +15,7 @@ from porting.notation.expression import Expression
 from porting.notation.faults import NotationError, TableError
 from porting.notation.field import read_field
 from porting.notation.name import Name
-from porting.notation.rule import Rule, Term, make_rule
+from porting.notation.rule import Rule, Term, make_input_rule, make_rule
 from porting.notation.sections import KEYS, RULES, Body, Entry, Sections
 from porting.ops import CONSTANTS, Content, Formula, FormulaError, Sum
 from porting.ops.contents import ROTARY, WORDS
@@ -358,7 +358,10 @@ class Reader:
             if source is None or targets is None:
                 continue
             for number, target in enumerate(targets):
-                rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
+                if section == "inputs":
+                    rule = self._read(entry.at, make_input_rule, source, target, where=entry.at())
+                else:
+                    rule = self._read(entry.at, make_rule, [source], [target], optional=optional, where=entry.at())
                 found += [replace(rule, again=number > 0)] if rule is not None else []
         return tuple(found)
 

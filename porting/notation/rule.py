@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from porting.errors import Code
-from porting.notation.axes import Axis, Row, leaves, parse_axes, pieces, row_indices, sized, whole
+from porting.notation.axes import Axis, Index, Row, leaves, parse_axes, pieces, row_indices, sized, whole
 from porting.notation.expression import Expression, Number
 from porting.notation.faults import NotationError
 from porting.notation.name import Decimal, Name, Output
@@ -139,6 +139,8 @@ class Rule:
         rest: it reads and writes what no other rule does, as a line of [rest].
         again: its sources are read by the rule in front of it as well: the two come from one line with several targets.
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
+        by_row: a line of [inputs] whose first axis, the batch's, has no place in the module: it is called once for each
+            row.  The targets have that axis here.
         turned: its sides were exchanged, to see what it makes of the checkpoint; messages show it as the table has it.
         where: its place in the table, ``bert.toml:12:3``.
     """
@@ -157,6 +159,7 @@ class Rule:
     rest: bool = False
     besides: tuple[tuple[Name, ...], tuple[Name, ...]] = ((), ())
     again: bool = False
+    by_row: bool = False
     turned: bool = False
     where: str = ""
 
@@ -242,6 +245,8 @@ class Rule:
 
     def __str__(self) -> str:
         left, right = (self.targets, self.sources) if self.turned else (self.sources, self.targets)
+        if self.by_row:
+            right = tuple(replace(term, axes=(term.axes or ())[1:]) for term in right)
         return f"{' + '.join(map(str, left))} = {' + '.join(map(str, right))}"
 
 
@@ -314,6 +319,23 @@ def make_rule(
         optional=optional,
         where=where,
     )
+
+
+def make_input_rule(source: Term, target: Term, *, where: str = "") -> Rule:
+    """A rule of [inputs]: the first axis may stand in the source alone, as in ``"input_ids [b s]" = "tokens [s]"``.
+
+    >>> rule = make_input_rule(Term.parse("input_ids [b s]"), Term.parse("tokens [s]"))
+    >>> rule.by_row, str(rule.targets[0])
+    (True, 'tokens [b s]')
+
+    Raises:
+        NotationError: as :func:`make_rule`.
+    """
+    first = source.axes[0] if source.axes and target.axes is not None else None
+    by_row = isinstance(first, Index) and first.name not in leaves(target.axes or ())
+    if by_row and first is not None:
+        target = replace(target, axes=(first, *(target.axes or ())))
+    return replace(make_rule([source], [target], where=where), by_row=by_row)
 
 
 def _keep_formula(rule: Rule, others: Sequence[str]) -> None:

@@ -176,6 +176,11 @@ class Table:
         return (*self.probes, *self.returned)
 
     @property
+    def row_inputs(self) -> tuple[str, ...]:
+        """Those of them that the module takes one row at a time."""
+        return tuple(str(rule.targets[0].name) for rule in self.inputs if rule.by_row)
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """The names by which [inputs] gives tensors to the module's forward."""
         return tuple(str(rule.targets[0].name) for rule in self.inputs)

@@ -83,7 +83,7 @@ def prepare(
         if record is None:  # load() keeps it for as long as the module lives
             raise VerifyError(Fault(code=Code.BAD_TARGET, message="the module lost its provenance while it was loaded"))
         plan, kind = record.plan, record.architecture
-    module = with_arguments(in_eval_mode(port), table.arguments, table.input_names)
+    module = with_arguments(in_eval_mode(port), table.arguments, table.input_names, table.row_inputs)
     if reference:  # somebody said what it is compared with
         return Subject(module=module, plan=plan, reference=reference)
     return _against(module, plan, checkpoint, kind, architecture)
@@ -106,7 +106,7 @@ def prepare_lazily(
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
     prove_left_out(fitted.plan, checkpoint)
     assign(fitted.module, initialised(fitted.plan, fitted.make, {}))
-    module = with_arguments(fitted.module, table.arguments, table.input_names)
+    module = with_arguments(fitted.module, table.arguments, table.input_names, table.row_inputs)
     return _against(module, fitted.plan, checkpoint, fitted.architecture, architecture)
 
 

@@ -156,6 +156,8 @@ def draft(
     everywhere = module.named_modules(remove_duplicate=False)
     own |= {path for path, part in everywhere if next(part.parameters(), None) is None}
     own = {path for path in own if spelled(path) == path}  # a point may be a pattern; others are not compared
+    if subjects.way.by_row:  # its parts see one row where the reference's see a batch
+        own = {""}
     ours = {path: one for path, one in found.trace.modules.items() if path in own and (path or not several)}
     biased = any(one.what == "bias" for one in found.divergences)  # one that the checkpoint has may be zero there
     whole = not (found.lacking or rest or biased)

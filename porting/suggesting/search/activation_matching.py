@@ -56,15 +56,16 @@ def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     turned = one.numel() < other.numel()
     longer, shorter = (other, one) if turned else (one, other)
     width = longer.shape[-1] if longer.ndim else 0
-    rows, left = divmod(shorter.numel(), BATCH * width or 1)
-    if longer.ndim not in {2, 3} or left or not rows or longer.numel() % (BATCH * width):
+    single = any(value.ndim == 3 and len(value) == 1 for value in (one, other))  # for a module that takes one row
+    count = 1 if single else BATCH
+    rows, left = divmod(shorter.numel(), count * width or 1)
+    if longer.ndim not in {2, 3} or left or not rows or longer.numel() % (count * width):
         return
     for batch in (0, 1):
-        value = longer.reshape((BATCH, -1, width) if batch == 0 else (-1, BATCH, width))
+        value = longer.reshape((count, -1, width) if batch == 0 else (-1, count, width))
         if longer.ndim == 3 and longer.shape != value.shape:
             continue
-        count = value.shape[1 - batch]
-        for start in (0, count - rows):
+        for start in (0, value.shape[1 - batch] - rows):
             some = value.narrow(1 - batch, start, rows)
             yield (shorter, some) if turned else (some, shorter)
 
@@ -181,7 +182,7 @@ def alike(value: Tensor, like: Tensor, *orders: FeatureOrder) -> Tensor:
         options.append(one.reshape(like.shape))
         if value.ndim == 4:
             options.append(one.transpose(1, 2).reshape(like.shape))
-        if value.ndim == 3 or (value.ndim == 2 and value.shape[0] % BATCH == 0):
+        if value.ndim in {2, 3} and value[..., 0].numel() % BATCH == 0:
             rows = one.reshape(BATCH, -1, value.shape[-1])
             options.append(rows.transpose(0, 1).reshape(like.shape))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, VerifyError, Wording, nearest
 from porting.frames import place_of
-from porting.notation.rule import MASK_KINDS, Rule, Term, make_rule
+from porting.notation.rule import MASK_KINDS, Rule, Term, make_input_rule
 from porting.suggesting.subjects.config_fields import normal
 from porting.suggesting.subjects.questions import Asker, what_argument
 from porting.target import with_arguments
@@ -112,6 +112,11 @@ class ArgumentMapping:
         return {ours.partition(" ")[0]: _source(theirs) for theirs, ours in self.rules}
 
     @property
+    def by_row(self) -> tuple[str, ...]:
+        """The module's arguments of which it takes one row at a time."""
+        return tuple(str(rule.targets[0].name) for rule in self.parsed if rule.by_row)
+
+    @property
     def causal(self) -> str:
         """The module's argument that is given a causal mask; empty where none is."""
         hiding = {prefix + name for prefix in ("", DECODER) for name in (CAUSAL, CAUSAL_ATTENTION)}
@@ -130,7 +135,7 @@ class ArgumentMapping:
         """The rules, as the notation has them."""
         read = [theirs for theirs, _ in self.rules]
         return tuple(
-            replace(make_rule([Term.parse(theirs)], [Term.parse(ours)]), again=theirs in read[:number])
+            replace(make_input_rule(Term.parse(theirs), Term.parse(ours)), again=theirs in read[:number])
             for number, (theirs, ours) in enumerate(self.rules)
         )
 
@@ -150,7 +155,7 @@ class ArgumentMapping:
 
     def adapted(self, module: nn.Module) -> nn.Module:
         """The module as it is called in this way: some of its arguments may hold several tensors."""
-        return with_arguments(module, self.constants, [ours.partition(" ")[0] for _, ours in self.rules])
+        return with_arguments(module, self.constants, [ours.partition(" ")[0] for _, ours in self.rules], self.by_row)
 
 
 def constant_arguments(module: nn.Module) -> dict[str, object]:
@@ -378,6 +383,38 @@ def argument_mappings(found: Mapping[str, str]) -> Iterator[tuple[tuple[str, str
     masks = [role for role in found.values() if role in {MASK, DECODER_MASK}]
     layouts = [{role: (f"{role} [b s]", axes) for role in masks} for axes in _MASK_AXES]
     return _mappings(found, layouts if masks else [{}])
+
+
+def row_mappings(
+    found: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], *, causal: bool
+) -> Iterator[tuple[tuple[str, str], ...]]:
+    """The [inputs] of a module that takes one row, or one picture, without an axis for the batch.
+
+    Args:
+        found: what each of the forward's parameters stands for.
+        shapes: of one picture, video or sound.
+        causal: the reference hides later tokens.
+    """
+    masks = [name for name, role in found.items() if role in {MASK, DECODER_MASK}]
+    squares = [] if not masks else [CAUSAL_ATTENTION] if causal else [SQUARE_ATTENTION]
+    pictures = [_LAYOUTS.get(len(shapes[role]), ()) for role in found.values() if role in {*VISUAL, *SOUNDS}]
+    for layout, kind, square in product(
+        range(max(map(len, pictures), default=1)), MASK_FORMS if masks else ("",), ("", *squares)
+    ):
+        rules = []
+        for name, role in found.items():
+            known = _LAYOUTS.get(len(shapes[role]), ()) if role in {*VISUAL, *SOUNDS} else ()
+            axis = "t" if role in {DECODER_IDS, DECODER_MASK} else "s"
+            to = f"{name} -> {kind}" if kind and name in masks else name
+            if known:
+                rules.append((f"{role} {known[0]}", f"{name} [{known[min(layout, len(known) - 1)][3:]}"))
+            elif role == MASK and square:
+                rules.append((f"{square} [b q k]", f"{to} [q k]"))
+            elif role in {IDS, MASK, SEGMENTS, POSITIONS, DECODER_IDS, DECODER_MASK}:
+                rules.append((f"{role} [b {axis}]", f"{to} [{axis}]"))
+            else:
+                return
+        yield tuple(rules)
 
 
 def square_mask_mappings(found: Mapping[str, str], *, causal: bool) -> Iterator[tuple[tuple[str, str], ...]]:

@@ -29,6 +29,7 @@ from porting.suggesting.subjects.argument_names import (
     layouts,
     optional_masks,
     roles,
+    row_mappings,
     square_mask_mappings,
     takes_tensor,
     unexplained,
@@ -167,7 +168,30 @@ class _Search:
             with suppress(Exception):  # the user's own forward may raise anything
                 outputs_of(self._again(), way, self.sampler.batch(way.named))
                 return way
-        return ways[0]
+        return self.by_rows(found, loose) or ways[0]
+
+    def by_rows(self, found: Mapping[str, str], loose: tuple[str, ...]) -> ArgumentMapping | None:
+        """The way of a module that takes one row, or one picture, without an axis for the batch; None if it does not.
+
+        Where it runs with a mask and without, the mask is left at its default.
+        """
+        ways: list[ArgumentMapping] = []
+        left = {name: role for name, role in found.items() if name not in optional_masks(self.module, found)}
+        for some in (found, *([left] if left != dict(found) else [])):
+            for rules in row_mappings(some, self.sampler.shapes, causal=self.causal):
+                way = ArgumentMapping(rules=rules, loose=loose, width=self.sampler.width)
+                if IDS in found.values():
+                    ways.append(way)
+                    continue
+                with suppress(Exception):  # the user's own forward may raise anything
+                    outputs_of(self._again(), way, self.sampler.batch(way.named))
+                    return way
+        tried = _Tried.of(ways, self._again, self.sampler, causal=self.causal, excused=lambda: self._excused)
+        if not tried.ways or tried.mixing():
+            return None
+        with suppress(VerifyError):
+            return self._least_wrong(tried, found)
+        return None
 
     def with_unnamed_masks(self) -> ArgumentMapping | None:
         """The way in which arguments whose names tell nothing are masks: padding changes no other token then.
@@ -249,6 +273,8 @@ class _Search:
         if tried.fewest() > len({PADDED, AHEAD}):
             tried, found = self._grouped(tried, found, loose)
         if not tried.ways and (way := self.with_unnamed_indices()):
+            return way
+        if (not tried.ways or tried.fewest() > len({PADDED, AHEAD})) and (way := self.by_rows(found, loose)):
             return way
         return self._least_wrong(tried, found)
 

@@ -41,7 +41,7 @@ from porting.suggesting.subjects.forward_effects import hides_padding, outputs_o
 from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
-from porting.suggesting.subjects.sampler import LENGTH, Sampler, row_length, rows_of, use_rows_of
+from porting.suggesting.subjects.sampler import BATCH, LENGTH, Sampler, row_length, rows_of, use_rows_of
 from porting.suggesting.subjects.signal_arguments import signal_argument_mapping
 from porting.suggesting.subjects.solved_sizes import (
     better_sizes,
@@ -665,7 +665,8 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     """
     twin, way, module = subjects.twin, subjects.way, subjects.built.module
     named = [name for name in subjects.available if name in way.named]
-    batch = twin.sampler.batch(named, seed=seed, ended=True)
+    many = 1 if way.by_row else BATCH  # of several rows a module that takes one would be recorded several times
+    batch = twin.sampler.batch(named, seed=seed, rows=many, ended=True)
     theirs = {**batch}
     if way.internal or way.unmasked or MASK not in batch:
         theirs.pop(MASK, None)
@@ -698,7 +699,7 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     kinds = [name for name in batch if name in (IDS, DECODER_IDS, *VISUAL, *SOUNDS)]
     if len(kinds) == TWO_SIDES:
-        other = twin.sampler.batch(named, seed=seed + 1, ended=True)
+        other = twin.sampler.batch(named, seed=seed + 1, rows=many, ended=True)
         changed = [{name: other[name]} for name in kinds]
         reference.sides = tuple(_side({**theirs, **way.for_reference(one)}) for one in changed)
         sides = [_side(way.given({**batch, **one})) for one in changed]
