@@ -63,11 +63,7 @@ _LAYERS = re.compile(r"(?!max_)(.*_)?(layers?|depth)")
 
 
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
-    """The limits for a module that a checkpoint of these tensors is loaded into.
-
-    Raises:
-        TargetError: the config asks for more layers than these tensors can be meant for.
-    """
+    """The limits for a module that a checkpoint of these tensors is loaded into."""
     most = max(SHARED_LAYERS, len(tensors))
     for name, value in (config or {}).items():
         if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
@@ -110,9 +106,6 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
     Returns:
         The module: parameters and persistent buffers on the meta device, everything else with its values.  One that its
         builder moves to a GPU has all of its values, there.
-
-    Raises:
-        TargetError: ``make`` fails, gives no module, or goes beyond the bounds.
     """
     mode = _WithoutInitialisation()
     try:
@@ -141,9 +134,6 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
 
     Args:
         within: how large it may become.
-
-    Raises:
-        TargetError: the builder fails, gives something else than a module, or goes beyond the bounds.
     """
     module: object = _call_builder(make, within)
     if not isinstance(module, nn.Module):
@@ -153,11 +143,7 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
 
 
 def refuse_empty(module: nn.Module) -> None:
-    """Raise where a module keeps a buffer without values: what was built without them before is in a cache.
-
-    Raises:
-        TargetError: it keeps one.
-    """
+    """Raise where a module keeps a buffer without values: what was built without them before is in a cache."""
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -211,9 +197,6 @@ def bounded(within: Bounds) -> Iterator[None]:
 
     Args:
         within: how large it may become.
-
-    Raises:
-        TargetError: it is larger.
     """
     thread, most = get_ident(), within.parameters
     parameters = modules = nbytes = elements = 0
@@ -270,11 +253,7 @@ class _Clock:
         self._last = time.thread_time()
 
     def tick(self) -> None:
-        """Count the step that ends here.
-
-        Raises:
-            LimitError: all of them took more time than a module of so many bytes may.
-        """
+        """Count the step that ends here."""
         now = time.thread_time()
         taken, self._last = now - self._last, now
         if self._counts and taken < STEP:

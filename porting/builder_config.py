@@ -102,9 +102,6 @@ def call(
         config: makes the target's config.
         within: how large the module may become.
         stored: the checkpoint's own config, for messages; None where there is none.
-
-    Raises:
-        TargetError: it asks for something else, or goes beyond the bounds.
     """
     try:
         with bounded(within):
@@ -198,9 +195,6 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 
     Returns:
         The value.
-
-    Raises:
-        LookupError: nothing gives one, or there are two values.
     """
     found: list[object] = []
     for candidate in _possible_configs(into):
@@ -249,9 +243,6 @@ def make_config(make: Callable[..., object], fields: Mapping[str, object], *, wh
 
     Args:
         where: the file they come from, for messages.
-
-    Raises:
-        TargetError: the class has no such field, or refuses a value.
     """
     parameters = parameters_of(make)
     open_ended = any(

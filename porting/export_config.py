@@ -25,9 +25,6 @@ def exported_config(
     Args:
         module, config, architecture: as for :func:`porting.export`.
         origin: what the module is, and which checkpoint it follows.
-
-    Raises:
-        TargetError: nothing says the config.
     """
     raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None
     dtype = main_dtype(tensors)
@@ -79,9 +76,6 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
 
     Args:
         config: the config that the user passed: a mapping, an object, or None.
-
-    Raises:
-        TargetError: there is none, or it lacks fields.
     """
     if isinstance(config, Mapping):
         return dict(config)

@@ -319,11 +319,7 @@ def _tensors(
 
 
 def _sources(step: Step, origin: Origin, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a step reads, made of the module's values.
-
-    Raises:
-        PlanError: it has no way back, and the values were changed.
-    """
+    """The tensors that a step reads, made of the module's values."""
     plan, checkpoint = origin.plan, origin.checkpoint
     read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
     if read is not None and _untouched(step, plan, values, read):

@@ -194,9 +194,6 @@ def fit(
 
     Returns:
         The module on the meta device, or the passed one, and the plan.
-
-    Raises:
-        TableError, PlanError, TargetError: as :func:`load`.
     """
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     given = isinstance(into, nn.Module)
@@ -218,9 +215,6 @@ def weights(
     Args:
         own: copy all values, so that none is a view of a file.
         lost: for each tensor, how many of its finite values a cast or a computation made infinite or NaN; added here.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     checkpoint.allow_time()
     values: dict[str, Tensor] = {}
@@ -266,9 +260,6 @@ def maker(
         into: the user's module, or what builds it; None for the table's own.
         architecture: one of the table's, if the user chose it.
         trust: allow modules outside of this library.
-
-    Raises:
-        TargetError: the table has no such architecture, or its module cannot be imported.
     """
     kind = None
     if into is not None and architecture is None:
@@ -307,11 +298,7 @@ def maker(
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Require that the tensors that are dropped have the value that the table states, bit for bit.
-
-    Raises:
-        PlanError: some do not.
-    """
+    """Require that the tensors that are dropped have the value that the table states, bit for bit."""
     require_equal(unequal(plan.left_out, checkpoint)[0], plan.sources)
 
 
@@ -365,9 +352,6 @@ def choose_architecture(
     """The given architecture, or the one that covers most of a checkpoint.
 
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
-
-    Raises:
-        TargetError: the table has no such architecture, or none at all.
     """
     names = [entry.name for entry in table.architectures]
     if not names and architecture is None:

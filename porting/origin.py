@@ -68,9 +68,6 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     Args:
         table: the table that the user gave; None to find it.
         like: the checkpoint to follow; None for none.
-
-    Raises:
-        TableError: there is none, or it has faults.
     """
     if table is not None:
         return find_table(table, {})
@@ -97,10 +94,6 @@ def follow(
     Args:
         architecture: what the result is to be called; None to go by the module's class and by what is written.
         fresh: leave new parameters out that no rule gives a name in a checkpoint.
-
-    Raises:
-        PlanError: module, table and checkpoint do not fit; carries all faults.
-        TargetError: the table has no such architecture.
     """
     record = provenance(module)
     loaded = record is not None and record.checkpoint is checkpoint
@@ -140,9 +133,6 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
 
     Args:
         fresh: such tensors may be left out.
-
-    Raises:
-        PlanError: there are some, and they may not.
     """
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
@@ -195,10 +185,6 @@ def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], 
 
     Args:
         architecture: what the result is to be called; None to go by the module's class and by what is written.
-
-    Raises:
-        PlanError: a name, a shape or a value follows from nothing; carries all faults.
-        TargetError: the table has no such architecture.
     """
     tensors = _infer_sources(table, module, slots(module), config)
     plan = check(table, PlannedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)

@@ -65,9 +65,6 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
     Args:
         copy: a move of a plan; or a part of one that went through :func:`by_axes` before it was cut.
         verify: see that the checksums of the pieces are right, where they have any; for those that are read whole.
-
-    Raises:
-        CheckpointError: the checkpoint has no such tensor, or it is damaged.
     """
     shape = checkpoint.tensors[copy.source].shape
     for piece in checkpoint.pieces(copy.source, verify=verify):
@@ -194,9 +191,6 @@ class MoveReader:
 
         Yields:
             The elements of each part, a view of the buffer, which the next part overwrites; and the part.
-
-        Raises:
-            CheckpointError: they cannot be read, or are not booleans although they should be.
         """
         dtype = self.checkpoint.tensors[copy.source].dtype
         width = dtype.itemsize

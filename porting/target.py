@@ -46,11 +46,7 @@ class Slot:
 
 
 def slots(module: nn.Module) -> dict[str, Slot]:
-    """Every parameter and persistent buffer of ``module``, tied ones under each of their names.
-
-    Raises:
-        TargetError: some of them are lazy and have no shape yet.
-    """
+    """Every parameter and persistent buffer of ``module``, tied ones under each of their names."""
     lazy = [name for name, tensor in named_tensors(module) if nn.parameter.is_lazy(tensor)]
     if lazy:
         message = f"{type(module).__name__} has lazy parameters without a shape: {', '.join(lazy[:3])}"
@@ -160,11 +156,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules of a module with their paths, under each of their names.
-
-    Raises:
-        TargetError: one lies in itself, or they lie in each other too deeply for torch to list them.
-    """
+    """All modules of a module with their paths, under each of their names."""
     try:
         yield from module.named_modules(remove_duplicate=False)
     except RecursionError as error:
@@ -230,9 +222,6 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     Args:
         module: the module; changed in place.
-
-    Raises:
-        TargetError: TorchScript keeps parameters that are to be replaced.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}
@@ -295,9 +284,6 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     Args:
         trust: also import what is not part of this library; without it a table can never run foreign code.
         config: it is the class of a module's config, and not a module, for messages.
-
-    Raises:
-        TargetError: it cannot be imported, or is not trusted.
     """
     where, _, name = path.rpartition(":")
     if (

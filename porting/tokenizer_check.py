@@ -257,9 +257,6 @@ def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = 
         texts: the texts to encode.
         ids: what is decoded where there are no texts.
         where: the file, for messages.
-
-    Raises:
-        LimitError: it takes more memory or time than is allowed, or makes the library fail.
     """
     seconds = limits().seconds
     room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)

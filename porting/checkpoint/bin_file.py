@@ -96,10 +96,6 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True, part: str | 
             not asked for one small range per storage.
         part: the inner path of the state dict that is meant (:mod:`porting.checkpoint.inner_path`); empty for all that
             is in the file, None where the file should be a state dict.
-
-    Raises:
-        CheckpointError: with every fault found.
-        InnerPathNeededError: it holds more than a state dict, and no inner path was given.
     """
     read = _read_legacy if is_legacy(source) else _read_archive
     whole = _state_dict(source, read, locate=locate) if part is None else None
@@ -154,12 +150,7 @@ def _state_dict(source: ByteSource, read: Reader, *, locate: bool) -> Loaded[Sta
 def _read_inside(
     source: ByteSource, read: Reader, part: str | None, refused: CheckpointError | None, *, name: str, locate: bool
 ) -> Contents:
-    """Read the state dict at an inner path, or that of a module.
-
-    Args:
-        source, name, locate, part: as of :func:`read_bin`.
-        refused: without an inner path, why the file is not a state dict.
-    """
+    """Read the state dict at an inner path, or that of a module."""
     try:
         loaded = read(source, InertMachine, locate=locate)
         tree = Tree(loaded.value, loaded.machine)
@@ -178,15 +169,7 @@ def _read_inside(
 
 
 def locate_tensor(source: ByteSource, *, element: ElementType, shape: tuple[int, ...]) -> Extent:
-    """Find the elements of the only tensor in an archive of ``torch.save``.
-
-    Args:
-        source: the archive's bytes, and no others.
-        element, shape: those that the metadata gives the tensor.
-
-    Raises:
-        CheckpointError: it is no such archive, or holds something else.
-    """
+    """Find the elements of the only tensor in an archive of ``torch.save``."""
     loaded = _read_archive(source, StateMachine, locate=True)
     value, records = loaded.value, loaded.records
     if not isinstance(value, TensorSpec):
@@ -247,12 +230,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
 
 
 def _declared(source: ByteSource, entries: Mapping[str, ZipEntry]) -> dict[str, set[object]]:
-    """The attributes that the program of TorchScript declares, by the full names of its classes.
-
-    Raises:
-        CheckpointError: the program says how objects are read, or has texts of several lines, in which a declaration
-            may be no declaration.
-    """
+    """The attributes that the program of TorchScript declares, by the full names of its classes."""
     declared: dict[str, set[object]] = {}
     for name, entry in entries.items():
         if not name.startswith("code/"):

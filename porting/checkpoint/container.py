@@ -133,12 +133,7 @@ class Seal:
     before: int = 0
 
     def of(self, crc: int, nbytes: int) -> bytes:
-        """The bytes of the checksum.
-
-        Args:
-            crc: the CRC-32 of the elements.
-            nbytes: how many bytes they have.
-        """
+        """The bytes of the checksum."""
         return (_crc_shift(self.before, nbytes) ^ crc).to_bytes(4, "little")
 
 
@@ -437,11 +432,7 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
 
 
 def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
-    """Open the files one after the other, and hold one at a time.
-
-    Raises:
-        CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.
-    """
+    """Open the files one after the other, and hold one at a time."""
     names = list(names)
     faults: list[Fault] = []
     for name in names:

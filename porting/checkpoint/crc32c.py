@@ -26,10 +26,6 @@ ROW = 128
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:
     """The CRC-32C of some bytes.
 
-    Args:
-        data: the bytes.
-        value: the checksum of the bytes in front of them, as of :func:`zlib.crc32`.
-
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """

@@ -72,11 +72,7 @@ class Distributed(Container):
     promises = Promises(writes=True, shards=True, checksums=True)
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: a file of a distributed checkpoint cannot be read alone.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: a file of a distributed checkpoint cannot be read alone."""
         fault = self.fragment(name, where=source.where)
         raise CheckpointError(fault or Fault(code=Code.FORMAT_WRONG, where=source.where, message=f"not {self.title}"))
 
@@ -142,11 +138,7 @@ class Distributed(Container):
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
-        """Lay out every tensor as one chunk, and a ``.metadata``, in which tied names have places as well.
-
-        Raises:
-            CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
-        """
+        """Lay out every tensor as one chunk, and a ``.metadata``, in which tied names have places as well."""
         self.require_writable(tensors, where=f"{options.where}/{self.main}")
         groups = divided(tensors, options.shard_size)
         laid = [_shard(f"__0_{number}{self.endings[0]}", group) for number, group in enumerate(groups)]

@@ -58,13 +58,7 @@ def frame(dtype: torch.dtype, shape: Sequence[int], *, at: int) -> Frame:
 
 
 def state_dict_shard(name: str, tensors: Mapping[str, Described], tied: Mapping[str, str]) -> Shard:
-    """A file with a state dict of contiguous tensors, without their elements.
-
-    Args:
-        name: the file's name.
-        tensors: the tensors, by their names.
-        tied: other names of some of them, each with the name whose storage it shares.
-    """
+    """A file with a state dict of contiguous tensors, without their elements."""
     keys = {tensor: str(number) for number, tensor in enumerate(tensors)}
     stored = {tensor: tensor for tensor in tensors} | {other: own for other, own in tied.items() if own in tensors}
     entries = (_text(one) + _tensor(tensors[own].dtype, tensors[own].shape, keys[own]) for one, own in stored.items())

@@ -104,13 +104,7 @@ class _Walk:
         return self._tensors.contents(notes=not_read(self._others, self._source.where))
 
     def _dictionary(self, count: int, prefix: str, depth: int) -> None:
-        """Go over the entries of a dictionary.
-
-        Args:
-            count: how many there are.
-            prefix: the keys that lead to it, each with a dot behind.
-            depth: how many they are.
-        """
+        """Go over the entries of a dictionary."""
         self._charge(count, depth)
         if depth >= DEEPEST:
             raise self._header.error(f"more than {DEEPEST} dictionaries in one another")

@@ -63,9 +63,6 @@ def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, o
     Returns:
         The settings by their names, and why there are none: one of both is empty.  And what the package gguf warned of,
         which may quote the files.
-
-    Raises:
-        LimitError: reading the files costs more than the budget has.
     """
     if tokenizer.unread:
         name, why = next(iter(tokenizer.unread.items()))
@@ -132,12 +129,7 @@ def _text(token: str | bytes) -> str:
 
 
 def _parsed(name: str, raw: bytes, folder: str) -> Json:
-    """The content of a file in JSON; of any other, which is charged, None.
-
-    Raises:
-        VocabularyError: it is no strict JSON.
-        LimitError: it holds more than a command may read.
-    """
+    """The content of a file in JSON; of any other, which is charged, None."""
     where = f"{folder}/{name}"
     if not name.endswith(".json"):
         charge_text(raw, where=where)
@@ -150,11 +142,7 @@ def _parsed(name: str, raw: bytes, folder: str) -> Json:
 
 
 def _require_tokens(parsed: Mapping[str, Json], main: str) -> None:
-    """Require that tokens have the numbers from 0 on, each once, and that files agree.
-
-    Raises:
-        VocabularyError: they do not.
-    """
+    """Require that tokens have the numbers from 0 on, each once, and that files agree."""
     content, added = parsed[main], parsed.get("added_tokens.json", {})
     tokens = content
     if main == FAST:
@@ -177,11 +165,7 @@ def _require_tokens(parsed: Mapping[str, Json], main: str) -> None:
 
 
 def _require_merges(merges: object, known: Collection[str]) -> None:
-    """Require that each merge joins two tokens to a third.
-
-    Raises:
-        VocabularyError: one does not; the package tokenizers, and llama.cpp, refuse such a vocabulary.
-    """
+    """Require that each merge joins two tokens to a third."""
     for merge in merges if isinstance(merges, list) else []:
         left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
         if left not in known or right not in known or left + right not in known or " " in right:

@@ -132,12 +132,7 @@ class _Walk:
         self._process.communicate()
 
     def messages(self) -> Iterator[list[Any]]:  # of what JSON has
-        """The reader's output, line by line; requests for bytes are answered and not returned.
-
-        Raises:
-            CheckpointError: it cannot read the file.
-            LimitError: it takes more time, or asks for more bytes, than are left.
-        """
+        """The reader's output, line by line; requests for bytes are answered and not returned."""
         requests, answers = self._process.stdout, self._process.stdin
         if requests is None or answers is None:
             raise ValueError("the process has no pipes")  # a bug of ours
@@ -230,12 +225,7 @@ def _more(count: int) -> str:
 def _datasets(
     walk: _Walk, others: list[str], links: _Links, where: str
 ) -> Iterator[tuple[str, Mapping[str, Any], list[_Stored]]]:
-    """The datasets of a file: paths, descriptions, stored parts.
-
-    Args:
-        others: takes the paths of what is none, or has no numbers.
-        links: takes what is not followed.
-    """
+    """The datasets of a file: paths, descriptions, stored parts."""
     path, stored = "", list[_Stored]()
     for message in walk.messages():
         match message:

@@ -90,10 +90,6 @@ def download(
         token: of the hub; True for the stored one, None for the client's default.
         cache_dir: the cache; None for the client's default.
         local_files_only: use only what is cached.
-
-    Raises:
-        HubError: they cannot be had.
-        CheckpointError: the model has no weights, or a faulty index.
     """
     if is_offline(local_files_only):
         return _cached(model, cache_dir)
@@ -119,10 +115,6 @@ def remote(model: ModelId, *, token: str | bool | None) -> RemoteModel:
 
     Args:
         token: of the hub; True for the stored one, None for the client's default.
-
-    Raises:
-        HubError: the hub does not give access to it.
-        CheckpointError: the model has no weights, or a faulty index.
     """
     model_files, names = _resolve(model, token)
     main = choose(names, model_files)

@@ -56,9 +56,6 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
 
     Args:
         where: the file, for messages.
-
-    Raises:
-        CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are not plain file names.
     """
     try:
         content = parse(raw, where=where)

@@ -147,16 +147,7 @@ class Tree:
         return path, node
 
     def state_dict(self, path: str) -> tuple[dict[str, TensorSpec], tuple[Fault, ...]]:
-        """The tensors below an inner path, by their names from there on, and notes about the rest.
-
-        Args:
-            path: the inner path; empty for everything.
-
-        Raises:
-            CheckpointError: it names nothing, or a single tensor; two tensors have one name; a tensor of a kind that
-                is not read lies there; or a part of it is given to an object whose class may change it.
-            LimitError: there are more tensors than a command may hold.
-        """
+        """The tensors below an inner path, by their names from there on, and notes about the rest."""
         faults = FaultList(self._where)
         tensors: dict[str, TensorSpec] = {}
         others: list[str] = []

@@ -22,9 +22,6 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
         location: what the user passed.
         first: its tensors keep their names; its directory, config and tokenizer are those of the whole.
         further: the others, by the names that their tensors and configs get.
-
-    Raises:
-        CheckpointError: a name is that of tensors, of files, or of a field of the config, of the first.
     """
     faults = FaultList(location)
     for name in further:

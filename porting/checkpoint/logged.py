@@ -27,14 +27,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def logged(package: str) -> Iterator[list[str]]:
-    """Collect the warnings of a package, which may quote texts of the files that it reads.
-
-    Args:
-        package: the name of its logger.
-
-    Yields:
-        The messages so far, to be escaped before they are shown.
-    """
+    """Collect the warnings of a package, which may quote texts of the files that it reads."""
     logger, messages = logging.getLogger(package), list[str]()
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [_Collector(messages)], False

@@ -24,9 +24,6 @@ def merged(
 
     Returns:
         The contents with these names, and the files by theirs.
-
-    Raises:
-        CheckpointError: two different files would get one name, so that tensors would be read from the wrong one.
     """
     contents: list[Contents] = []
     sources: dict[str, ByteSource] = {}

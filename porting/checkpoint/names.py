@@ -49,9 +49,6 @@ def split_sources(text: str) -> tuple[str, dict[str, str]]:
 
     A path may itself hold ``+NAME=``.  Of the ways to read the text, the one is meant of which most paths exist.
 
-    Raises:
-        CheckpointError: two get one name, or there are two such ways.
-
     >>> split_sources("./llama+lora=./adapter#model+delta=org/name")
     ('./llama', {'lora': './adapter#model', 'delta': 'org/name'})
     """
@@ -74,11 +71,7 @@ def split_sources(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _ways(words: list[str]) -> Iterator[list[str]]:
-    """The ways to read paths with names between them: a longer path is one of them only if it exists.
-
-    Yields:
-        The paths, with the names of all but the first in front of them.
-    """
+    """The ways to read paths with names between them: a longer path is one of them only if it exists."""
     if not words:
         return
     path = words[0]
@@ -122,9 +115,6 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
         text: the name, with the revision behind an ``@`` or without.
         revision: the same given beside it; None when it is not.
         files: endings that only the name of a file has.
-
-    Raises:
-        CheckpointError: two different revisions are given, or an impossible one.
 
     >>> parse_model_id("google-bert/bert-base-uncased@main", revision=None)
     ModelId(repo='google-bert/bert-base-uncased', revision='main')

@@ -193,11 +193,7 @@ class Npz(Container):
 
 
 def _header(described: Described, at: int) -> bytes:
-    """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`.
-
-    Args:
-        at: where in the file it begins.
-    """
+    """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`."""
     import numpy as np  # noqa: PLC0415  # takes time to import; most commands read headers only
 
     descr = np.dtype(NAMES[ElementType.of(described.dtype)]).newbyteorder("<").str

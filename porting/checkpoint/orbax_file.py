@@ -85,11 +85,7 @@ class Orbax(Container):
     promises = Promises(writes=False, headers=False)
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: the metadata holds no elements.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: the metadata holds no elements."""
         raise checkpoint_error(Code.ORBAX_FILE, source.where, "the metadata holds no tensor itself", FETCH_AGAIN)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
@@ -128,11 +124,7 @@ class Orbax(Container):
         return Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint="save it with a newer Orbax")
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:
-        """Refuse: the metadata does not name the files of the arrays.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: the metadata does not name the files of the arrays."""
         raise _only_here(place)
 
 
@@ -147,9 +139,6 @@ def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, dict[str, Any]]
 
     A chunk that is not stored has the fill value.  Newer versions of Orbax store all chunks and say so: then one that
     is not there is lost.
-
-    Raises:
-        CheckpointError: it is no metadata of Orbax.
     """
     try:
         content = parse(raw, where=where, allow_nan=True)
@@ -252,11 +241,7 @@ class _Files:
 
 
 def _opened(names: list[str], files: _Files, database: bool, spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arrays of some names, each opened by tensorstore, which has no types.
-
-    Raises:
-        CheckpointError: tensorstore is not installed, or cannot open one.
-    """
+    """The arrays of some names, each opened by tensorstore, which has no types."""
     try:
         import tensorstore  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -311,14 +296,7 @@ def _unreadable(files: _Files, where: str, name: str, error: Exception) -> Check
 
 
 def _add(tensors: TensorList, name: str, array: Any, files: _Files, left: int) -> int:
-    """Add an array, or note why it cannot be read.
-
-    Args:
-        left: bytes of the files that no array was taken to be stored in yet.
-
-    Returns:
-        The bytes that it is taken to be stored in.
-    """
+    """Add an array, or note why it cannot be read."""
     element = DTYPES.get(array.dtype.name)
     shape: tuple[int, ...] = tuple(array.shape)
     if element is None:

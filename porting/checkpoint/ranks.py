@@ -55,9 +55,6 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
     Args:
         pattern: a path with ``{r}`` in the place of the rank's number, which may have zeros in front.
         home: the directory that :func:`home_of` names.
-
-    Raises:
-        CheckpointError: there are none, one is missing or there twice, or ``{r}`` stands in it twice.
     """
     before, _, after = pattern.partition(RANK)
     name_after, _, rest = after.partition("/")
@@ -111,9 +108,6 @@ def joined(
         location: what the user passed.
         home: the directory that is taken for the checkpoint's.
         config_name, config: the file that describes the model, and its content.
-
-    Raises:
-        CheckpointError: two different files would get one name.
     """
     opened = tuple(opened)
     parts = ((f"rank{rank.number}.", _folder(home.path, one), one) for rank, one in zip(ranks, opened, strict=True))

@@ -65,9 +65,6 @@ def read_header(source: ByteSource, *, name: str) -> Contents:
     Args:
         source: the file's bytes; only the header is read.
         name: the file's name inside the checkpoint.
-
-    Raises:
-        CheckpointError: with every fault of the header.
     """
     raw = _raw_header(source)
     return parse_header(raw, where=source.where, name=name, size=source.size)
@@ -81,9 +78,6 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
         where: the file, for messages.
         name: the file's name inside the checkpoint.
         size: the bytes of the whole file; when left out, as many as the header describes.
-
-    Raises:
-        CheckpointError: with every fault.
     """
     faults = FaultList(where)
     try:
@@ -335,9 +329,6 @@ def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | N
 
     Returns:
         The header.  The data goes in the order of the tensors but wide elements first, so that each is aligned.
-
-    Raises:
-        CheckpointError: a name, a size or the metadata cannot be written.
     """
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # a stable sort: else the mapping's order
     offsets, end = {}, 0

@@ -45,9 +45,6 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
         value: what the pickle described.
         records: the storages' bytes, by key.
         name: its name inside the checkpoint.
-
-    Raises:
-        CheckpointError: with every fault found.
     """
     described = require_flat(value, source)
     faults = FaultList(source.where)
@@ -76,11 +73,7 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
 
 
 def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | None]:
-    """Require that a pickle described names with tensors, or with None.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
+    """Require that a pickle described names with tensors, or with None."""
     if not isinstance(value, dict):
         raise checkpoint_error(
             Code.BIN_TENSOR,
@@ -118,16 +111,7 @@ def require_stored(
     records: Mapping[str, ChecksummedRange],
     source: ByteSource,
 ) -> None:
-    """Require that what is not read is stored as it is described too, as torch does.
-
-    Args:
-        specs: all tensors.
-        storages: all storages, also those that belong to no tensor.
-        records: the ranges of the storages, by key.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Require that what is not read is stored as it is described too, as torch does."""
     faults = FaultList(source.where)
     for spec in specs:
         _extent("beside those that are read", replace(spec, lazy=""), records, faults)

@@ -36,10 +36,6 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False, si
             transformers writes for them, ``{"__float__": "Infinity"}``.
         signed_zero: take ``-0`` for the number -0.0, which is not whole, as the readers of safetensors do.
 
-    Raises:
-        JsonError: it is not JSON, or an object has a key twice.
-        LimitError: it holds more than a command may read.
-
     >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}
     """

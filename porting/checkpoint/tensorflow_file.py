@@ -84,11 +84,7 @@ class TensorFlow(Container):
         return FileKind(self.title, "rename it to end in .index") if table else None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: an index holds no elements.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: an index holds no elements."""
         raise checkpoint_error(Code.TENSORFLOW_FILE, source.where, "an index holds no tensor itself", FETCH_AGAIN)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
@@ -178,16 +174,7 @@ def _add_slices(
     slices: Mapping[bytes, _Entry],
     crcs: dict[Chunk, int | None],
 ) -> None:
-    """Add a variable that is stored in slices, or note why it cannot be read.
-
-    Args:
-        lists: the tensors of each file.
-        names: the names of the files with elements.
-        entry: the variable.
-        element: the type of its elements.
-        slices: the entries of all slices, by their keys.
-        crcs: the checksum of each chunk is put here.
-    """
+    """Add a variable that is stored in slices, or note why it cannot be read."""
     chunks: list[Chunk] = []
     reason = shape_fault(entry.shape, element)
     for place in entry.slices:
@@ -284,12 +271,7 @@ class _Index:
         self._whole = HeaderReader(source, Code.TENSORFLOW_FILE)
 
     def entries(self) -> list[_Entry]:
-        """The tensors, in the order of their names.
-
-        Raises:
-            UnrecognisedError: it does not end as a table does.
-            CheckpointError: it is damaged, compressed or big-endian.
-        """
+        """The tensors, in the order of their names."""
         source = self._source
         ends = source.pread(source.size - 8, 8) if source.size >= FOOTER else b""
         if ends != MAGIC.to_bytes(8, "little"):

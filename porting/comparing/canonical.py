@@ -43,9 +43,6 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
     Args:
         table: the table; without it the tensors are taken as they are.
         side: the table's side that the checkpoint is on; None to see by its names.
-
-    Raises:
-        PlanError: the table does not fit, its sides cannot be told apart, or it has a rule that adds or multiplies.
     """
     if table is None:
         return [as_it_is(name, info) for name, info in checkpoint.tensors.items()], {}

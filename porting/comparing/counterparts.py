@@ -54,11 +54,7 @@ class Counterparts:
 
 
 def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Pair tensors of the same name.
-
-    Raises:
-        PlanError: the two have no name in common.
-    """
+    """Pair tensors of the same name."""
     common = [name for name in a.tensors if name in b.tensors]
     if not common:
         message = f"no tensor of {a.location} has a namesake in {b.location}"
@@ -74,11 +70,7 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 
 def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
-
-    Raises:
-        PlanError: the table does not fit the two; carries all faults.
-    """
+    """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right."""
     named = {side: (count_named(table, a, side), count_named(table, b, side)) for side in ("source", "target")}
     if named["source"][1] > named["source"][0] and named["target"][0] > named["target"][1]:
         message = f"{a.location} has the names of the right side of '{table.name}', and {b.location} those of the left"

@@ -57,14 +57,6 @@ def map_jobs(
     """Run jobs in a few threads; yields their results in order.
 
     Small jobs are handed to a thread many at a time, and the time that they take is counted.
-
-    Args:
-        jobs: what is to be done; taken one by one.
-        nbytes: the bytes that one goes through.
-        threads: how many are done at a time.
-
-    Raises:
-        LimitError: there are so many small jobs that they take longer than a command may.
     """
     remaining = _batches(jobs, nbytes)
 

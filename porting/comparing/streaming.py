@@ -34,9 +34,6 @@ class Reader:
         Args:
             recipe: how it is made; arithmetic in float64 allocates memory.
             start, stop: the window, no longer than :meth:`length`.
-
-        Raises:
-            CheckpointError: they cannot be read; a file that changed since it was opened is not.
         """
         return compute(recipe, Window.of_row(start, stop), self._reader.read, take=BufferParts(self._memory))
 

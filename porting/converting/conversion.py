@@ -238,9 +238,6 @@ def carry_out(
         draft: what to write, from :func:`prepare`.
         destination, threads, memory, sha256, overwrite, tell: as in :func:`convert`.
         group: the processes that share the work, all with the same draft; None for those of ``torch.distributed``.
-
-    Raises:
-        CheckpointError, PlanError, TargetError: as in :func:`convert`.
     """
     _require_resources(draft, threads, memory)
     path, group = Path(destination), group or ProcessGroup()

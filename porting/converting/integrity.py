@@ -162,11 +162,7 @@ class _Chunks:
         self._opened = False
 
     def of(self, file: str) -> Mapping[str, tuple[int, int]]:
-        """The tensors of a file, and the ranges of their bytes.
-
-        Raises:
-            PortingError: the metadata, or an archive around a tensor, is damaged; or the record names no part.
-        """
+        """The tensors of a file, and the ranges of their bytes."""
         if not self._opened:
             container, part = chosen_writer(self._to or None)
             place = LocalPlace(self._root, location=str(self._root.path))

@@ -113,10 +113,6 @@ class Maker:
             recipe: how it is made.
             target: the descriptor of the file.
             at: the place of its first byte there.
-
-        Raises:
-            CheckpointError: the input cannot be read, is damaged, or changed.
-            OSError: writing failed.
         """
         out = Output(target, at, self._on_written, crc=self._crc)
         self._whole = self._is_whole(recipe)

@@ -36,11 +36,7 @@ class Output(Sum):
         return BLOCK - self._at % BLOCK
 
     def put(self, raw: memoryview) -> None:
-        """Digest some bytes and write them.
-
-        Raises:
-            OSError: writing failed.
-        """
+        """Digest some bytes and write them."""
         for begun in range(0, len(raw), BLOCK):
             block = raw[begun : begun + BLOCK]
             self.update(block)

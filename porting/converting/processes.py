@@ -55,11 +55,7 @@ class ProcessGroup:
             self._group = dist.new_group(backend="gloo")
 
     def gather(self, value: Value) -> list[Value]:
-        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks.
-
-        Raises:
-            RankError: a process has ended, or could not go on; says which, and why.
-        """
+        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks."""
         if self.size == 1:
             return [value]
         message, hint = "another process of this conversion has ended", "; the same command goes on from here"
@@ -79,11 +75,7 @@ def ranks() -> tuple[int, int]:
 def gathered(
     value: Value, group: ProcessGroupOfTorch | None, *, where: str, message: str, hint: str = ""
 ) -> list[Value]:
-    """The value of each process of a group, the default one if None.
-
-    Raises:
-        RankError: a process has ended.
-    """
+    """The value of each process of a group, the default one if None."""
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
     found = [value] * dist.get_world_size(group)
@@ -193,11 +185,7 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def same_everywhere(values: Iterable[object]) -> None:
-    """Require that all processes are about to do the same.
-
-    Raises:
-        RankError: they see different inputs, tables or options.
-    """
+    """Require that all processes are about to do the same."""
     values = list(values)
     different = [str(rank) for rank, value in enumerate(values) if value != values[0]]
     if different:

@@ -63,11 +63,6 @@ def work(
         owners: one for each thread; called in it, gives what the thread owns.
         look: called in this thread while the others work.
         stop: set when jobs need not be finished, so that a long one can end early.
-
-    Raises:
-        BaseException: what the first job that failed raised, or what interrupted this thread; jobs that had not begun
-            then are not begun.
-        LimitError: there are so many small jobs that they take longer than a command may.
     """
     lanes: _Lanes[Owned] = _Lanes(list(jobs), len(owners))
     stop = stop if stop is not None else Event()
@@ -110,9 +105,6 @@ def _end(threads: Sequence[Thread], stop: Event) -> None:
     """Wait for threads, also when another signal comes.
 
     They write to files that are closed next, and the descriptor of a closed file may soon be that of another one.
-
-    Raises:
-        BaseException: what interrupted the wait first.
     """
     interruptions: list[BaseException] = []
     while not stop.is_set() or any(thread.is_alive() for thread in threads):  # one that never started is not

@@ -46,10 +46,6 @@ def write_files(
 
     Returns:
         The tensors, in the order of the output; and the bytes of each file.
-
-    Raises:
-        PortingError: the input cannot be read, is damaged, or changed.
-        OSError: writing failed.
     """
     with reading(str(place.root)):
         settled = draft.key
@@ -142,11 +138,7 @@ class _Task:
             self.sources |= sources
 
     def wrote(self, count: int) -> None:
-        """Count bytes that were written.
-
-        Raises:
-            InterruptedError: another thread failed, or a signal came: the tensor need not be finished.
-        """
+        """Count bytes that were written."""
         if self._stop.is_set():
             raise InterruptedError
         self._meter.wrote(count)

@@ -93,9 +93,6 @@ class Settings:
 
         Returns:
             [n v].
-
-        Raises:
-            GenerationError: some are NaN or infinite, so that no probabilities can be made of them.
         """
         scores, length = scores.clone(), rows.shape[1]
         if self.repetition_penalty != 1.0:
@@ -146,16 +143,7 @@ def _repeating(row: Sequence[int], size: int) -> list[int]:
 
 
 def read_settings(folder: Folder | None, config: Mapping[str, object], *, decoder: bool, vocabulary: int) -> Settings:
-    """The settings of a checkpoint.
-
-    Args:
-        folder: where it lies; None when it is not on this machine.
-        decoder: whether it is an encoder-decoder, whose rows begin with a token of their own.
-        vocabulary: how many tokens there are to choose from.
-
-    Raises:
-        GenerationError: the file is malformed, or a field has a value of the wrong kind.
-    """
+    """The settings of a checkpoint."""
     fields = dict(config)
     where = "config.json"
     if folder is not None and folder.kind(FILE) in {"a file", "a link"}:

@@ -114,9 +114,6 @@ def mutate(
         timeout: the limit of each run in seconds; by default ten times the run without a mistake, and at least 30.
         fresh: let each process import everything anew, for tests that do not work in a forked process.
         progress: called with the current step, the number of finished runs and the number of runs.
-
-    Raises:
-        MutationError: the tests fail without a mistake, do not run the port, or a name in ``only`` is unknown.
     """
     _refuse_unknown(only)
     tell = progress or (lambda what, done, total: None)

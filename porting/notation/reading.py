@@ -55,11 +55,7 @@ class Reader:
         self.faults = list(sections.faults)
 
     def finish(self) -> None:
-        """Raise every fault that was found, if any.
-
-        Raises:
-            TableError: there were faults.
-        """
+        """Raise every fault that was found, if any."""
         if self.faults:
             raise TableError(self.faults)
 

@@ -94,11 +94,7 @@ class Formula(Operation):
 
     @classmethod
     def parse(cls, text: str) -> Formula:
-        """Parse ``text``.
-
-        Raises:
-            FormulaError: it is not a formula.
-        """
+        """Parse ``text``."""
         try:
             body = parse(text, "formula", LONGEST)
         except ArithmeticSyntaxError as fault:
@@ -122,9 +118,6 @@ class Formula(Operation):
 
         Args:
             operands: the indices of each operand; other names are numbers.
-
-        Raises:
-            FormulaError: an index is summed or resized that is not there, or given that is there already.
         """
         call = partial(_call_indices, operands)
         return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, call)
@@ -270,10 +263,6 @@ class Formula(Operation):
             sizes: the size of every index.
             result: the indices of the axes of the value, in their order.
             offsets: where indices begin of which a part is computed, 0 for others.
-
-        Raises:
-            FormulaError: it has no value for them, as where a number is too large.
-            InexactError: whole numbers leave int64.
         """
         try:
             return self._evaluate(operands, numbers, sizes, result, offsets or {})
@@ -478,11 +467,7 @@ def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _computed(op: ast.operator, left: float, right: float) -> float:
-    """Apply an operator to two numbers.
-
-    Raises:
-        ArithmeticError: it is not a finite number.
-    """
+    """Apply an operator to two numbers."""
     _require_divisor(op, right)
     try:
         found = OPERATORS[type(op)](left, right)
@@ -504,11 +489,7 @@ def _require_divisor(op: ast.operator, right: float) -> None:
 
 
 def _number_of(function: str, number: float) -> float:
-    """Apply a function to a number.
-
-    Raises:
-        ArithmeticError: it is not a finite number.
-    """
+    """Apply a function to a number."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if isinstance(number, int):
@@ -560,11 +541,7 @@ def _unpacked_bits(node: ast.Call) -> int:
 
 
 def _whole_numbers(node: ast.Call, values: Tensor, least: int, most: int) -> Tensor:
-    """Values as int64.
-
-    Raises:
-        ValueError: one is not whole, or not within these limits.
-    """
+    """Values as int64."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if values.numel() == 0:

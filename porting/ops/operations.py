@@ -40,18 +40,10 @@ class Operation:
     exact: ClassVar[bool] = False
 
     def forward(self, values: Tensor) -> None:
-        """Compute the target's elements in place of the source's, in the dtype in which they are computed.
-
-        Raises:
-            InexactError: whole numbers leave int64.
-        """
+        """Compute the target's elements in place of the source's, in the dtype in which they are computed."""
 
     def inverse(self, values: Tensor) -> None:
-        """Compute the source's elements in place of the target's, in the dtype in which they are computed.
-
-        Raises:
-            InexactError: whole numbers leave int64, or are not multiples of what divides them.
-        """
+        """Compute the source's elements in place of the target's, in the dtype in which they are computed."""
 
     def transpose(self, gradient: Tensor) -> None:
         """Compute the gradient of the source's elements in place of that of the target's, in float64."""
@@ -75,9 +67,6 @@ class Sum(Operation):
         Args:
             total: in the dtype in which it is computed.
             term: in the dtype of the tensor.
-
-        Raises:
-            InexactError: a sum of whole numbers leaves int64.
         """
         if not is_whole(term.dtype):
             total.add_(term if term.itemsize > 1 else term.to(total.dtype))  # torch adds no numbers of 8 bits
@@ -223,11 +212,7 @@ class Arithmetic:
         return wide_bytes([dtype]) if self else 0
 
     def wide(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which a sum and what follows it are computed, of tensors of one dtype.
-
-        Raises:
-            InexactError: whole numbers would not stay whole.
-        """
+        """The dtype in which a sum and what follows it are computed, of tensors of one dtype."""
         return wide_dtype([dtype], dtype, whole=all(one.is_whole for one in self.constants))
 
     @property
@@ -240,11 +225,7 @@ class Arithmetic:
         return all(one.receives(term) for one in self.operations if isinstance(one, Sum))
 
     def apply(self, values: Tensor) -> None:
-        """Compute single elements in place, in the dtype in which they are computed; a sum is complete by then.
-
-        Raises:
-            InexactError: whole numbers leave int64, or do not stay whole.
-        """
+        """Compute single elements in place, in the dtype in which they are computed; a sum is complete by then."""
         for one in self.constants:
             if self.inverted:
                 one.inverse(values)
@@ -252,11 +233,7 @@ class Arithmetic:
                 one.forward(values)
 
     def applied(self, values: Tensor) -> Tensor:
-        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed.
-
-        Raises:
-            InexactError: the dtype does not hold the result, or whole numbers do not stay whole.
-        """
+        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed."""
         if not self.constants:
             return values
         import torch  # noqa: PLC0415  # tables are read without it

@@ -40,9 +40,6 @@ def parse(text: str, kind: str, longest: int) -> ast.expr:
     Args:
         kind: what it is to be, for messages: ``"formula"``.
         longest: the most characters that are read.
-
-    Raises:
-        ArithmeticSyntaxError: it is too long, or nothing that Python's parser reads.
     """
     article = "an" if kind[0] in "aeiou" else "a"
     if len(text) > longest:

@@ -86,9 +86,6 @@ def sizes_under(
     Args:
         known: the sizes that [sizes] gives.
         indices: those whose size is needed; None for all.
-
-    Raises:
-        NotationError: a list of the config has no such element.
     """
     by_layer = known.by_layer if isinstance(known, KnownSizes) else {}
     values = known.values_of_config if isinstance(known, KnownSizes) else {}

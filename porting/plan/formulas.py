@@ -65,11 +65,7 @@ class Applied:
 
     @cached_property
     def wide(self) -> torch.dtype:
-        """The dtype in which it is computed.
-
-        Raises:
-            InexactError: whole numbers would be computed of others, or as others.
-        """
+        """The dtype in which it is computed."""
         return wide_dtype(self.dtypes, self.dtype, whole=self.formula.is_whole(self.numbers))
 
     @cached_property
@@ -79,11 +75,7 @@ class Applied:
         return tuple(kept)
 
     def nbytes(self, extents: Mapping[str, int]) -> int:
-        """Bytes that are held while a part is computed, beside its place: buffers, and values on the way.
-
-        Args:
-            extents: how much of each index the part takes; all of those that are not in it.
-        """
+        """Bytes that are held while a part is computed, beside its place: buffers, and values on the way."""
         sizes = {**self.sizes, **extents}
         operands = {one.name: one.indices for one in self.operands}
         buffers = sum(math.prod(sizes[index] for index in one.indices) for one in self.operands)
@@ -123,10 +115,6 @@ class Applied:
 
         Args:
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
-
-        Raises:
-            FormulaFailedError: the formula has no value for these numbers.
-            InexactError: whole numbers would not stay whole.
         """
         first, row = 0, math.prod(self.sizes[index] for index in self.result)
         offsets: dict[str, int] = {}
@@ -285,10 +273,6 @@ def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:
     """The fault of a rule whose ``back`` does not lead to tensors that give the target again.
 
     It is tried on small random tensors: the target of what ``back`` makes of a target has to be that target.
-
-    Args:
-        rule: a rule with a formula and its ``back``.
-        numbers: the fields of the config that they read.
     """
     if rule.formula is None or not rule.back:
         return None

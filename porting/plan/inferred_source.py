@@ -42,9 +42,6 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
     Returns:
         In the order of the table's rules, then of their outer indices.  The names carry the table's prefix, except
         when all of them do though the table has others: then this is a bare trunk, which is saved without it.
-
-    Raises:
-        PlanError: a name or a size follows from nothing; carries all faults.
     """
     shapes = {name: tuple(one.shape) for name, one in targets.items()}
     written = sort_names(table.rules, shapes, "target", table.target_prefix)

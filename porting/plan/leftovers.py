@@ -37,12 +37,7 @@ def leave_out(
     near: Nearest,
     unsaved: Mapping[str, str],
 ) -> tuple[tuple[LeftOut, ...], list[Fault]]:
-    """Source tensors that are dropped, and a fault for each that nothing accounts for.
-
-    Args:
-        table, alignment, sources, config, near: as in :func:`porting.plan.check.check`.
-        unsaved: tensors of the module that are not in its state, and what would put them there.
-    """
+    """Source tensors that are dropped, and a fault for each that nothing accounts for."""
     matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     faults: list[Fault] = []
     left_out: list[LeftOut] = []
@@ -334,11 +329,7 @@ def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
 
 
 def content_of(make: Make, config: Mapping[str, object]) -> Content:
-    """The content that a line of [make] gives under a config.
-
-    Raises:
-        NotationError: its number cannot be computed.
-    """
+    """The content that a line of [make] gives under a config."""
     if isinstance(make.value, Content):
         return make.value
     if isinstance(make.value, Name):

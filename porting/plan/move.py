@@ -91,11 +91,7 @@ class Casts:
     """Puts values to their places, cast to the dtype there; a subclass may count what that loses."""
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Put values, whose dtype may be another, to a place of the same sizes.
-
-        Raises:
-            InexactError: the dtype there does not hold them.
-        """
+        """Put values, whose dtype may be another, to a place of the same sizes."""
         require_held(values, place.dtype)
         place.copy_(values)
 
@@ -135,10 +131,6 @@ def compute(
 
     Returns:
         A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
-
-    Raises:
-        ValueError: some elements are written by no move, and the recipe has nothing to put there.
-        InexactResultError: the dtype does not hold what is computed.
     """
     try:
         return _computed(recipe, where, read, base, take or _allocate, casts or Casts())
@@ -273,9 +265,6 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     Args:
         base: gives ``recipe.base``.
         device: where it is computed; that of its first source when left out.
-
-    Raises:
-        ValueError, InexactResultError: as :func:`compute`.
     """
     moves = recipe.copies
     plain = recipe.arithmetic.sum is None and recipe.applied is None
@@ -312,9 +301,6 @@ def gather(
     Args:
         copies: they fill disjoint boxes of the tensor.
         fill, base: what stands where no copy writes, as in :func:`backward`; ``base`` goes first.
-
-    Raises:
-        ValueError: some elements are written by no copy, and neither fill nor base is given.
     """
     name, first = copies[0].target, read(copies[0].source)
     recipe = Recipe(
@@ -382,9 +368,6 @@ def pullback(
     Args:
         arithmetic: what :func:`forward` computes.
         values: gives a source tensor, which the gradient through a formula depends on.
-
-    Raises:
-        ValueError: the step has a formula, and no values are given.
     """
     if step.layout is not None:
         if values is None:

@@ -49,11 +49,7 @@ class Loading:
 
 
 def entries() -> tuple[str, ...]:
-    """The names of transformers' registry: model types, and classes that have an entry of their own.
-
-    Raises:
-        TableError: this transformers has no registry.
-    """
+    """The names of transformers' registry: model types, and classes that have an entry of their own."""
     mapping: Any = module("conversion_mapping")
     built: Mapping[str, object] = mapping._build_checkpoint_conversion_mapping()
     return tuple(sorted(built, key=lambda name: (name.lower(), name)))
@@ -72,11 +68,6 @@ def loading(
         entry: the name of an entry of the registry, or a model type.
         config: the checkpoint's config; empty for the usual one of the entry.
         tensors: the checkpoint's tensors; None for those that transformers itself would save.
-
-    Raises:
-        TableError: transformers has no such entry, it is not for this config, or an operation of it is nothing that a
-            rule says.
-        TargetError: the config asks for more than these tensors can be meant for.
     """
     model = _on_meta(entry, config, tensors if tensors is not None else ported or {})
     found = _saved(model) if tensors is None else tensors
@@ -188,12 +179,7 @@ def _saved(model: Any) -> Mapping[str, Described]:
 
 
 def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Described]) -> Any:
-    """The model of transformers that a checkpoint holds, without weights.
-
-    Args:
-        config: the checkpoint's config; empty for the usual one, which is transformers' own.
-        tensors: what bounds its size.
-    """
+    """The model of transformers that a checkpoint holds, without weights."""
     import transformers  # noqa: PLC0415  # only those who ask for such a table wait for it
 
     known = transformers.CONFIG_MAPPING
@@ -229,11 +215,7 @@ def _refused(entry: str, message: str, hint: str, code: Code = Code.NO_TABLE) ->
 
 
 def module(name: str) -> Any:
-    """A module of transformers that is not public.
-
-    Raises:
-        TableError: this transformers does not have it.
-    """
+    """A module of transformers that is not public."""
     import importlib  # noqa: PLC0415  # with transformers
 
     try:

@@ -40,11 +40,7 @@ class FollowedTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, and note what it did.
-
-        Raises:
-            LayoutError: it does something that the axes of a rule do not say.
-        """
+        """Run a function of torch, and note what it did."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)

@@ -35,10 +35,6 @@ def imported(
         tensors: its tensors; None for those that transformers itself would save.
         ported: the tensors that transformers makes of them, where only they are there.
 
-    Raises:
-        TableError: there is no such entry, or an operation of it is nothing that a rule says.
-        TargetError: the config asks for more than these tensors can be meant for.
-
     >>> table = imported("transformers:mixtral", {"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2})
     >>> print(next(rule for rule in table.rules if "moe.gate" in str(rule)))
     layers.{i}.block_sparse_moe.gate.weight = layers.{i}.mlp.gate.weight
@@ -58,11 +54,7 @@ def imported_text(
 
 
 def written(found: Loading, name: str) -> str:
-    """The text of the table for what transformers does with a checkpoint.
-
-    Raises:
-        TableError: a name is none that a table can hold.
-    """
+    """The text of the table for what transformers does with a checkpoint."""
     every = [worded(one) for one in found.conversions]
     sizes = {name: size for one in every for name, size in one.sizes}
     lines = [
@@ -96,11 +88,7 @@ def written(found: Loading, name: str) -> str:
 
 
 def worded(conversion: Conversion) -> Wording:
-    """One conversion as a rule for its names.
-
-    Raises:
-        TableError: a name is none that a table can hold.
-    """
+    """One conversion as a rule for its names."""
     terms = [one for source in conversion.sources for one in _terms(source)]
     sources = tuple(spelling for spelling, _ in terms)
     targets = tuple(Spelling.of(_checked(name)) for name in conversion.targets)

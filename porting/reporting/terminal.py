@@ -94,12 +94,7 @@ def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, ver
 
 
 def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """The verdict in a sentence, the scope, and the largest difference in each dtype.
-
-    Args:
-        verbose: the scope in full, and a line for each dtype; otherwise the differences come first, on one line, and
-            the scope is at most a line each of what ran, what was compared and what did not run.
-    """
+    """The verdict in a sentence, the scope, and the largest difference in each dtype."""
     style, says = _SAID[report.verdict]
     if report.verdict == DIFFERENT and not report.computes_otherwise:
         says = "computes, and does not learn, what"

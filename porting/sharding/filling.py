@@ -74,10 +74,6 @@ def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module, rank: int = 0) -
     Args:
         module: the module; its DTensors say which part.
         rank: which process this is.
-
-    Raises:
-        CheckpointError: the bytes cannot be read.
-        TargetError: a tensor is placed in a way that cannot be filled, or has values of another dtype.
     """
     tensors = dict(named_tensors(module))
     reader = MoveReader(checkpoint, sparing=True)
@@ -112,9 +108,6 @@ def stored_not_finite(
     Args:
         steps: the steps, by their numbers in the plan.
         rank, count: which of how many processes this is; each counts a share of every tensor.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     reader = MoveReader(checkpoint, sparing=True)
     found = Counter[int]()
@@ -144,11 +137,7 @@ def _part(recipe: Recipe, target: Tensor, reader: MoveReader) -> Tensor:
 
 
 def compute_box(recipe: Recipe, box: Box, reader: MoveReader) -> Tensor:
-    """Compute the elements of a box of a tensor.
-
-    Args:
-        box: the box, in the tensor's coordinates.
-    """
+    """Compute the elements of a box of a tensor."""
     return compute(recipe, Window(recipe.shape, box.starts, box.sizes), reader.read).view(box.sizes)
 
 
@@ -178,9 +167,6 @@ def unequal(
 
     Returns:
         Those of which this share differs, and how many bytes were read.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     reader = MoveReader(checkpoint, sparing=True)
     apart = (left for left in pairs if not any({left.name, left.equals} <= names for names in checkpoint.shared))
@@ -193,10 +179,6 @@ def require_same(pairs: Iterable[tuple[Recipe, Recipe]], checkpoint: Checkpoint)
     Args:
         pairs: two recipes of each such tensor.
         checkpoint: the checkpoint that they read.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        PlanError: some are others; names the tensors of both.
     """
     reader = MoveReader(checkpoint, sparing=True)
     faults = [

@@ -52,11 +52,7 @@ class Layout:
 
 
 def layout(files: Mapping[str, TensorFile]) -> Layout:
-    """Lay out files of tensors, which need no values.
-
-    Raises:
-        CheckpointError: a name or a size cannot be written.
-    """
+    """Lay out files of tensors, which need no values."""
     shards = {name: shard_around(file, where=name) for name, file in files.items()}
     places = {
         tensor: Place(file=name, start=at, dtype=described.dtype, nbytes=described.nbytes)

@@ -30,11 +30,7 @@ class Processes:
         self.rank, self.count = (0, 1) if alone else ranks()
 
     def gather(self, value: Value) -> list[Value]:
-        """Exchange a value: return that of each process, in the order of their ranks.
-
-        Raises:
-            RankError: a process has ended.
-        """
+        """Exchange a value: return that of each process, in the order of their ranks."""
         if self.count == 1:
             return [value]
         message = f"{self.undone}, since another process has ended"
@@ -42,12 +38,7 @@ class Processes:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run a step, which is over when every process has done it.
-
-        Raises:
-            Exception: this process failed.
-            RankError: another process failed; says which, and why.
-        """
+        """Run a step, which is over when every process has done it."""
         caught: Exception | None = None
         try:
             yield

@@ -64,11 +64,6 @@ def write_shards(
 
     Returns:
         The names of the files; and for each tensor in which finite values became infinite, how many.
-
-    Raises:
-        CheckpointError: the destination is refused, or this process could not write.
-        RankError: another process could not.
-        TargetError: the module is on the meta device, or one rule makes tensors of several dtypes.
     """
     processes = Processes(str(path), "nothing was written")
     with ExitStack() as stack:
@@ -167,9 +162,6 @@ def require_made(module: nn.Module, plan: Plan) -> None:
     Args:
         module: the module, whole or spread over processes.
         plan: how the checkpoint maps to it.
-
-    Raises:
-        PlanError: some tensors are others.
     """
     tensors = dict(named_tensors(module))
     others = (recipe for recipe in plan.made if not _has_made_content(recipe, tensors))
