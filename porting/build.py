@@ -101,7 +101,6 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
 
     Args:
         make: builds the module; may be called three times.
-        within: how large it may become.
 
     Returns:
         The module: parameters and persistent buffers on the meta device, everything else with its values.  One that its
@@ -130,11 +129,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
 
 
 def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
-    """Build the module with the weights that its builder gives it.
-
-    Args:
-        within: how large it may become.
-    """
+    """Build the module with the weights that its builder gives it."""
     module: object = _call_builder(make, within)
     if not isinstance(module, nn.Module):
         raise _not_a_module(module)
@@ -194,9 +189,6 @@ def bounded(within: Bounds) -> Iterator[None]:
 
     Whatever a checkpoint's config decides is built here: by :func:`build`, :func:`build_with_values` or :func:`call`,
     and the reference by transformers.
-
-    Args:
-        within: how large it may become.
     """
     thread, most = get_ident(), within.parameters
     parameters = modules = nbytes = elements = 0

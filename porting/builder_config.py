@@ -239,11 +239,7 @@ _PLAIN = (bool, int, float, str, tuple, list, property, type(None))
 
 
 def make_config(make: Callable[..., object], fields: Mapping[str, object], *, where: str) -> object:
-    """Make the target's config from its fields.
-
-    Args:
-        where: the file they come from, for messages.
-    """
+    """Make the target's config from its fields."""
     parameters = parameters_of(make)
     open_ended = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature_parameters(make).values()

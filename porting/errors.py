@@ -161,7 +161,6 @@ class Option:
     """An argument of a function that a command takes as an option, in a :class:`Message`.
 
     Attributes:
-        name: the argument's name, such as ``shard_size``.
         value: the value to pass; None names the argument alone.
     """
 
@@ -245,7 +244,6 @@ class Fault:
     """A single fault of an input, in one line.
 
     Attributes:
-        code: the kind of fault.
         where: the file, table position (``bert.toml:12:3``) or tensor it was found in; may be empty.
         message: what was passed, what was found and what was expected.
         hint: what to do about it: the nearest name, or the next command; may be empty.
@@ -377,7 +375,6 @@ def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, .
     """Shorten a long list of lines: those that differ only in numbers are shown once.
 
     Args:
-        lines: the lines.
         most: how many are shown at most.
 
     >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
@@ -473,10 +470,6 @@ class VerifyError(PortingError):
 def nearest(name: str, candidates: Sequence[str]) -> str:
     """The candidate that is most similar to ``name``, as a hint; empty if none is close.
 
-    Args:
-        name: the name that was not found.
-        candidates: the known names.
-
     >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
     "did you mean 'layer.0.weight'?"
     """
@@ -488,8 +481,6 @@ def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -
     """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close.
 
     Args:
-        name: the name.
-        candidates: the others; those that differ in their numbers are compared once.
         most: so many are compared.
     """
     left = COMPARISONS.get()

@@ -23,7 +23,6 @@ def exported_config(
     """The bytes of the export's ``config.json``.
 
     Args:
-        module, config, architecture: as for :func:`porting.export`.
         origin: what the module is, and which checkpoint it follows.
     """
     raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None

@@ -97,7 +97,6 @@ def weight_files(
         checkpoint: what is followed; None for nothing.
         tensors: what is written; they need have no values yet.
         to: the container, as :func:`chosen_writer` takes it.
-        where: the destination, for messages.
     """
     writer, part = chosen_writer(to)
     if writer is not SAFETENSORS:

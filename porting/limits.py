@@ -181,7 +181,6 @@ class Budget:
     """The remaining budget of a command.
 
     Args:
-        within: the limits.
         outer: the budget that this one is part of: while its time counts, no other does.
         part: how much of the time it has.
 
@@ -397,7 +396,6 @@ def charge(unit: str, count: int, *, where: str) -> None:
     Args:
         unit: a field of :class:`Limits`.
         count: how much.
-        where: the file or table that costs it, for messages.
     """
     with spending() as budget:
         budget.charge(unit, count, where)
@@ -411,7 +409,6 @@ def charge_text(raw: bytes, *, where: str) -> None:
 
     Args:
         raw: the text; ``\\u`` in it counts as a wide character, as JSON means it.
-        where: its file, for messages.
     """
     width = 1
     if not raw.isascii() or b"\\u" in raw:
@@ -424,12 +421,7 @@ NAMED = 3
 
 
 def charge_name(name: str, *, where: str) -> None:
-    """Charge a name that is put together of parts which a file has once for many names.
-
-    Args:
-        name: the name.
-        where: the file, for messages.
-    """
+    """Charge a name that is put together of parts which a file has once for many names."""
     escaped = 0 if name.isascii() else 12 * len(name)  # as JSON spells characters that take four bytes
     charge("metadata", NAMED * (sys.getsizeof(name) + escaped), where=where)
 

@@ -288,7 +288,6 @@ def open_text_model(
             is.
         *tasks: what it has to do, one of them: chooses among the table's architectures, where neither ``into`` nor
             ``architecture`` says what is built.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
     """
     if isinstance(source, TextModel):
         return source

@@ -256,7 +256,6 @@ def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = 
         raw: the tokenizer's file.
         texts: the texts to encode.
         ids: what is decoded where there are no texts.
-        where: the file, for messages.
     """
     seconds = limits().seconds
     room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)

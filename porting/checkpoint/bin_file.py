@@ -91,7 +91,6 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True, part: str | 
 
     Args:
         source: the file's bytes; the table of contents, ``data.pkl`` and the records' small headers are read.
-        name: the file's name inside the checkpoint.
         locate: find where each record's bytes begin.  Without it the extents stay empty, and a remote file is
             not asked for one small range per storage.
         part: the inner path of the state dict that is meant (:mod:`porting.checkpoint.inner_path`); empty for all that

@@ -33,11 +33,7 @@ def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
-    """Parse the text of a config: YAML if the file's name ends so, else JSON.
-
-    Args:
-        where: the file, for messages.
-    """
+    """Parse the text of a config: YAML if the file's name ends so, else JSON."""
     in_yaml = where.endswith(YAML)
     value: object
     try:

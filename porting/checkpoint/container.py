@@ -110,7 +110,6 @@ class Found:
 
     Attributes:
         contents: what the headers of the files of weights say.
-        index: the index that names them; None when there is none.
         notes: what should be known and changes no value.
     """
 
@@ -142,7 +141,6 @@ class Shard:
     """A file of weights to be written: all of its bytes except the tensors' elements.
 
     Attributes:
-        size: its bytes.
         frame: what stands around the tensors, each piece with its place.
         offsets: the place of each tensor's first byte, in the order of the data.
         tensors: its tensors, in the order in which they are listed.
@@ -180,7 +178,6 @@ class WriteOptions:
     """How tensors are laid out in files.
 
     Attributes:
-        where: the destination, for messages.
         metadata: strings that are kept where the container has room for them.
         shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
         part: the state dict that the tensors are nested in; empty for none.
@@ -203,7 +200,6 @@ class TokenizerFiles:
     """The files of a tokenizer beside a checkpoint.
 
     Attributes:
-        where: their directory, for messages.
         texts: the contents of those that are read.
         unread: why the others that are there are not read, in words.
     """

@@ -35,7 +35,6 @@ class Frame:
     """The bytes in front of a tensor's elements, and those behind.
 
     Attributes:
-        front, back: the bytes.
         seals: where in the archive the CRC-32 of the elements belongs, 4 bytes each, little-endian.
         size: bytes of the archive, the elements among them.
     """

@@ -75,7 +75,6 @@ def charge_decoding(
         made: bytes of the elements.
         itemsize: bytes of one of them.
         stored: bytes of the file that they are decoded from; each byte of a file is stored once.
-        where: the file, for messages.
         copies: how many of the elements are held at once when all are read: two where their axes are put in order.
         largest: bytes of the largest part that can only be decoded whole.
         parts: the number of such parts, those that are not stored included.

@@ -79,11 +79,7 @@ class _Array:
 
 
 class _Walk:
-    """Goes over a file from its first byte on.
-
-    Args:
-        name: its name inside the checkpoint.
-    """
+    """Goes over a file from its first byte on."""
 
     def __init__(self, source: ByteSource, name: str) -> None:
         self._source = source

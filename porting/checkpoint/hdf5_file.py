@@ -177,11 +177,7 @@ class _Walk:
 
 
 class _Links:
-    """The soft and external links of a file, which are not followed.
-
-    Args:
-        where: the file, for messages.
-    """
+    """The soft and external links of a file, which are not followed."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -362,12 +358,7 @@ def _unreadable_filters(filters: tuple[int, ...]) -> str:
 
 
 class _Elements(Stream):
-    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere.
-
-    Args:
-        name: the tensor.
-        layout: how they are stored.
-    """
+    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere."""
 
     def __init__(self, file: LocalFile, *, name: str, layout: _Layout) -> None:
         super().__init__(file, math.prod(layout.shape) * layout.dtype.itemsize)

@@ -191,7 +191,6 @@ class TensorList:
     """The tensors of a file as its header describes them, each checked against the file.
 
     Args:
-        name: the file's name inside the checkpoint.
         format: the name of its container.
     """
 
@@ -226,10 +225,8 @@ class TensorList:
         """Add a tensor, or note why it cannot be read.
 
         Args:
-            shape: its sizes, slowest axis first.
             start: where in the file they begin, or in what ``decode`` opens.
             stored: how many bytes the file has for it; None where the header does not say.
-            decode, record: as of :class:`~porting.checkpoint.layout.Extent`.
         """
         reason = "" if tensor not in self._tensors else "it is there twice"
         if not reason and any(size < 0 for size in shape):

@@ -90,7 +90,6 @@ class Guard:
     """The requirements on the responses to one call of the client.
 
     Args:
-        where: the model and its file, for messages.
         commit: the commit that was asked for; None while it is not known.
         most: bytes of a body, where the server has not announced a length in reply to ``HEAD``.
         folder: where the bodies go; None when they stay in memory.

@@ -60,7 +60,6 @@ class InnerPathNeededError(CheckpointError):
     """A file holds more than a state dict, and no inner path says which part to read.
 
     Args:
-        location: what the user passed.
         format: the name of its container.
     """
 

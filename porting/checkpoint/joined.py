@@ -19,7 +19,6 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
     """Join checkpoints to one.
 
     Args:
-        location: what the user passed.
         first: its tensors keep their names; its directory, config and tokenizer are those of the whole.
         further: the others, by the names that their tensors and configs get.
     """

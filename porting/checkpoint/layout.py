@@ -153,8 +153,6 @@ class TensorInfo:
 
     Attributes:
         name: the on-disk key.
-        shape: its sizes, slowest dimension first; ``()`` for a scalar.
-        nbytes: its elements' bytes.
         file: the name, inside the checkpoint, of the file that it lies in.
         repeated: how many of its elements are not stored, since they repeat others (stride 0).
     """
@@ -234,7 +232,6 @@ class WeightFile:
 
     Attributes:
         name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
-        size: bytes.
         format: the name of its container: ``"safetensors"``, ``"bin"`` (a state dict saved with ``torch.save``),
             ``"dcp"`` (part of a checkpoint of ``torch.distributed.checkpoint``).
         metadata: the ``__metadata__`` of a safetensors file, strings to strings; ``{}`` when it has none.

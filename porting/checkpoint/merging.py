@@ -18,7 +18,6 @@ def merged(
     """The contents and the files of several checkpoints.
 
     Args:
-        location: what the user passed.
         parts: of each checkpoint, what stands in front of the names of its tensors, what stands in front of the names
             of its files, and the checkpoint.
 

@@ -334,12 +334,7 @@ def _element(descr: object) -> tuple[ElementType, bool]:
 
 
 class _Inflated:
-    """The bytes of a member, inflated where it is compressed; without memory of its own.
-
-    Args:
-        source: the file.
-        member: the member.
-    """
+    """The bytes of a member, inflated where it is compressed; without memory of its own."""
 
     def __init__(self, source: ByteSource, member: _Member) -> None:
         self.where = source.where

@@ -177,13 +177,9 @@ def _entry(entry: Json) -> tuple[str, str]:
 class _Files:
     """The files of a checkpoint as tensorstore finds them: it opens no others, and these as they were opened here.
 
-    Args:
-        home: the directory.
-
     Attributes:
         path: a private folder with the same names, each a link to a file that is held open; or, of very many files, to
             its place.
-        home: the directory.
         size: bytes of all files.
 
     Raises:
@@ -323,11 +319,6 @@ class _Rows(Stream):
 
     Args:
         file: the metadata.
-        array: the array, as tensorstore has it.
-        name: the tensor.
-        element: the type of its elements.
-        chunk: the sizes of a chunk.
-        files: what tensorstore reads.
     """
 
     def __init__(

@@ -54,7 +54,6 @@ def find_ranks(pattern: str, home: Folder) -> tuple[Rank, ...]:
 
     Args:
         pattern: a path with ``{r}`` in the place of the rank's number, which may have zeros in front.
-        home: the directory that :func:`home_of` names.
     """
     before, _, after = pattern.partition(RANK)
     name_after, _, rest = after.partition("/")
@@ -105,8 +104,6 @@ def joined(
     """Join the ranks' checkpoints to one.
 
     Args:
-        location: what the user passed.
-        home: the directory that is taken for the checkpoint's.
         config_name, config: the file that describes the model, and its content.
     """
     opened = tuple(opened)

@@ -179,7 +179,6 @@ class LocalPlace:
     """A directory on this machine.
 
     Args:
-        location: what the user passed, for messages.
         named: the file that the user named, which may be a link to anywhere; what it drags in may not.
     """
 

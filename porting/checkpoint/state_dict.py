@@ -44,7 +44,6 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
     Args:
         value: what the pickle described.
         records: the storages' bytes, by key.
-        name: its name inside the checkpoint.
     """
     described = require_flat(value, source)
     faults = FaultList(source.where)

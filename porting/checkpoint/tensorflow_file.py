@@ -258,9 +258,6 @@ def _unmasked(crc: int) -> int:
 class _Index:
     """The table in an index.
 
-    Args:
-        source: the file.
-
     Attributes:
         slices: the entries of the slices of partitioned variables, by their keys, once the others were read.
     """

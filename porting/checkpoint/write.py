@@ -134,7 +134,6 @@ class _Plan:
     """A file about to be written: its size, and its bytes in pieces.
 
     Attributes:
-        size: its bytes.
         seals: once all pieces are taken, what is written over some of them, with its place.
     """
 
@@ -221,7 +220,6 @@ def shard_around(content: TensorFile, *, where: str) -> Shard:
 
     Args:
         content: the tensors; shapes and dtypes are enough.
-        where: the destination, for messages.
     """
     if content.shard is not None:
         return content.shard

@@ -312,7 +312,6 @@ class Directory:
 
     Attributes:
         raw: its entries so far.
-        entries: how many.
     """
 
     raw: bytearray = field(default_factory=bytearray, repr=False)

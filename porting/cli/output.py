@@ -211,7 +211,6 @@ class Screen(AbstractContextManager["Screen"]):
     cannot be written, the work goes on, and the command fails at its end: it says what it has made.
 
     Args:
-        command: the command, for the advice at the end of an error.
         as_json: one JSON document takes the place of everything on standard output.
         lines: several documents do, events, each on a line of its own.
     """

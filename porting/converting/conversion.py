@@ -236,7 +236,6 @@ def carry_out(
 
     Args:
         draft: what to write, from :func:`prepare`.
-        destination, threads, memory, sha256, overwrite, tell: as in :func:`convert`.
         group: the processes that share the work, all with the same draft; None for those of ``torch.distributed``.
     """
     _require_resources(draft, threads, memory)

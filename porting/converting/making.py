@@ -39,7 +39,6 @@ class Made:
     """The digests and losses of a tensor that was written.
 
     Attributes:
-        digest: of its bytes.
         losses: what casts and factors did to its values.
         sources: digests of those source tensors that were read from first to last on the way.
         crc: the CRC-32 of its bytes, where the file says that.

@@ -40,7 +40,6 @@ def write_files(
     Args:
         place: where; what an earlier process left there is used as far as it is right.
         group: the processes that share the tensors; the first one does all the rest.
-        threads: how many threads work.
         memory: bytes for the buffers of each.
         sha256: record the SHA-256 of every file as well.
 

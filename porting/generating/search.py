@@ -121,7 +121,6 @@ def beams(
     """Keep the likeliest beginnings at each step, and the best of those that ended.
 
     Args:
-        next_logits, row, settings, longest, top: as in :func:`one_by_one`.
         count: how many beginnings are kept.
 
     Returns:

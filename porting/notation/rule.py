@@ -251,7 +251,6 @@ def make_rule(
 
     Args:
         constants: the expressions of the operations with a constant, by their keys.
-        fold, fill, optional, where, formula, operands, dtype: as in :class:`Rule`.
         back: the formulas by which it is undone, by the operands that they give.
     """
     sources, targets = _same_bounds(sources, targets)

@@ -84,7 +84,6 @@ class Sections:
     """The contents of a table, by section; ``rules`` holds one body for each ``[[rule]]``.
 
     Attributes:
-        where: the file, for messages.
         texts: its text, then those of the tables that it extends.
         faults: what is wrong with it as far as its sections go.
     """

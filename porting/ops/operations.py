@@ -177,7 +177,6 @@ class Arithmetic:
         operations: in the order in which they are applied.
         inverted: they are undone instead, the last one first.
         numbers: the fields of the config that a formula reads.
-        where: the place of the rule in its table, for messages.
     """
 
     operations: tuple[Operation, ...] = ()

@@ -84,7 +84,6 @@ def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, ver
 
     Args:
         width: of a line; longer ones are wrapped.
-        every_probe, verbose: as of :func:`render`.
     """
     written = StringIO()
     # In a notebook rich would show the text at once, and write nothing.

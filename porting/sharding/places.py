@@ -27,9 +27,7 @@ class Place:
     """The file, the offset and the dtype of a tensor.
 
     Attributes:
-        file: the file's name.
         start: its first byte there.
-        nbytes: its bytes there.
     """
 
     file: str

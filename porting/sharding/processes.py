@@ -16,7 +16,6 @@ class Processes:
     """The processes of the default group of ``torch.distributed``; this process alone where there is no group.
 
     Args:
-        where: what they work on, for messages.
         undone: what has not happened if a process fails, such as ``"nothing was loaded"``.
         alone: whether this process works alone, whatever the group.
 

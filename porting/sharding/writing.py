@@ -60,7 +60,6 @@ def write_shards(
         weights: the files of weights, of tensors without values.
         files: what stands beside the weights.
         path: the directory to be made, on a file system that all processes share.
-        overwrite, sources: as of :func:`porting.checkpoint.write_directory`.
 
     Returns:
         The names of the files; and for each tensor in which finite values became infinite, how many.
