@@ -27,7 +27,8 @@ from porting.plan.align import Step
 from porting.plan.leftovers import copies_differ
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
-from porting.sharding import is_sharded, moved_dtypes, require_made, write_shards
+from porting.sharding.filling import is_sharded
+from porting.sharding.writing import moved_dtypes, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 

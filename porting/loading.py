@@ -27,7 +27,8 @@ from porting.plan.config import arguments, lacked
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.plan.scan import may_lose, not_finite
-from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, stored_not_finite, unequal
+from porting.sharding.filling import Filled, fill, is_sharded, require_equal, stored_not_finite, unequal
+from porting.sharding.processes import Processes
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, in_eval_mode, named_tensors, unwrapped
 

@@ -43,7 +43,7 @@ def hash_(
     """
     with Screen("hash", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
-        from porting.comparing import digest
+        from porting.comparing.digests import digest
         from porting.errors import Code
 
         checkpoint = open_checkpoint(options.checkpoint_source(source))

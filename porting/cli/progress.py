@@ -13,7 +13,7 @@ from porting.cli.output import Screen, size
 from porting.printable import safe
 
 if TYPE_CHECKING:
-    from porting.converting import Progress as State
+    from porting.converting.progress import Progress as State
     from porting.suggesting import Question
 
 EVERY = 2.0

@@ -30,7 +30,7 @@ def verify_files(
       porting verify-files ./ported --sha256 --json
     """
     with Screen("verify-files", as_json=as_json) as screen:
-        from porting.converting import verify_files as compare
+        from porting.converting.integrity import verify_files as compare
 
         report = compare(folder, sha256=sha256, threads=threads)
         screen.document({**asdict(report), "path": str(report.path), "same": report.same})

@@ -28,7 +28,7 @@ from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import MADE, LeftOut, PlanError
 from porting.plan.recipe import Recipe, as_it_is
-from porting.sharding import require_same
+from porting.sharding.filling import require_same
 
 Side = Literal["left", "right"]
 

@@ -26,7 +26,7 @@ from porting.loading import Into, require_floating
 from porting.notation.table import Table
 from porting.opening import Folder
 from porting.plan.plan import LeftOut
-from porting.sharding import require_equal, require_same, unequal
+from porting.sharding.filling import require_equal, require_same, unequal
 from porting.target import TargetError
 
 MEMORY = 64 << 20

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from porting import staging
-from porting.converting import convert, making, output
+from porting.converting import making, output
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from tests.converting.drawing import bits, values, write
 
