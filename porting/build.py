@@ -71,7 +71,8 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
             if stacked >= STACKED and value <= STACKED_LAYERS:
                 continue
             raise _too_large(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
-    numel = {name: math.prod(tensor.shape) - _unstored_elements(tensor) for name, tensor in tensors.items()}
+    repeated = {name: tensor.repeated for name, tensor in tensors.items() if isinstance(tensor, TensorInfo)}
+    numel = {name: math.prod(tensor.shape) - repeated.get(name, 0) for name, tensor in tensors.items()}
     nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())
     allowed = limits()
     return Bounds(
@@ -81,11 +82,6 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
         made=allowed.made + COPIES * nbytes,
         stored=nbytes,
     )
-
-
-def _unstored_elements(tensor: Described) -> int:
-    """The number of a tensor's elements that are not stored."""
-    return tensor.repeated if isinstance(tensor, TensorInfo) else 0
 
 
 OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)

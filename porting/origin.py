@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from porting.errors import Code, Fault, Message, Option, Wording
 from porting.loading import choose_architecture, prove_left_out, provenance, recognise_architecture
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
-from porting.notation.table import Architecture, Table, read_table
+from porting.notation.table import Table, read_table
 from porting.plan.align import align_table
 from porting.plan.check import check
 from porting.plan.config import sizes
@@ -137,15 +137,13 @@ def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[s
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
-        raise PlanError(_unnamed_faults(table, found))
-    return found
-
-
-def _unnamed_faults(table: Table, names: Iterable[str]) -> Iterator[Fault]:
-    for group in group_alike(names):
-        message = f"{listed(group)} of the module is new, and no rule says what a checkpoint calls it"
+        what = "of the module is new, and no rule says what a checkpoint calls it"
         hint = Message("add a rule for it, or leave it out: ", Option("fresh", True))
-        yield Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint)
+        raise PlanError(
+            Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=f"{listed(group)} {what}", hint=hint)
+            for group in group_alike(found)
+        )
+    return found
 
 
 def _architecture(
@@ -169,15 +167,12 @@ def _architecture(
     if architecture is not None:
         kind = choose_architecture(table, (), {}, architecture)
     elif kind is None:
-        kind = _loaded_as(module, checkpoint) or fitting
+        record = provenance(module)
+        loaded = record.architecture if record is not None and record.checkpoint is checkpoint else None
+        kind = loaded or fitting
         if written is not None:
             kind = choose_architecture(table, written, checkpoint.config)
     return kind.name, kind != fitting
-
-
-def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None:
-    record = provenance(module)
-    return record.architecture if record is not None and record.checkpoint is checkpoint else None
 
 
 def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:

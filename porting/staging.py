@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.errors import checkpoint_error
-from porting.checkpoint.files import ByteSource, Readable, Stream
+from porting.checkpoint.checkpoint import require_booleans
+from porting.checkpoint.files import Readable, Stream
 from porting.checkpoint.layout import Extent
-from porting.errors import Code
 from porting.plan.clipping import clip_source, row_major, split_by_axes
 from porting.plan.copies import Copy
 from porting.plan.move import Window, compute
@@ -222,7 +221,7 @@ class MoveReader:
             move.file.read_rows(rows[begun:ended], move.extent.start + at)
             self._count(move, at, rows[begun:ended])
         if dtype == torch.bool:
-            _require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
+            require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
         return self._memory[: reads.numel * width].view(dtype).as_strided(part.sizes, reads.strides)
 
     def _gathered(self, move: Stored, part: Copy, dtype: torch.dtype) -> Tensor:
@@ -233,7 +232,7 @@ class MoveReader:
         self.nbytes += raw.nbytes
         found = torch.from_numpy(raw)
         if dtype == torch.bool:
-            _require_booleans(found, move.file, part.source)
+            require_booleans(found, move.file, part.source)
         return found.view(dtype)
 
     def _read_runs(self, move: Stored, into: Tensor) -> None:
@@ -282,10 +281,3 @@ def bytes_of(tensor: Tensor) -> memoryview:
     if count == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
-
-
-def _require_booleans(raw: Tensor, file: ByteSource, name: str) -> None:
-    if raw.numel() and int(raw.max()) > 1:
-        message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
-        hint = "the file is damaged: fetch it again"
-        raise checkpoint_error(Code.TENSOR_DAMAGED, file.where, message, hint)

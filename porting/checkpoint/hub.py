@@ -16,6 +16,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
@@ -197,9 +198,10 @@ class Fetcher:
             guard = Guard(f"{self._model}: {name}", commit=self._commit, most=MAX_INDEX, folder=cache)
             mark = self._mark(name, cache)
             interrupted = mark.exists()
-            if not interrupted and not self._is_cached(name, cache):
+            given: dict[str, Any] = {"cache_dir": os.fspath(cache), "revision": self._commit}
+            if not interrupted and not isinstance(try_to_load_from_cache(self._model.repo, name, **given), str):
                 write_file(mark, b"")
-            path = guarded(lambda: self._fetched(name, cache), guard)
+            path = guarded(lambda: hf_hub_download(self._model.repo, name, token=self._token, **given), guard)
             guard.check_digest(Path(path), again=interrupted)
             mark.unlink(missing_ok=True)
         return Path(path)
@@ -211,15 +213,6 @@ class Fetcher:
         """
         key = f"{self._model.repo}/{self._commit}/{name}"
         return cache / f".porting-unchecked-{hashlib.sha256(key.encode()).hexdigest()}"
-
-    def _is_cached(self, name: str, cache: Path) -> bool:
-        found = try_to_load_from_cache(self._model.repo, name, cache_dir=os.fspath(cache), revision=self._commit)
-        return isinstance(found, str)
-
-    def _fetched(self, name: str, cache: Path) -> str:
-        return hf_hub_download(
-            self._model.repo, name, revision=self._commit, token=self._token, cache_dir=os.fspath(cache)
-        )
 
 
 def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:

@@ -22,7 +22,7 @@ from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import StorageRef, TensorSpec
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import NAMED, charge
-from porting.printable import shell_word
+from porting.printable import counted, first_few, shell_word
 
 DEEPEST = 100
 """Levels of nesting above a tensor."""
@@ -77,7 +77,7 @@ class InnerPathNeededError(CheckpointError):
         self.format = format
         self.notes = notes
         first = f"{location or source.where}#{places[0].path}"
-        listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
+        listed = first_few([_shown(place) for place in places], SHOWN)
         subject = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {subject} at {listed}"
         command = f"name the one you mean: porting inspect {shell_word(first)}"
@@ -385,13 +385,8 @@ def _entries(node: object) -> Iterable[tuple[object, object]]:
 
 def _shown(place: InnerPath) -> str:
     where = quote(place.path) if place.path else "the top"
-    return f"{where} ({place.tensors:,} tensor{'' if place.tensors == 1 else 's'})"
+    return f"{where} ({counted(place.tensors, 'tensor')})"
 
 
 def _listed(names: list[str], noun: str) -> str:
-    shown = ", ".join(map(quote, names[:SHOWN]))
-    return f"the {noun} {shown}" if len(names) == 1 else f"{shown}{_more(len(names))}"
-
-
-def _more(count: int) -> str:
-    return f" and {count - SHOWN:,} more" if count > SHOWN else ""
+    return (f"the {noun} " if len(names) == 1 else "") + first_few([*map(quote, names)], SHOWN)

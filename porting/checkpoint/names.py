@@ -88,11 +88,7 @@ def _ways(words: list[str]) -> Iterator[list[str]]:
 
 
 def _missing(way: list[str]) -> int:
-    return sum(not _is_there(path) for path in way[::2])
-
-
-def _is_there(path: str) -> bool:
-    return exists(split_inner_path(path)[0])
+    return sum(not exists(split_inner_path(path)[0]) for path in way[::2])
 
 
 def exists(text: str) -> bool:
@@ -195,7 +191,8 @@ def check_names(names: Iterable[str], faults: FaultList) -> None:
         if unseen is not None:
             message = f"its name holds the control character U+{ord(unseen):04X}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
-        if _has_many_marks(name, characters):
+        marks = "".join(c for c in characters if unicodedata.combining(c))
+        if marks and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name):
             message = f"its name has more than {MOST_MARKS} combining marks in a row"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
             continue
@@ -203,8 +200,3 @@ def check_names(names: Iterable[str], faults: FaultList) -> None:
         if twin != name:
             message = f"its name differs only by Unicode normalisation from {twin!a}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
-
-
-def _has_many_marks(name: str, characters: set[str]) -> bool:
-    marks = "".join(c for c in characters if unicodedata.combining(c))
-    return bool(marks) and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name) is not None

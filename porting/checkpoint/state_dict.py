@@ -23,7 +23,7 @@ from porting.checkpoint.state_pickle import StorageRef, TensorSpec, describe
 from porting.checkpoint.zip_file import FETCH_AGAIN
 from porting.errors import Code, Fault
 from porting.limits import charge
-from porting.printable import shown
+from porting.printable import first_few, shown
 
 MAX_REPEATED = 1 << 28
 """Bytes of a tensor that repeats its elements (stride 0); reading it writes them out."""
@@ -99,8 +99,7 @@ def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
     """The note about entries that are not tensors."""
     if not names:
         return ()
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    message = f"no tensor, and not read: {', '.join(map(quote, names[:SHOWN]))}{more}"
+    message = f"no tensor, and not read: {first_few([*map(quote, names)], SHOWN)}"
     return (Fault(code=Code.NOT_READ, where=where, message=message),)
 
 

@@ -303,7 +303,8 @@ class _Index:
         if compression:
             raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
         charge("metadata", size, where=self._source.where)
-        self._require_checksum(start, size, _unmasked(stored))
+        if crc32c(self._source.pread(start, size + 1)) != _unmasked(stored):  # of the block and its compression
+            raise self._whole.error(f"the checksum of the {size} bytes from byte {start} on does not match them")
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
@@ -318,11 +319,6 @@ class _Index:
                 raise self._whole.error(f"a name of {shared + rest} bytes")
             key = key[:shared] + block.take(rest)
             yield key, block.within(length)
-
-    def _require_checksum(self, start: int, size: int, expected: int) -> None:
-        """Require that a block and its compression have this checksum."""
-        if crc32c(self._source.pread(start, size + 1)) != expected:
-            raise self._whole.error(f"the checksum of the {size} bytes from byte {start} on does not match them")
 
     def _shards(self, value: HeaderReader) -> int:
         shards = 0

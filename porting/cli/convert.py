@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, file_list, size
+from porting.cli.output import Screen, file_list, size
 from porting.cli.progress import conversion_progress
-from porting.printable import first_few
+from porting.printable import counted, first_few
 
 if TYPE_CHECKING:
     from porting.converting.conversion import Converted

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, size
+from porting.printable import counted
 
 
 class TableSide(StrEnum):

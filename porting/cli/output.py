@@ -35,7 +35,7 @@ from porting.cli.streams import OutputError
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
-from porting.printable import safe, safe_lines, shell_word, shortened, told
+from porting.printable import counted, safe, safe_lines, shell_word, shortened, told
 from porting.users_code import FINDER
 
 if TYPE_CHECKING:
@@ -516,15 +516,6 @@ def size(nbytes: int) -> str:
             break
         amount /= 1000
     return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.3g} {unit}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> counted(1, "tensor"), counted(1200, "tensor")
-    ('1 tensor', '1,200 tensors')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 MOST_FILES = 8

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
+from porting.cli.output import DIFFERENT, Screen, file_list, size
+from porting.printable import counted
 
 
 def verify_files(

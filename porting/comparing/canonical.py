@@ -185,7 +185,8 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         dtype = checkpoint.tensors[step.targets[0]].dtype
         for name in step.sources:
             copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
-            fill = step.rule.fill if step.rule.fill is not None else _filling(step.rule)
+            lacking = any(None in term.keys() for term in step.rule.sources)  # noqa: SIM118  # Term.keys is ours
+            fill = 0.0 if step.rule.fill is None and lacking else step.rule.fill
             recipe = Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
             repeated += [(found[name], recipe)] if name in found else []
             found.setdefault(name, recipe)
@@ -199,8 +200,3 @@ def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
     if made.equals:
         return same_bits(value, checkpoint.read(made.equals))
     return made.content is not None and made.content.held_by(value, rounded=True)
-
-
-def _filling(rule: Rule) -> float | None:
-    """The filling for elements that the port does not hold; None if it holds all."""
-    return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours

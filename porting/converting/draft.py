@@ -98,7 +98,11 @@ class Draft:
             "frames": [of_bytes(b"".join(raw for _, raw in shard.frame)) for shard in self.outline.shards],
             "files": {name: _state(content) for name, content in self.files.items()},
         }
-        sources = [_identities(one) for one in (self.checkpoint, self.like) if one is not None]
+        sources = [
+            {file.name: list(one.file(file.name).identity) for file in one.files}
+            for one in (self.checkpoint, self.like)
+            if one is not None
+        ]
         return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
 
 
@@ -124,11 +128,6 @@ def _state(content: bytes | Member) -> list[object]:
         return [of_bytes(content)]
     *_, time, size = LocalFile(content.open()).identity  # the device and the rest are one machine's
     return [size, time]
-
-
-def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """The identity of each file of a checkpoint, and its state."""
-    return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
 
 
 def draft_into_port(

@@ -137,8 +137,10 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
         try:
             yield place
         except (CheckpointError, OSError) as error:
-            if place.was_removed():
-                raise _first_ended(path) from error
+            if place.was_removed():  # what could not be done for that reason is no cause
+                message = "rank 0 ended first and removed the temporary files"
+                hint = "its own message says why; the same command begins anew"
+                raise RankError(Fault(code=Code.RANK_LOST, where=str(path), message=message, hint=hint)) from error
             raise
         return
     parent = writing.parent
@@ -158,13 +160,6 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
         _remove(folder, writing)
     finally:
         close(lock)
-
-
-def _first_ended(path: Path) -> RankError:
-    """The error of a process whose temporary files are gone: what it could not do for that reason is no cause."""
-    message = "rank 0 ended first and removed the temporary files"
-    hint = "its own message says why; the same command begins anew"
-    return RankError(Fault(code=Code.RANK_LOST, where=str(path), message=message, hint=hint))
 
 
 def _remove(folder: Folder, writing: Writing) -> None:

@@ -69,7 +69,8 @@ def write_files(
         journal.close()
     if group.rank == 0:
         small = _write_small(draft, place)
-        _remove_unknown_files(draft, place)
+        for name in {*place.files.names()} - {*draft.files, *(shard.name for shard in draft.outline.shards)}:
+            os.unlink(name, dir_fd=place.files.descriptor)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
     (files, *_) = group.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
@@ -225,14 +226,6 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             os.close(descriptor)
         digests[name] = out.hexdigest()
     return digests
-
-
-def _remove_unknown_files(draft: Draft, place: Workplace) -> None:
-    """Remove files that do not belong to the output."""
-    own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
-    for name in place.files.names():
-        if name not in own:
-            os.unlink(name, dir_fd=place.files.descriptor)
 
 
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:

@@ -155,7 +155,8 @@ def read_settings(folder: Folder | None, config: Mapping[str, object], *, decode
         if not isinstance(content, Mapping):
             raise _malformed(where, "it is JSON but not an object")
         kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # a start there has to be
-        fields = {**{name: config[name] for name in kept if name in config}, **_present(content)}
+        fields = {name: config[name] for name in kept if name in config}
+        fields |= {name: value for name, value in content.items() if value is not None}
     reader = _Fields(fields, where, vocabulary)
     starts = [reader.ids(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")]
     stopping = fields.get("early_stopping", False)
@@ -174,10 +175,6 @@ def read_settings(folder: Folder | None, config: Mapping[str, object], *, decode
         early_stopping=None if stopping == "never" else stopping is True,
         ignored=tuple(name for name in UNKNOWN if fields.get(name) not in (None, 0, 1, False, [], {})),
     )
-
-
-def _present(content: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in content.items() if value is not None}
 
 
 class _Fields:

@@ -80,11 +80,6 @@ class Expression:
         """
         return walk(_parse(self.text), partial(_field_number, values, bindings or {}), _apply)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a number, whatever the config."""
-        return not self.names and not self.indices
-
     def size(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> int:
         """The value as the size of an axis: a positive integer."""
         value = self.evaluate(values, bindings)

@@ -184,7 +184,7 @@ class Reader:
         """The section [sizes]; a number of the table itself has to be the size of an axis."""
         found = self.expressions("sizes")
         for index, expression in found.items():
-            if not expression.is_number:
+            if expression.names or expression.indices:
                 continue
             try:
                 expression.size({})

@@ -199,12 +199,8 @@ class Arithmetic:
 
     def __bool__(self) -> bool:
         """Whether values are computed, and not only moved."""
-        return bool(self.operations) and (self.sum is not None or bool(self.constants) or self.by_formula)
-
-    @property
-    def by_formula(self) -> bool:
-        """Whether elements are computed by a formula, of several others."""
-        return any(one.key == "formula" for one in self.operations)
+        computes = self.sum is not None or bool(self.constants)
+        return bool(self.operations) and (computes or any(one.key == "formula" for one in self.operations))
 
     def nbytes(self, dtype: torch.dtype) -> int:
         """Bytes of memory that an element of a tensor takes while it is computed, beside its place."""

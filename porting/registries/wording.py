@@ -206,13 +206,10 @@ class _Namer:
 
     def _part(self, part: Part) -> str:
         if part.segments is not None:
-            return f"({'|'.join(self._segment(one) for one in part.segments)})"
+            return f"({'|'.join(' '.join(map(self._part, factors(one))) or '1' for one in part.segments)})"
         if id(part) not in self._names:
             self._names[id(part)] = self._new(part)
         return self._names[id(part)]
-
-    def _segment(self, axis: Axis) -> str:
-        return " ".join(self._part(part) for part in factors(axis)) or "1"
 
     def _new(self, part: Part) -> str:
         if id(part) in self._counts:

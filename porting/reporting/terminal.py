@@ -170,7 +170,8 @@ def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
     else:
         rows = rows_of(report.probes)
     if not verbose:  # what differs by its own doing, and the last row for what that comes to
-        own, differing = [row for row in rows if _own_doing(row)], [row for row in rows if mark(row).plain != SAME]
+        own = [row for row in rows if any(probe.guilty or probe.imprecise for probe in row.probes)]
+        differing = [row for row in rows if mark(row).plain != SAME]
         rows = [*own, *(row for row in differing[-1:] if row not in own)] if own else differing
     for row in rows:
         probes = row.probes
@@ -204,10 +205,6 @@ def mark(row: ReportRow) -> Text:
     if any(probe.drifts for probe in row.probes):
         return Text("the rounding comes from before", "dim")
     return Text(SAME, "green")
-
-
-def _own_doing(row: ReportRow) -> bool:
-    return any(probe.guilty or probe.imprecise for probe in row.probes)
 
 
 SAME = "same"
