@@ -16,7 +16,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
@@ -198,10 +197,11 @@ class Fetcher:
             guard = Guard(f"{self._model}: {name}", commit=self._commit, most=MAX_INDEX, folder=cache)
             mark = self._mark(name, cache)
             interrupted = mark.exists()
-            given: dict[str, Any] = {"cache_dir": os.fspath(cache), "revision": self._commit}
-            if not interrupted and not isinstance(try_to_load_from_cache(self._model.repo, name, **given), str):
+            place = os.fspath(cache)
+            known = try_to_load_from_cache(self._model.repo, name, cache_dir=place, revision=self._commit)
+            if not interrupted and not isinstance(known, str):
                 write_file(mark, b"")
-            path = guarded(lambda: hf_hub_download(self._model.repo, name, token=self._token, **given), guard)
+            path = guarded(lambda: self._fetched(name, cache), guard)
             guard.check_digest(Path(path), again=interrupted)
             mark.unlink(missing_ok=True)
         return Path(path)
@@ -213,6 +213,11 @@ class Fetcher:
         """
         key = f"{self._model.repo}/{self._commit}/{name}"
         return cache / f".porting-unchecked-{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def _fetched(self, name: str, cache: Path) -> str:
+        return hf_hub_download(
+            self._model.repo, name, revision=self._commit, token=self._token, cache_dir=os.fspath(cache)
+        )
 
 
 def _cached(model: ModelId, cache_dir: str | os.PathLike[str] | None) -> Snapshot:
