@@ -48,10 +48,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     """Refuse a destination before anything is written.
 
     Args:
-        overwrite: whether something that stands there may be replaced.
         sources: what the new files are made from; they are never overwritten, and nothing is written into
             them.
-        file: a file is to be made, and no directory.
     """
     try:
         _check(path, overwrite=overwrite, sources=sources, file=file)
@@ -225,7 +223,6 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
     Args:
         path: the directory to be made; :func:`check_destination` has approved it.
         needed: bytes that will be written; a disk without room for them fails at once.
-        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, needed) as writing:
         parent = writing.parent
@@ -254,7 +251,6 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: 
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
-        folder: the folder that it was made in.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
         writing: what :func:`explained` gave, with the folder that ``path`` lies in; marked as complete.
@@ -337,10 +333,6 @@ def sweep(parent: Folder, destination: str) -> None:
     """Remove the temporary siblings of a destination whose writers have died; interrupted conversions stay.
 
     That may be hours of work; the next conversion to the same destination goes on from it, and removes it in the end.
-
-    Args:
-        parent: the folder that the destination lies in.
-        destination: its name there.
     """
     for name in parent.names():
         if name.startswith(f".{destination}{MARK}") and SIBLING.fullmatch(name, len(destination) + 1):
@@ -417,7 +409,6 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
 
     Args:
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
-        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, size) as writing:
         parent = writing.parent

@@ -99,8 +99,6 @@ def call(
     named after gets the config.
 
     Args:
-        config: makes the target's config.
-        within: how large the module may become.
         stored: the checkpoint's own config, for messages; None where there is none.
     """
     try:

@@ -374,9 +374,6 @@ def alike(faults: Iterable[Fault]) -> list[Fault]:
 def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, ...]:
     """Shorten a long list of lines: those that differ only in numbers are shown once.
 
-    Args:
-        most: how many are shown at most.
-
     >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
     ('file 0.bin: it is missing', 'file 1.bin: it is missing', 'and 1 more, not shown')
     >>> grouped_lines([f"tensor 'layers.{i}.bias' is missing" for i in range(9)], 2)
@@ -478,11 +475,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -> str:
-    """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close.
-
-    Args:
-        most: so many are compared.
-    """
+    """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close."""
     left = COMPARISONS.get()
     if left is not None and left.spent:
         return ""

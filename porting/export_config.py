@@ -20,11 +20,7 @@ from porting.target import TargetError
 def exported_config(
     module: nn.Module, origin: Origin, config: object, architecture: str | None, tensors: Mapping[str, Tensor]
 ) -> bytes:
-    """The bytes of the export's ``config.json``.
-
-    Args:
-        origin: what the module is, and which checkpoint it follows.
-    """
+    """The bytes of the export's ``config.json``."""
     raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None
     dtype = main_dtype(tensors)
     named = {"architectures": [origin.architecture]} if origin.architecture else {}

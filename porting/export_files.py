@@ -95,8 +95,6 @@ def weight_files(
 
     Args:
         checkpoint: what is followed; None for nothing.
-        tensors: what is written; they need have no values yet.
-        to: the container, as :func:`chosen_writer` takes it.
     """
     writer, part = chosen_writer(to)
     if writer is not SAFETENSORS:
@@ -230,11 +228,7 @@ def _directory(checkpoint: Checkpoint) -> Folder:
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
-    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes.
-
-    Args:
-        raw: the text of a ``config.json``.
-    """
+    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes."""
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():
         if not held(changed, field) or value_of(changed, field) != value:

@@ -384,19 +384,13 @@ def grant_tensors(count: int, *, where: str) -> None:
 
     Args:
         count: of tensors that the file really describes, and not of those that it only claims to have.
-        where: the file.
     """
     with spending() as budget:
         budget.grant_tensors(count, where)
 
 
 def charge(unit: str, count: int, *, where: str) -> None:
-    """Spend from the open budget, before the work is done; see :class:`Limits` for the units.
-
-    Args:
-        unit: a field of :class:`Limits`.
-        count: how much.
-    """
+    """Spend from the open budget, before the work is done; see :class:`Limits` for the units."""
     with spending() as budget:
         budget.charge(unit, count, where)
 

@@ -214,7 +214,6 @@ def weights(
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
-        own: copy all values, so that none is a view of a file.
         lost: for each tensor, how many of its finite values a cast or a computation made infinite or NaN; added here.
     """
     checkpoint.allow_time()
@@ -259,8 +258,6 @@ def maker(
     Args:
         checkpoint: the checkpoint to load; only its names, shapes and config are read.
         into: the user's module, or what builds it; None for the table's own.
-        architecture: one of the table's, if the user chose it.
-        trust: allow modules outside of this library.
     """
     kind = None
     if into is not None and architecture is None:

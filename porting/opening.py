@@ -71,9 +71,6 @@ class Opened:
 
         The time of the last write can be set back, but not that of the last change of any kind (ctime).  A file that
         gains or loses a name changes its ctime too: then what was read of it is read again and compared.
-
-        Args:
-            descriptor: the file as it is now, opened for reading.
         """
         now = os.fstat(descriptor)
         if (found := difference(self.status, now)) != LINKED:
@@ -92,7 +89,6 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
     Args:
         where: its name in messages; the path if empty.
-        limit: the most bytes that it may have.
     """
     return _open_checked(path, where or str(path), limit, str(path), None)
 
@@ -181,11 +177,7 @@ class Folder:
         return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
 
     def open(self, name: str, *, limit: int | None = None) -> Opened:
-        """Open a file in it.
-
-        Args:
-            limit: the most bytes that it may have.
-        """
+        """Open a file in it."""
         opened = self._open(name, limit)
         self.remember(name, opened)
         return opened
@@ -219,11 +211,7 @@ class Folder:
             raise CheckpointError(changed)
 
     def reopen(self, name: str, *, limit: int | None = None) -> Opened:
-        """Open a file in it that was opened before, and has to be as it was then.
-
-        Args:
-            limit: the most bytes that it may have.
-        """
+        """Open a file in it that was opened before, and has to be as it was then."""
         opened = self.open(name, limit=limit)
         first = self._seen[name]
         same = os.path.samestat(first.status, opened.status)
@@ -315,9 +303,6 @@ def remove_directory(name: str, folder: int) -> None:
 
     Directories may lie in each other more deeply than any stack goes, and than files may be open.  So one that is not
     empty is emptied into the outermost one: what lay in it is removed from there.
-
-    Args:
-        folder: the descriptor of the folder that it lies in.
     """
     outermost = os.open(name, DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY, dir_fd=folder)
     try:

@@ -129,11 +129,7 @@ def follow(
 
 
 def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[str, ...]:
-    """Require that every new tensor of the module has a rule that gives it a name in a checkpoint.
-
-    Args:
-        fresh: such tensors may be left out.
-    """
+    """Require that every new tensor of the module has a rule that gives it a name in a checkpoint."""
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
@@ -245,12 +241,7 @@ def _irreversible(rule: Rule) -> Fault:
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
-    """Add the table's prefix to names, or remove it, as other names have it.
-
-    Args:
-        names: tensors by the names that the table spells.
-        others: names whose spelling decides.
-    """
+    """Add the table's prefix to names, or remove it, as other names have it."""
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.sources), table.prefix)
     others = list(others)
     bare = bool(others) and not any(name.startswith(table.prefix) for name in others)

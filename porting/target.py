@@ -80,7 +80,6 @@ def with_arguments(module: nn.Module, values: Mapping[str, object], inputs: Coll
     """The module with default values for some arguments of its forward, and with arguments that hold several tensors.
 
     Args:
-        module: it stays as it is.
         values: argument -> the value that it has from now on where it is not given.
         inputs: the names by which [inputs] gives tensors: ``batch.input_ids`` is an item of a dictionary that is the
             argument ``batch``, ``x.0`` the first of a tuple, ``0`` the first argument.
@@ -187,11 +186,7 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value, in lists and in dictionaries, by name.
-
-    Args:
-        deep: how many levels of lists and dictionaries are searched.
-    """
+    """The tensors in a value, in lists and in dictionaries, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif deep and isinstance(value, dict):
@@ -219,9 +214,6 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     A tensor that has values keeps its identity and its device (an optimizer that holds it goes on working); a
     parameter on the meta device is replaced by one with the same ``requires_grad``.  All or nothing: when one cannot
     be replaced, those before it are put back.
-
-    Args:
-        module: the module; changed in place.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}

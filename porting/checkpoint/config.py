@@ -20,9 +20,6 @@ MAX_CONFIG = 16 << 20
 def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
     """Read the first of :data:`CONFIG_NAMES` that a directory has.
 
-    Args:
-        more: names that are looked for behind those.
-
     Returns:
         Its name and its content; an empty name and ``{}`` when there is none.
     """

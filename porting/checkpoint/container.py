@@ -515,7 +515,6 @@ def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[di
     """Divide tensors into groups of at most ``shard_size`` bytes; a larger tensor is a group of its own.
 
     Args:
-        tensors: shapes and dtypes by name.
         shard_size: bytes; None for one group.
     """
     groups: list[dict[str, Described]] = [{}]

@@ -80,11 +80,6 @@ def _archive(
 ) -> tuple[list[bytes], list[int], list[tuple[int, int]], int]:
     """An archive without the elements of its storages.
 
-    Args:
-        pickled: its ``data.pkl``.
-        sizes: the bytes of each storage.
-        at: where in its file the archive begins.
-
     Returns:
         The bytes in front of each storage and those behind the last; where each storage begins; the two places of its
         CRC-32; and the bytes of the archive.

@@ -470,11 +470,7 @@ class Stream(Decoded):
 
     @abstractmethod
     def decoded(self, start: int) -> Iterator[bytes | memoryview]:
-        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length.
-
-        Args:
-            start: what :meth:`before` gave.
-        """
+        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length."""
 
     def before(self, offset: int) -> int:
         """The last byte up to ``offset`` that decoding can begin with."""

@@ -56,7 +56,6 @@ def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, o
     """The settings of a vocabulary.
 
     Args:
-        tokenizer: those of :data:`FILES` that there are.
         rows: the rows of the embedding; tokens that the tokenizer lacks are filled up with unused ones.  None where
             that is not known.
 

@@ -225,7 +225,6 @@ class TensorList:
         """Add a tensor, or note why it cannot be read.
 
         Args:
-            start: where in the file they begin, or in what ``decode`` opens.
             stored: how many bytes the file has for it; None where the header does not say.
         """
         reason = "" if tensor not in self._tensors else "it is there twice"

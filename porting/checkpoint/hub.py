@@ -89,7 +89,6 @@ def download(
     Args:
         token: of the hub; True for the stored one, None for the client's default.
         cache_dir: the cache; None for the client's default.
-        local_files_only: use only what is cached.
     """
     if is_offline(local_files_only):
         return _cached(model, cache_dir)

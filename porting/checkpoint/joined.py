@@ -20,7 +20,6 @@ def join(location: str, first: Checkpoint, further: Mapping[str, Checkpoint]) ->
 
     Args:
         first: its tensors keep their names; its directory, config and tokenizer are those of the whole.
-        further: the others, by the names that their tensors and configs get.
     """
     faults = FaultList(location)
     for name in further:

@@ -108,9 +108,7 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
     """Parse the name of a model on the hub; None if it cannot be one.
 
     Args:
-        text: the name, with the revision behind an ``@`` or without.
         revision: the same given beside it; None when it is not.
-        files: endings that only the name of a file has.
 
     >>> parse_model_id("google-bert/bert-base-uncased@main", revision=None)
     ModelId(repo='google-bert/bert-base-uncased', revision='main')

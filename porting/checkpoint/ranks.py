@@ -101,11 +101,7 @@ def joined(
     config_name: str,
     config: Mapping[str, object],
 ) -> Checkpoint:
-    """Join the ranks' checkpoints to one.
-
-    Args:
-        config_name, config: the file that describes the model, and its content.
-    """
+    """Join the ranks' checkpoints to one."""
     opened = tuple(opened)
     parts = ((f"rank{rank.number}.", _folder(home.path, one), one) for rank, one in zip(ranks, opened, strict=True))
     contents, sources = merged(location, parts)

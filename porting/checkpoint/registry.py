@@ -171,11 +171,7 @@ def holds_weights(names: Collection[str]) -> bool:
 
 
 def choose(names: Collection[str], place: Place) -> str:
-    """Choose the main file of a checkpoint's weights.
-
-    Args:
-        place: where they lie.
-    """
+    """Choose the main file of a checkpoint's weights."""
     where = place.location
     found = [(container, main) for container in CONTAINERS for main in container.mains if main in names]
     if found:

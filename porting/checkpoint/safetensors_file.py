@@ -69,7 +69,6 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
     """Parse the JSON text of a header.
 
     Args:
-        raw: the text with its padding, without the length in front.
         size: the bytes of the whole file; when left out, as many as the header describes.
     """
     faults = FaultList(where)
@@ -317,7 +316,6 @@ def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | N
 
     Args:
         tensors: shapes and dtypes, in the order in which the header is to list them.
-        metadata: strings for ``__metadata__``, which are sorted.
 
     Returns:
         The header.  The data goes in the order of the tensors but wide elements first, so that each is aligned.

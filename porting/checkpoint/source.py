@@ -271,7 +271,6 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
     Args:
         part: the inner path of the state dict that is meant, of those that are nested in it; empty for all, None when
             none was given.
-        commit: the commit of the hub that the directory is a snapshot of.
     """
     with reading(place.location):
         found = _found(place, main, part=part)

@@ -39,12 +39,7 @@ WIDEST = 16
 
 
 def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source: ByteSource, *, name: str) -> Contents:
-    """Read the tensors of a state dict, each checked against its storage record; entries of None are skipped.
-
-    Args:
-        value: what the pickle described.
-        records: the storages' bytes, by key.
-    """
+    """Read the tensors of a state dict, each checked against its storage record; entries of None are skipped."""
     described = require_flat(value, source)
     faults = FaultList(source.where)
     tensors: dict[str, TensorInfo] = {}

@@ -65,9 +65,7 @@ def write_safetensors(
 
     Args:
         tensors: names to tensors, in the order in which the header is to list them.
-        metadata: strings for the header's ``__metadata__``, which are sorted.
         header: the header of an earlier file (:attr:`WeightFile.header`), to be reproduced byte for byte.
-        overwrite: whether a file that stands there may be replaced.
     """
     destination = Path(path)
     plan = _plan(TensorFile(tensors=tensors, metadata=metadata, header=header), where=str(destination))
@@ -86,7 +84,6 @@ def write_directory(
     """Write a directory of files, all of them or none.
 
     Args:
-        files: file names to contents.
         overwrite: whether a checkpoint that stands there may be replaced, as a whole.
         sources: what the files are made from; the destination may not touch them.
         confirm: called when all of it is written and before it appears; what it raises takes all of it back.
@@ -216,11 +213,7 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
 
 
 def shard_around(content: TensorFile, *, where: str) -> Shard:
-    """All bytes of a file except its tensors, which need no values.
-
-    Args:
-        content: the tensors; shapes and dtypes are enough.
-    """
+    """All bytes of a file except its tensors, which need no values."""
     if content.shard is not None:
         return content.shard
     name = Path(where).name

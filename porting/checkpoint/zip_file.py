@@ -320,11 +320,6 @@ class Directory:
     def add(self, name: bytes, *, at: int, nbytes: int, crc: int) -> int:
         """List an entry.
 
-        Args:
-            at: where its own header begins.
-            nbytes: how many bytes it has.
-            crc: their CRC-32.
-
         Returns:
             Where in :attr:`raw` its CRC-32 stands.
         """

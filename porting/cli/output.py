@@ -540,11 +540,7 @@ MOST_CODES = 3
 
 
 def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) -> list[str]:
-    """The words that follow ``porting``.
-
-    Args:
-        faults: what is wrong; none where the system refused something.
-    """
+    """The words that follow ``porting``."""
     codes = list(dict.fromkeys(fault.code for fault in faults))
     source, into = typed.get("source"), typed.get("into")
     if {Code.NO_TABLE, Code.UNKNOWN_ARCHITECTURE} & set(codes) and into is not None and typed.get("table") is None:

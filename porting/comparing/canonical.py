@@ -41,7 +41,6 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
     """Find the tensors of a checkpoint under the names that it shares with its port.
 
     Args:
-        table: the table; without it the tensors are taken as they are.
         side: the table's side that the checkpoint is on; None to see by its names.
     """
     if table is None:

@@ -26,12 +26,7 @@ Result = TypeVar("Result")
 
 
 def spans(numel: int, itemsize: int, length: int = SPAN) -> Iterator[tuple[int, int]]:
-    """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element.
-
-    Args:
-        itemsize: bytes of an element.
-        length: bytes of a span.
-    """
+    """Cut the elements of a tensor into spans of ``length`` bytes; one empty span if there is no element."""
     step = max(length // itemsize, 1)
     yield from ((start, min(start + step, numel)) for start in range(0, max(numel, 1), step))
 

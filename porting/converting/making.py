@@ -106,13 +106,7 @@ class Maker:
         return state
 
     def make(self, recipe: Recipe, target: int, at: int) -> Made:
-        """Write a tensor.
-
-        Args:
-            recipe: how it is made.
-            target: the descriptor of the file.
-            at: the place of its first byte there.
-        """
+        """Write a tensor."""
         out = Output(target, at, self._on_written, crc=self._crc)
         self._whole = self._is_whole(recipe)
         lost = NONE

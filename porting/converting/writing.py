@@ -40,8 +40,6 @@ def write_files(
     Args:
         place: where; what an earlier process left there is used as far as it is right.
         group: the processes that share the tensors; the first one does all the rest.
-        memory: bytes for the buffers of each.
-        sha256: record the SHA-256 of every file as well.
 
     Returns:
         The tensors, in the order of the output; and the bytes of each file.

@@ -120,9 +120,6 @@ def beams(
 ) -> tuple[Continuation, ...]:
     """Keep the likeliest beginnings at each step, and the best of those that ended.
 
-    Args:
-        count: how many beginnings are kept.
-
     Returns:
         At most ``count``, the best first.
     """

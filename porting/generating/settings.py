@@ -88,8 +88,6 @@ class Settings:
         Args:
             rows: [n t], the tokens so far.
             scores: [n v], logits or log-probabilities of what follows.
-            prompt: tokens of each row that were given.
-            longest: tokens that a row may have at most.
 
         Returns:
             [n v].

@@ -108,7 +108,6 @@ def mutate(
     user's is changed.
 
     Args:
-        tests: files, folders or tests, as for pytest.
         into: what builds the port, ``my_model:build`` or ``my_model.py:build``: a function or a class.
         only: mistakes to plant, by their names; all of them if empty.
         timeout: the limit of each run in seconds; by default ten times the run without a mistake, and at least 30.

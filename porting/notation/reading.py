@@ -327,11 +327,7 @@ class Reader:
             self._note(Code.READ_TWICE, rule.where, message, "give it the same in both")
 
     def rest(self, read: Iterable[Name], written: Iterable[Name]) -> tuple[Rule, ...]:
-        """The lines of [rest], those with the longest text in front of {*rest} first.
-
-        Args:
-            read, written: names that other sections list on each side.
-        """
+        """The lines of [rest], those with the longest text in front of {*rest} first."""
         found = []
         for rule in self.pairs("rest", optional=True):
             terms = (*rule.sources, *rule.targets)

@@ -114,20 +114,12 @@ class Formula(Operation):
         return found
 
     def indices(self, operands: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        """The indices of its value.
-
-        Args:
-            operands: the indices of each operand; other names are numbers.
-        """
+        """The indices of its value."""
         call = partial(_call_indices, operands)
         return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, call)
 
     def most_held(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
-        """The most values of float64 that are held at once while it is evaluated, beside its operands.
-
-        Args:
-            sizes: the size of every index.
-        """
+        """The most values of float64 that are held at once while it is evaluated, beside its operands."""
 
         def count(indices: frozenset[str]) -> int:
             return math.prod(sizes[index] for index in indices)
@@ -171,11 +163,7 @@ class Formula(Operation):
         return sum(math.prod(sizes[index] for index in replace(self, body=node).indices(operands)) for node in computed)
 
     def is_whole(self, numbers: Mapping[str, float]) -> bool:
-        """Whether it makes whole numbers of whole numbers.
-
-        Args:
-            numbers: the fields of the config that it reads.
-        """
+        """Whether it makes whole numbers of whole numbers."""
         for node in ast.walk(self.body):
             match node:
                 case ast.Constant(value=int() | float() as value) if not float(value).is_integer():
@@ -215,11 +203,7 @@ class Formula(Operation):
         return ""
 
     def narrow_source(self, bits_of: Mapping[str, int]) -> str:
-        """The reason why a source has fewer bits than are taken apart; empty where none has.
-
-        Args:
-            bits_of: the bits of a number of each source.
-        """
+        """The reason why a source has fewer bits than are taken apart; empty where none has."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNPACKED:
                 source, bits = ast.unparse(node.args[0]), _unpacked_bits(node)

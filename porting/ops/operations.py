@@ -62,12 +62,7 @@ class Sum(Operation):
     effect = "adds tensors, and the sum does not show them"
 
     def add(self, total: Tensor, term: Tensor) -> None:
-        """Add a term to what the terms before it came to.
-
-        Args:
-            total: in the dtype in which it is computed.
-            term: in the dtype of the tensor.
-        """
+        """Add a term to what the terms before it came to."""
         if not is_whole(term.dtype):
             total.add_(term if term.itemsize > 1 else term.to(total.dtype))  # torch adds no numbers of 8 bits
             return

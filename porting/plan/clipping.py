@@ -26,7 +26,6 @@ def clip(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: Sequenc
 
     Args:
         copy: the move; its strides are those of a target of ``shape`` in row-major order.
-        starts, sizes: the box, axis by axis.
 
     Yields:
         Moves that together bring the elements of the box and no others; their target is the box, in row-major order.
@@ -79,7 +78,6 @@ def clip_source(copy: Copy, shape: Sequence[int], starts: Sequence[int], sizes: 
     Args:
         copy: the move; each of its directions runs over whole axes of the source but for the slowest, as those of a
             plan do.
-        starts, sizes: the box, axis by axis.
 
     Yields:
         Moves that together read the elements of the box and no others; their source is the box, in row-major order.

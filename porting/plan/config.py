@@ -122,7 +122,6 @@ def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterato
 
     Args:
         rules: the rules that are applied; one that is given several times counts once.
-        values: the config, as :func:`effective` gives it.
     """
     for rule in {id(rule): rule for rule in rules}.values():
         if rule.formula is not None:

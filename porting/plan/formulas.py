@@ -195,12 +195,7 @@ class Layout:
     def forward(
         self, rule: Rule, numbers: Mapping[str, float], dtype: torch.dtype, dtype_of: Callable[[str], torch.dtype]
     ) -> Applied:
-        """How the target comes about.
-
-        Args:
-            dtype: the target's.
-            dtype_of: gives the dtype of a source.
-        """
+        """How the target comes about."""
         if rule.formula is None:
             raise TypeError(f"{rule} has no formula")  # a bug of ours
         return Applied(
@@ -216,11 +211,7 @@ class Layout:
         )
 
     def backward(self, rule: Rule, source: str, numbers: Mapping[str, float], dtype: torch.dtype) -> Applied | None:
-        """How a source comes about from the target; None where the rule does not say or it is not a single term.
-
-        Args:
-            dtype: that of both.
-        """
+        """How a source comes about from the target; None where the rule does not say or it is not a single term."""
         number = next(n for n, one in enumerate(self.operands) if any(copy.source == source for copy in one.copies))
         operand = self.operands[number]
         formula = rule.back.get(operand.name)

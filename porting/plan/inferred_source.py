@@ -36,7 +36,6 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
     :func:`~porting.plan.align.align` reports those.
 
     Args:
-        targets: shapes of the module's parameters and persistent buffers.
         sizes: the sizes that [sizes] gives (:func:`porting.plan.config.sizes`).
 
     Returns:

@@ -152,11 +152,7 @@ def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> 
 
 
 def differs(left: LeftOut, tensors: Container[str]) -> Fault:
-    """The fault of a tensor that cannot be left out: it does not hold the value that the table states.
-
-    Args:
-        tensors: the names of those beside it.
-    """
+    """The fault of a tensor that cannot be left out: it does not hold the value that the table states."""
     if left.made:
         said = left.equals if Content.parse(left.equals) is not None else f"that it equals {left.equals}"
         message = f"[make] says {said}, and its values are others"
@@ -169,12 +165,7 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
 
 
 def copies_differ(source: str, one: Sequence[str], other: Sequence[str]) -> Fault:
-    """The fault of a source tensor that comes back from several targets which do not give the same.
-
-    Args:
-        source: the tensor.
-        one, other: the targets that it comes back from.
-    """
+    """The fault of a source tensor that comes back from several targets which do not give the same."""
     first, second = (" and ".join(map(repr, names)) for names in (one, other))
     message = f"it would be made of {first}, and of {second} as well, and their values differ"
     hint = "the checkpoint has one tensor for them: set them equal, or give the checkpoint a tensor for each"

@@ -263,7 +263,6 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     """A tensor as it comes about from others in memory; a view of one of them where that is possible.
 
     Args:
-        base: gives ``recipe.base``.
         device: where it is computed; that of its first source when left out.
     """
     moves = recipe.copies
@@ -327,7 +326,6 @@ def backward(
     """The source tensors of a step from its targets, in the targets' dtype: :func:`forward` read from right to left.
 
     Args:
-        arithmetic: what :func:`forward` computed, to be undone.
         base: gives a source tensor as it was, for the parts that the targets do not hold; without it these parts are
             the rule's ``fill``, and zero in the sources of a sum to which its inverse gives nothing.
     """
@@ -366,7 +364,6 @@ def pullback(
     what was broadcast is summed.  An element that no copy reads has none: zero.
 
     Args:
-        arithmetic: what :func:`forward` computes.
         values: gives a source tensor, which the gradient through a formula depends on.
     """
     if step.layout is not None:

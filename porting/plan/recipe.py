@@ -172,7 +172,6 @@ def backward_recipes(
     """The recipes of a step's sources from its targets: :func:`forward_recipes`, undone.
 
     Args:
-        arithmetic: what its rule computes, as in :func:`forward_recipes`.
         dtype: what floating-point tensors are cast to, last of all; None keeps the targets' dtype.
         kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the
             rule's ``fill``.

@@ -65,7 +65,6 @@ def loading(
     """Load a checkpoint's names and shapes as transformers does.
 
     Args:
-        entry: the name of an entry of the registry, or a model type.
         config: the checkpoint's config; empty for the usual one of the entry.
         tensors: the checkpoint's tensors; None for those that transformers itself would save.
     """

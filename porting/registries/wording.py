@@ -30,7 +30,6 @@ def imported(
     """The table of an entry of transformers' registry for one checkpoint.
 
     Args:
-        name: ``transformers:`` and the entry.
         config: the checkpoint's config; empty for the usual one of the entry.
         tensors: its tensors; None for those that transformers itself would save.
         ported: the tensors that transformers makes of them, where only they are there.

@@ -53,7 +53,6 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     """The report for a rich console.
 
     Args:
-        every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
             what that comes to, and no details of what ran.
     """
@@ -80,11 +79,7 @@ def _seen(line: Text) -> Text:
 
 
 def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, verbose: bool = True) -> str:
-    """The report as plain text.
-
-    Args:
-        width: of a line; longer ones are wrapped.
-    """
+    """The report as plain text."""
     written = StringIO()
     # In a notebook rich would show the text at once, and write nothing.
     console = Console(file=written, width=width, color_system=None, force_jupyter=False)

@@ -69,12 +69,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module, rank: int = 0) -> Filled:
-    """Read this process's part of the targets; the module is not changed yet.
-
-    Args:
-        module: the module; its DTensors say which part.
-        rank: which process this is.
-    """
+    """Read this process's part of the targets; the module is not changed yet."""
     tensors = dict(named_tensors(module))
     reader = MoveReader(checkpoint, sparing=True)
     values: dict[str, Tensor] = {}
@@ -106,7 +101,6 @@ def stored_not_finite(
     """How many elements of the sources of steps are NaN or infinite in the checkpoint, and how many bytes were read.
 
     Args:
-        steps: the steps, by their numbers in the plan.
         rank, count: which of how many processes this is; each counts a share of every tensor.
     """
     reader = MoveReader(checkpoint, sparing=True)
@@ -174,12 +168,7 @@ def unequal(
 
 
 def require_same(pairs: Iterable[tuple[Recipe, Recipe]], checkpoint: Checkpoint) -> None:
-    """Require that tensors which a checkpoint in the port's layout holds several times are the same, bit for bit.
-
-    Args:
-        pairs: two recipes of each such tensor.
-        checkpoint: the checkpoint that they read.
-    """
+    """Require that tensors which a checkpoint in the port's layout holds several times are the same, bit for bit."""
     reader = MoveReader(checkpoint, sparing=True)
     faults = [
         copies_differ(one.name, one.sources, other.sources) for one, other in pairs if not _alike(one, other, reader)

@@ -156,12 +156,7 @@ def _require_kept(plan: Plan, changed: Collection[int]) -> None:
 
 
 def require_made(module: nn.Module, plan: Plan) -> None:
-    """Require that a module has the content that [make] states, in this process's part.
-
-    Args:
-        module: the module, whole or spread over processes.
-        plan: how the checkpoint maps to it.
-    """
+    """Require that a module has the content that [make] states, in this process's part."""
     tensors = dict(named_tensors(module))
     others = (recipe for recipe in plan.made if not _has_made_content(recipe, tensors))
     faults = [differs(LeftOut(name=recipe.name, reason=MADE, equals=recipe.made_as), ()) for recipe in others]
