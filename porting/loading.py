@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from porting.build import bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.converting.processes import Processes
 from porting.errors import Code, Fault, Message, Option, PortingError, PortingWarning, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
@@ -28,7 +29,6 @@ from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.plan.scan import may_lose, not_finite
 from porting.sharding.filling import Filled, fill, is_sharded, require_equal, stored_not_finite, unequal
-from porting.sharding.processes import Processes
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, in_eval_mode, named_tensors, unwrapped
 

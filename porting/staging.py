@@ -21,8 +21,7 @@ from porting.checkpoint import Checkpoint
 from porting.checkpoint.checkpoint import require_booleans
 from porting.checkpoint.files import Readable, Stream
 from porting.checkpoint.layout import Extent
-from porting.plan.clipping import clip_source, row_major, split_by_axes
-from porting.plan.copies import Copy
+from porting.plan.copies import Copy, clip_source, row_major, split_by_axes
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading, run_length
 from porting.plan.recipe import as_it_is

@@ -7,13 +7,14 @@ The package gguf reads the files (``pip install porting[gguf]``): byte-level BPE
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from porting.checkpoint.container import TokenizerFiles
 from porting.checkpoint.errors import quote
 from porting.checkpoint.gguf_settings import SettingError, setting_bytes
-from porting.checkpoint.logged import logged
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.limits import charge, charge_text, reading
 from porting.scratch import Scratch
@@ -179,3 +180,34 @@ def _special(content: Json) -> dict[str, int]:
         for one in (listed if isinstance(listed, list) else [])
         if isinstance(one, dict) and "content" in one
     }
+
+
+MOST_LOGGED = 5
+"""Messages that are kept; the others are counted."""
+
+
+class _Collector(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._messages = messages
+        self._more = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message on one line."""
+        if len(self._messages) < MOST_LOGGED:
+            self._messages.append(" ".join(record.getMessage().split()))
+            return
+        self._more += 1
+        self._messages[MOST_LOGGED:] = [f"and {self._more} more messages"]
+
+
+@contextmanager
+def logged(package: str) -> Iterator[list[str]]:
+    """Collect the warnings of a package, which may quote texts of the files that it reads."""
+    logger, messages = logging.getLogger(package), list[str]()
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_Collector(messages)], False
+    try:
+        yield messages
+    finally:
+        logger.handlers, logger.propagate = before

@@ -15,9 +15,8 @@ from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
-from porting.checkpoint.joined import join
+from porting.checkpoint.joined import RANK, find_ranks, home_of, join, joined
 from porting.checkpoint.names import expanded, parse_model_id, split_inner_path, split_sources
-from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
     EXPECTED,

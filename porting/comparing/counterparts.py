@@ -11,12 +11,11 @@ from porting.notation.table import Table
 from porting.ops.contents import Content
 from porting.plan.align import Alignment, align_table
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
-from porting.plan.leftovers import made_by, make_recipes
+from porting.plan.leftovers import made_by, make_recipes, present
 from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import PlanError
 from porting.plan.recipe import Recipe, as_it_is, forward_recipes
-from porting.plan.ties import present
 
 
 @dataclass(frozen=True, kw_only=True)

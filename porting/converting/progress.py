@@ -13,7 +13,7 @@ import xxhash
 
 from porting.atomic import write_at
 from porting.converting.draft import Draft
-from porting.converting.output import BLOCK
+from porting.converting.making import BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,10 @@ from porting.origin import ANY_DTYPE
 from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
-from porting.plan.leftovers import made_by
+from porting.plan.leftovers import made_by, present
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
 from porting.plan.recipe import Described, TensorSpec, made_dtype
-from porting.plan.ties import present
 from porting.target import Slot
 
 

@@ -20,8 +20,7 @@ from porting.checkpoint.safetensors_file import DTYPE_NAMES
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
-from porting.converting.making import Made, Maker
-from porting.converting.output import Output
+from porting.converting.making import Made, Maker, Output
 from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import packed, record_bytes, versions

@@ -13,9 +13,8 @@ from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import RESULT, Rule, Term
 from porting.ops import Formula
-from porting.plan.clipping import row_major
 from porting.plan.config import sizes_under
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, make_copy, row_major
 from porting.plan.formulas import Layout, Operand
 
 Shape = tuple[int, ...]

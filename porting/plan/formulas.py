@@ -21,8 +21,7 @@ from porting.errors import Code, Fault, PortingError
 from porting.notation.rule import RESULT, Rule
 from porting.ops import Formula, FormulaError, wide_dtype, widen
 from porting.ops.exactness import wide_bytes
-from porting.plan.clipping import row_major
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, make_copy, row_major
 
 
 @dataclass(frozen=True, slots=True)

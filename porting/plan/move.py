@@ -17,8 +17,7 @@ from torch import Tensor
 from porting.errors import Code, Fault, PortingError
 from porting.ops import NOTHING, Arithmetic, Content, InexactError, require_held, widen
 from porting.plan.align import Step
-from porting.plan.clipping import ENDLESS, clip, row_major, window
-from porting.plan.copies import Copy, whole
+from porting.plan.copies import ENDLESS, Copy, clip, row_major, whole, window
 from porting.plan.formulas import Applied
 from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 

@@ -12,8 +12,7 @@ import torch
 
 from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
-from porting.plan.clipping import window
-from porting.plan.copies import Copy, grouped, whole
+from porting.plan.copies import Copy, grouped, whole, window
 from porting.plan.formulas import Applied, Layout
 
 

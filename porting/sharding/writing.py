@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from porting.atomic import check_destination, new_directory, refused, reserve, write_all
 from porting.checkpoint import Checkpoint, TensorFile
+from porting.converting.processes import Processes
 from porting.errors import Code, Fault, alike
 from porting.export_files import LARGEST
 from porting.opening import Folder, Member
 from porting.ops import Content, InexactError
 from porting.plan.align import Step
-from porting.plan.clipping import clip, window
-from porting.plan.copies import Copy
+from porting.plan.copies import Copy, clip, window
 from porting.plan.leftovers import differs
 from porting.plan.move import inexact
 from porting.plan.plan import MADE, LeftOut, Plan, PlanError
@@ -35,7 +35,6 @@ from porting.printable import dtype_name, quote
 from porting.sharding.filling import compute_box
 from porting.sharding.layout import Box, boxes, is_dtensor, is_first
 from porting.sharding.places import Layout, Places, layout
-from porting.sharding.processes import Processes
 from porting.staging import PIECE, MoveReader
 from porting.target import TargetError, named_tensors
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
-from porting.checkpoint.merging import merged
+from porting.checkpoint.joined import merged
 from porting.comparing.differences import diff
 from porting.converting.conversion import convert
 from porting.converting.integrity import verify_files

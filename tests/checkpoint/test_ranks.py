@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
-from porting.checkpoint.ranks import MOST
+from porting.checkpoint.joined import MOST
 from porting.cli.app import app
 from porting.comparing.differences import diff
 from porting.converting.conversion import convert
