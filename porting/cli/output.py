@@ -249,7 +249,9 @@ class Screen(AbstractContextManager["Screen"]):
     ) -> None:
         self._borrowed.close()
         if self._lost is not None and (error is None or isinstance(error, typer.Exit)):
-            self._say_lost(self._lost)
+            made = f"; {self._complete}" if self._made else ""
+            self._aside("error", f"{OutputError(self._lost.errno, self._lost.strerror)}{made}", "bold red")
+            raise typer.Exit(WRONG) from self._lost
         match error:
             case PortingError():
                 self._refuse([fault.line for fault in error.faults], error.faults)
@@ -284,12 +286,6 @@ class Screen(AbstractContextManager["Screen"]):
         words = next_command(self.command, typed, faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
-
-    def _say_lost(self, error: OSError) -> None:
-        """Say that standard output could not be written, and what is complete all the same."""
-        made = f"; {self._complete}" if self._made else ""
-        self._aside("error", f"{OutputError(error.errno, error.strerror)}{made}", "bold red")
-        raise typer.Exit(WRONG) from error
 
     @property
     def _complete(self) -> str:

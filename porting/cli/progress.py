@@ -57,9 +57,6 @@ class Prompt:
     An empty line, and the end of the input, take the default: so does a command whose input is not a terminal and has
     nothing in it.
 
-    Args:
-        defaults: take every default, and say so.
-
     Attributes:
         silent: take every default without reading an answer: as asked for, or since standard input has ended.
     """

@@ -167,7 +167,7 @@ class Crash:
     """The parts of a recorded error that are put into a bug report.
 
     Attributes:
-        when: the time of it, UTC.
+        when: UTC.
         stopped: the exception's own line, the last of the traceback.
     """
 
@@ -182,11 +182,7 @@ RECORD = re.compile(r"porting \S[^\n]*\n(?:[\w-]+ [^\n]*\n)*python \d[^\n]* on [
 
 
 def _text(place: Folder, name: str) -> str:
-    """The text of a file that may be a record.
-
-    Raises:
-        CheckpointError: it cannot be read, or is larger than a record.
-    """
+    """The text of a file that may be a record."""
     return place.read(name, limit=MOST_BYTES).decode("utf-8", "replace")
 
 
@@ -207,11 +203,7 @@ def last_record(folder: Path) -> Path | None:
 
 
 def read_record(path: Path, shortened: Shortened) -> Crash:
-    """Read the parts of a recorded error that may be put into a bug report.
-
-    Raises:
-        CheckpointError: it cannot be read, or is not a record.
-    """
+    """Read the parts of a recorded error that may be put into a bug report."""
     place = Folder(path.parent)
     text = _text(place, path.name)
     if not RECORD.match(text):
