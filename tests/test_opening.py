@@ -194,7 +194,6 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.opening": "here",
         "porting.pages.page": "files of this package",
         "porting.scratch": "temporary folders, by descriptors",
-        "porting.sharding.places": "a temporary folder of this process",
         "porting.sharding.writing": "a temporary folder of this process",
         "porting.suggesting.subjects.twin": "a twin that was just written",
         "porting.users_code": "a module that the user named, before it runs",

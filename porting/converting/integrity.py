@@ -15,9 +15,9 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.registry import container_of, read
 from porting.checkpoint.source import LocalPlace, open_weights
+from porting.comparing.jobs import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.record import Record, read_record
-from porting.converting.thread_pool import work
 from porting.errors import Code, PortingError, grouped_lines
 from porting.export_files import chosen_writer
 from porting.limits import charge, grant, grant_tensors, reading, spending

@@ -17,6 +17,7 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.names import split_sources
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
+from porting.comparing.jobs import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
@@ -24,7 +25,6 @@ from porting.converting.making import Made, Maker, Output
 from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import packed, record_bytes, versions
-from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.limits import reading
 from porting.plan.recipe import Recipe
