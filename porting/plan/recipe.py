@@ -240,8 +240,4 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     >>> unravel(7, (2, 5))
     (1, 2)
     """
-    coordinates = []
-    for extent in reversed(shape):
-        position, coordinate = divmod(position, extent)
-        coordinates.append(coordinate)
-    return tuple(coordinates[::-1])
+    return tuple(map(int, torch.unravel_index(torch.tensor(position), tuple(shape))))
