@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING  # noqa: E402  # as above
 
 if TYPE_CHECKING:
     from porting.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
-    from porting.comparing import Comparison, Digest, diff, digest
-    from porting.converting import Converted, convert, verify_files
+    from porting.comparing.differences import Comparison, diff
+    from porting.comparing.digests import Digest, digest
+    from porting.converting.conversion import Converted, convert
+    from porting.converting.integrity import verify_files
     from porting.embedded import embedded_checkpoint
     from porting.errors import PortingError, PortingWarning
     from porting.exporting import Exported, export
@@ -88,8 +90,10 @@ __all__ = [
 
 _HOMES = {
     "porting.checkpoint": ("Checkpoint", "inspect_checkpoint", "open_checkpoint"),
-    "porting.comparing": ("Comparison", "Digest", "diff", "digest"),
-    "porting.converting": ("Converted", "convert", "verify_files"),
+    "porting.comparing.differences": ("Comparison", "diff"),
+    "porting.comparing.digests": ("Digest", "digest"),
+    "porting.converting.conversion": ("Converted", "convert"),
+    "porting.converting.integrity": ("verify_files",),
     "porting.embedded": ("embedded_checkpoint",),
     "porting.errors": ("PortingError", "PortingWarning"),
     "porting.exporting": ("Exported", "export"),

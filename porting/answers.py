@@ -133,11 +133,9 @@ def words_of(encoding: Encoding) -> tuple[Word, ...]:
 
 
 def guesses(probabilities: Tensor, tokenizer: TextTokenizer, top: int) -> tuple[Guess, ...]:
-    """The likeliest tokens.
+    """The likeliest tokens of probabilities [v].
 
     Args:
-        probabilities: [v].
-        tokenizer: spells them.
         top: how many; those of no probability are left out.
     """
     best = probabilities.topk(min(top, len(probabilities)))

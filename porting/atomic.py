@@ -48,14 +48,8 @@ def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = 
     """Refuse a destination before anything is written.
 
     Args:
-        overwrite: whether something that stands there may be replaced.
         sources: what the new files are made from; they are never overwritten, and nothing is written into
             them.
-        file: a file is to be made, and no directory.
-
-    Raises:
-        CheckpointError: the destination exists, is a link, a device, a pipe or a socket, touches a source, or its
-            parent does not exist; or it cannot be examined.
     """
     try:
         _check(path, overwrite=overwrite, sources=sources, file=file)
@@ -147,9 +141,6 @@ def explained(path: Path, needed: int) -> Iterator[Writing]:
 
     Yields:
         What the block marks as complete once it is: a failure after that has another message.
-
-    Raises:
-        CheckpointError: the folder cannot be opened, or writing failed.
     """
     writing = Writing(Folder(path.parent))
     try:
@@ -207,11 +198,7 @@ def _abandoned_siblings(parent: Folder, destination: str) -> list[str] | None:
 
 
 def _is_abandoned(parent: Folder, name: str) -> bool:
-    """Whether this user's temporary file or directory is locked by no writer.
-
-    Raises:
-        OSError: that is not known.
-    """
+    """Whether this user's temporary file or directory is locked by no writer."""
     try:
         if parent.status(name).st_uid != os.geteuid():
             return False
@@ -236,7 +223,6 @@ def new_directory(path: Path, *, needed: int, overwrite: bool) -> Iterator[Folde
     Args:
         path: the directory to be made; :func:`check_destination` has approved it.
         needed: bytes that will be written; a disk without room for them fails at once.
-        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, needed) as writing:
         parent = writing.parent
@@ -265,16 +251,11 @@ def publish(made: str, folder: Folder, path: Path, *, overwrite: bool, writing: 
 
     Args:
         made: the directory, by its name in ``folder``; all of it is on the disk.
-        folder: the folder that it was made in.
         overwrite: whether it may take the place of what stands there, which is then where ``made`` was.  Else what
             appeared there meanwhile is left as it is.
         writing: what :func:`explained` gave, with the folder that ``path`` lies in; marked as complete.
         replaced: the name in ``folder`` that ``made`` gets before an exchange, and so what stood there has after it: a
             process that dies then leaves nothing that could be taken for its work.  Empty for the same name.
-
-    Raises:
-        CheckpointError: something appeared there meanwhile; or the folder is not at its path any more.
-        OSError: it cannot be renamed; or it is complete, and its name may not be on the disk yet.
     """
     parent = writing.parent
     sync(Folder(folder.path / made, inside=folder))
@@ -312,11 +293,7 @@ def _locked_sibling(writing: Writing, path: Path) -> tuple[Folder, int]:
 
 
 def _opened_sibling(parent: Folder, name: str, lock: int, path: Path) -> Folder:
-    """Open a temporary directory that was made and locked.
-
-    Raises:
-        CheckpointError: another one stands at its name.
-    """
+    """Open a temporary directory that was made and locked."""
     if os.fstat(lock).st_uid != os.geteuid():
         raise moved_by_others(path)
     made = Folder(parent.path / name, inside=parent)
@@ -325,12 +302,7 @@ def _opened_sibling(parent: Folder, name: str, lock: int, path: Path) -> Folder:
 
 
 def _require_same(parent: Folder, name: str, lock: int, path: Path, *, opened: int | None = None) -> None:
-    """Refuse to go on where another file or directory was put at the name of a temporary one.
-
-    Args:
-        lock: a descriptor of what was made, which holds the lock.
-        opened: a descriptor of what was opened by the name; None for what stands there now.
-    """
+    """Refuse to go on where another file or directory was put at the name of a temporary one."""
     status = parent.status(name) if opened is None else os.fstat(opened)
     if not os.path.samestat(status, os.fstat(lock)):
         raise moved_by_others(path)
@@ -361,10 +333,6 @@ def sweep(parent: Folder, destination: str) -> None:
     """Remove the temporary siblings of a destination whose writers have died; interrupted conversions stay.
 
     That may be hours of work; the next conversion to the same destination goes on from it, and removes it in the end.
-
-    Args:
-        parent: the folder that the destination lies in.
-        destination: its name there.
     """
     for name in parent.names():
         if name.startswith(f".{destination}{MARK}") and SIBLING.fullmatch(name, len(destination) + 1):
@@ -441,7 +409,6 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
 
     Args:
         size: its bytes; they are reserved first, so that a full disk fails before anything is written.
-        overwrite: whether it may take the place of what stands there.
     """
     with explained(path, size) as writing:
         parent = writing.parent
@@ -466,11 +433,7 @@ def new_file(path: Path, *, size: int, overwrite: bool) -> Iterator[int]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all; replaces a regular file and follows no link.
-
-    Raises:
-        CheckpointError: something else stands there, there is no such directory, or it cannot be written.
-    """
+    """Write a file, whole or not at all; replaces a regular file and follows no link."""
     check_destination(path, overwrite=True, file=True)
     with new_file(path, size=len(content), overwrite=True) as descriptor:
         write_all(descriptor, content)
@@ -531,11 +494,7 @@ def write_at(descriptor: int, data: memoryview | bytes, at: int) -> None:
 
 
 def read_back(target: int, piece: memoryview, at: int) -> None:
-    """Fill a buffer with what was written at a place of a file.
-
-    Raises:
-        OSError: it is not there.
-    """
+    """Fill a buffer with what was written at a place of a file."""
     while piece:
         done = os.preadv(target, [piece], at)
         if done == 0:

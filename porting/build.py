@@ -63,11 +63,7 @@ _LAYERS = re.compile(r"(?!max_)(.*_)?(layers?|depth)")
 
 
 def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None = None) -> Bounds:
-    """The limits for a module that a checkpoint of these tensors is loaded into.
-
-    Raises:
-        TargetError: the config asks for more layers than these tensors can be meant for.
-    """
+    """The limits for a module that a checkpoint of these tensors is loaded into."""
     most = max(SHARED_LAYERS, len(tensors))
     for name, value in (config or {}).items():
         if isinstance(value, int) and value > most and _LAYERS.fullmatch(name):
@@ -75,7 +71,8 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
             if stacked >= STACKED and value <= STACKED_LAYERS:
                 continue
             raise _too_large(f"{name}={str(value)[:20]}, where at most {most} layers can be meant")
-    numel = {name: math.prod(tensor.shape) - _unstored_elements(tensor) for name, tensor in tensors.items()}
+    repeated = {name: tensor.repeated for name, tensor in tensors.items() if isinstance(tensor, TensorInfo)}
+    numel = {name: math.prod(tensor.shape) - repeated.get(name, 0) for name, tensor in tensors.items()}
     nbytes = sum(count * tensors[name].dtype.itemsize for name, count in numel.items())
     allowed = limits()
     return Bounds(
@@ -85,11 +82,6 @@ def bounds(tensors: Mapping[str, Described], config: Mapping[str, object] | None
         made=allowed.made + COPIES * nbytes,
         stored=nbytes,
     )
-
-
-def _unstored_elements(tensor: Described) -> int:
-    """The number of a tensor's elements that are not stored."""
-    return tensor.repeated if isinstance(tensor, TensorInfo) else 0
 
 
 OWN_CODE = Bounds(parameters=2**63, nbytes=2**63)
@@ -105,14 +97,10 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
 
     Args:
         make: builds the module; may be called three times.
-        within: how large it may become.
 
     Returns:
         The module: parameters and persistent buffers on the meta device, everything else with its values.  One that its
         builder moves to a GPU has all of its values, there.
-
-    Raises:
-        TargetError: ``make`` fails, gives no module, or goes beyond the bounds.
     """
     mode = _WithoutInitialisation()
     try:
@@ -137,14 +125,7 @@ def build(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
 
 
 def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Module:
-    """Build the module with the weights that its builder gives it.
-
-    Args:
-        within: how large it may become.
-
-    Raises:
-        TargetError: the builder fails, gives something else than a module, or goes beyond the bounds.
-    """
+    """Build the module with the weights that its builder gives it."""
     module: object = _call_builder(make, within)
     if not isinstance(module, nn.Module):
         raise _not_a_module(module)
@@ -153,11 +134,7 @@ def build_with_values(make: Callable[[], nn.Module], within: Bounds) -> nn.Modul
 
 
 def refuse_empty(module: nn.Module) -> None:
-    """Raise where a module keeps a buffer without values: what was built without them before is in a cache.
-
-    Raises:
-        TargetError: it keeps one.
-    """
+    """Raise where a module keeps a buffer without values: what was built without them before is in a cache."""
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -208,12 +185,6 @@ def bounded(within: Bounds) -> Iterator[None]:
 
     Whatever a checkpoint's config decides is built here: by :func:`build`, :func:`build_with_values` or :func:`call`,
     and the reference by transformers.
-
-    Args:
-        within: how large it may become.
-
-    Raises:
-        TargetError: it is larger.
     """
     thread, most = get_ident(), within.parameters
     parameters = modules = nbytes = elements = 0
@@ -270,11 +241,7 @@ class _Clock:
         self._last = time.thread_time()
 
     def tick(self) -> None:
-        """Count the step that ends here.
-
-        Raises:
-            LimitError: all of them took more time than a module of so many bytes may.
-        """
+        """Count the step that ends here."""
         now = time.thread_time()
         taken, self._last = now - self._last, now
         if self._counts and taken < STEP:

@@ -99,12 +99,7 @@ def call(
     named after gets the config.
 
     Args:
-        config: makes the target's config.
-        within: how large the module may become.
         stored: the checkpoint's own config, for messages; None where there is none.
-
-    Raises:
-        TargetError: it asks for something else, or goes beyond the bounds.
     """
     try:
         with bounded(within):
@@ -198,9 +193,6 @@ def own_value(into: object, name: str, known: Collection[str], config: object) -
 
     Returns:
         The value.
-
-    Raises:
-        LookupError: nothing gives one, or there are two values.
     """
     found: list[object] = []
     for candidate in _possible_configs(into):
@@ -245,14 +237,7 @@ _PLAIN = (bool, int, float, str, tuple, list, property, type(None))
 
 
 def make_config(make: Callable[..., object], fields: Mapping[str, object], *, where: str) -> object:
-    """Make the target's config from its fields.
-
-    Args:
-        where: the file they come from, for messages.
-
-    Raises:
-        TargetError: the class has no such field, or refuses a value.
-    """
+    """Make the target's config from its fields."""
     parameters = parameters_of(make)
     open_ended = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature_parameters(make).values()

@@ -21,9 +21,6 @@ def duplicate(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Mo
 
     Args:
         memo: as for :func:`copy.deepcopy`: id -> what stands for that object in the copy.
-
-    Raises:
-        Exception: the module itself cannot be copied.
     """
     memo = {} if memo is None else memo
     made: list[tuple[CellType, object]] = []

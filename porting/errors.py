@@ -161,7 +161,6 @@ class Option:
     """An argument of a function that a command takes as an option, in a :class:`Message`.
 
     Attributes:
-        name: the argument's name, such as ``shard_size``.
         value: the value to pass; None names the argument alone.
     """
 
@@ -245,7 +244,6 @@ class Fault:
     """A single fault of an input, in one line.
 
     Attributes:
-        code: the kind of fault.
         where: the file, table position (``bert.toml:12:3``) or tensor it was found in; may be empty.
         message: what was passed, what was found and what was expected.
         hint: what to do about it: the nearest name, or the next command; may be empty.
@@ -376,10 +374,6 @@ def alike(faults: Iterable[Fault]) -> list[Fault]:
 def grouped_lines(lines: Iterable[str], most: int = MOST_FAULTS) -> tuple[str, ...]:
     """Shorten a long list of lines: those that differ only in numbers are shown once.
 
-    Args:
-        lines: the lines.
-        most: how many are shown at most.
-
     >>> grouped_lines([f"file {i}.bin: it is missing" for i in range(3)], 2)
     ('file 0.bin: it is missing', 'file 1.bin: it is missing', 'and 1 more, not shown')
     >>> grouped_lines([f"tensor 'layers.{i}.bias' is missing" for i in range(9)], 2)
@@ -473,10 +467,6 @@ class VerifyError(PortingError):
 def nearest(name: str, candidates: Sequence[str]) -> str:
     """The candidate that is most similar to ``name``, as a hint; empty if none is close.
 
-    Args:
-        name: the name that was not found.
-        candidates: the known names.
-
     >>> nearest("layer.0.wieght", ["layer.0.weight", "pooler.bias"])
     "did you mean 'layer.0.weight'?"
     """
@@ -485,13 +475,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def closest(name: str, candidates: Iterable[str], most: int = MOST_CANDIDATES) -> str:
-    """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close.
-
-    Args:
-        name: the name.
-        candidates: the others; those that differ in their numbers are compared once.
-        most: so many are compared.
-    """
+    """The candidate that is most similar to a name, preferably with the same numbers; empty if none is close."""
     left = COMPARISONS.get()
     if left is not None and left.spent:
         return ""

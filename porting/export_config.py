@@ -20,15 +20,7 @@ from porting.target import TargetError
 def exported_config(
     module: nn.Module, origin: Origin, config: object, architecture: str | None, tensors: Mapping[str, Tensor]
 ) -> bytes:
-    """The bytes of the export's ``config.json``.
-
-    Args:
-        module, config, architecture: as for :func:`porting.export`.
-        origin: what the module is, and which checkpoint it follows.
-
-    Raises:
-        TargetError: nothing says the config.
-    """
+    """The bytes of the export's ``config.json``."""
     raw = config_of(origin.checkpoint) if origin.checkpoint is not None else None
     dtype = main_dtype(tensors)
     named = {"architectures": [origin.architecture]} if origin.architecture else {}
@@ -79,9 +71,6 @@ def whole_config(module: nn.Module, table: Table, config: object) -> dict[str, o
 
     Args:
         config: the config that the user passed: a mapping, an object, or None.
-
-    Raises:
-        TargetError: there is none, or it lacks fields.
     """
     if isinstance(config, Mapping):
         return dict(config)

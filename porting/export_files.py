@@ -41,11 +41,7 @@ WEIGHTS = (*ENDINGS, ".meta", ".ot", ".pickle", ".pkl", ".tflite")
 
 
 def chosen_writer(to: str | None) -> tuple[Container, str]:
-    """Parse the option ``to``, as :func:`porting.checkpoint.registry.writer_of`.
-
-    Raises:
-        TargetError: ``to`` says nothing that can be written.
-    """
+    """Parse the option ``to``, as :func:`porting.checkpoint.registry.writer_of`."""
     try:
         return writer_of(to)
     except CheckpointError as error:
@@ -55,11 +51,7 @@ def chosen_writer(to: str | None) -> tuple[Container, str]:
 
 
 def require_division(writer: Container, shard_size: int | None) -> None:
-    """Refuse a size of shards for a container that is one file.
-
-    Raises:
-        TargetError: one is given.
-    """
+    """Refuse a size of shards for a container that is one file."""
     if shard_size is not None and not writer.promises.shards:
         from porting.target import TargetError  # noqa: PLC0415  # as above
 
@@ -71,11 +63,7 @@ def require_division(writer: Container, shard_size: int | None) -> None:
 
 
 def check_directory_name(path: Path) -> None:
-    """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors.
-
-    Raises:
-        CheckpointError: it has such a name, and is not a directory so far.
-    """
+    """Refuse a directory to be made with the name of a file of weights: ``model.npz`` would be one with safetensors."""
     container = container_of(path.name)
     if path.suffix not in WEIGHTS or path.is_dir():
         return
@@ -107,13 +95,6 @@ def weight_files(
 
     Args:
         checkpoint: what is followed; None for nothing.
-        tensors: what is written; they need have no values yet.
-        to: the container, as :func:`chosen_writer` takes it.
-        where: the destination, for messages.
-
-    Raises:
-        CheckpointError: a tensor cannot be written.
-        TargetError: ``to`` says nothing that can be written.
     """
     writer, part = chosen_writer(to)
     if writer is not SAFETENSORS:
@@ -178,9 +159,6 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
 
     From a directory, every small file that is not weights; beside a weight file that was named itself, who knows what
     else is there: only what belongs to a checkpoint by its name.
-
-    Raises:
-        CheckpointError: the directory is gone, or a file is a link that leaves it.
     """
     folder = _directory(checkpoint)
     own = {file.name for file in checkpoint.files} | {CONFIG_NAME}
@@ -213,11 +191,7 @@ def is_single_file(checkpoint: Checkpoint) -> bool:
 
 
 def config_of(checkpoint: Checkpoint) -> bytes | None:
-    """The bytes of the followed checkpoint's ``config.json``; None when its config is elsewhere, or it has none.
-
-    Raises:
-        CheckpointError: the checkpoint is gone, or another file is in its place now.
-    """
+    """The bytes of the followed checkpoint's ``config.json``; None when its config is elsewhere, or it has none."""
     folder = _directory(checkpoint)
     if checkpoint.config and checkpoint.config_name != CONFIG_NAME:
         return None
@@ -254,11 +228,7 @@ def _directory(checkpoint: Checkpoint) -> Folder:
 
 
 def config_bytes(raw: bytes, changes: Mapping[str, object]) -> bytes:
-    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes.
-
-    Args:
-        raw: the text of a ``config.json``.
-    """
+    """Change fields of a config, as a table spells them; the bytes are the same if nothing changes."""
     config = changed = parse_config(raw, where=CONFIG_NAME)
     for field, value in changes.items():
         if not held(changed, field) or value_of(changed, field) != value:
@@ -271,9 +241,6 @@ def new_config(fields: Mapping[str, object], name: str = CONFIG_NAME) -> bytes:
 
     Args:
         name: of its file: one that ends as :data:`YAML` does is written in YAML.
-
-    Raises:
-        CheckpointError: one is nothing that JSON can say.
     """
     faults = []
     for field, value in fields.items():

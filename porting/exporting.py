@@ -27,7 +27,8 @@ from porting.plan.align import Step
 from porting.plan.leftovers import copies_differ
 from porting.plan.move import backward, forward
 from porting.plan.plan import LeftOut, Plan, PlanError, irreversible
-from porting.sharding import is_sharded, moved_dtypes, require_made, write_shards
+from porting.sharding.filling import is_sharded
+from porting.sharding.writing import moved_dtypes, require_made, write_shards
 from porting.target import TargetError, named_tensors, unwrapped
 
 
@@ -319,11 +320,7 @@ def _tensors(
 
 
 def _sources(step: Step, origin: Origin, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a step reads, made of the module's values.
-
-    Raises:
-        PlanError: it has no way back, and the values were changed.
-    """
+    """The tensors that a step reads, made of the module's values."""
     plan, checkpoint = origin.plan, origin.checkpoint
     read = checkpoint.read if checkpoint is not None and not set(step.sources) & set(origin.new) else None
     if read is not None and _untouched(step, plan, values, read):

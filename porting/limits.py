@@ -104,9 +104,6 @@ UNITS = {
 def limits() -> Limits:
     """The limits, with the changes of ``PORTING_LIMITS``.
 
-    Raises:
-        LimitError: the variable is not a list of limits.
-
     >>> limits().members
     300000
     """
@@ -184,7 +181,6 @@ class Budget:
     """The remaining budget of a command.
 
     Args:
-        within: the limits.
         outer: the budget that this one is part of: while its time counts, no other does.
         part: how much of the time it has.
 
@@ -206,11 +202,7 @@ class Budget:
         self._where = ""
 
     def charge(self, unit: str, count: int, where: str) -> None:
-        """Spend an amount, before the work is done.
-
-        Raises:
-            LimitError: that is more than is left, and nothing is spent.
-        """
+        """Spend an amount, before the work is done."""
         self._where = where or self._where
         if self._spent[unit] + count > getattr(self.within, unit):
             raise self.exceeded(unit, where)
@@ -226,11 +218,7 @@ class Budget:
         self._tensors[where] = max(count, self._tensors.get(where, 0))
 
     def spend(self, seconds: float, where: str = "") -> None:
-        """Count processor time of another thread.
-
-        Raises:
-            LimitError: that is more than is left.
-        """
+        """Count processor time of another thread."""
         self._seconds += seconds
         self.require_time(where)
 
@@ -269,11 +257,7 @@ class Budget:
 
     @contextmanager
     def timed(self, where: str = "") -> Iterator[None]:
-        """Count the processor time of the block.
-
-        Raises:
-            LimitError: in the end no time is left.
-        """
+        """Count the processor time of the block."""
         if self._clock._begun is not None:
             yield
             return
@@ -349,11 +333,7 @@ def _open_budget(budget: Budget) -> Iterator[Budget]:
 
 @contextmanager
 def spending() -> Iterator[Budget]:
-    """Open a budget, or use the one that is open.
-
-    Raises:
-        LimitError: ``PORTING_LIMITS`` is not a list of limits.
-    """
+    """Open a budget, or use the one that is open."""
     budget = _OPEN.get()
     if budget is not None:
         yield budget
@@ -364,22 +344,14 @@ def spending() -> Iterator[Budget]:
 
 @contextmanager
 def separately() -> Iterator[Budget]:
-    """Open a separate budget, for a step that a search repeats within the limits.
-
-    Raises:
-        LimitError: ``PORTING_LIMITS`` is not a list of limits.
-    """
+    """Open a separate budget, for a step that a search repeats within the limits."""
     with _open_budget(Budget(limits(), _OPEN.get())) as budget:
         yield budget
 
 
 @contextmanager
 def untimed() -> Iterator[Budget]:
-    """Open a budget without a limit of time, for a search that has its own.
-
-    Raises:
-        LimitError: ``PORTING_LIMITS`` is not a list of limits.
-    """
+    """Open a budget without a limit of time, for a search that has its own."""
     with _open_budget(Budget(limits(), part=math.inf)) as budget:
         yield budget
 
@@ -393,11 +365,7 @@ def reading(where: str = "") -> Iterator[Budget]:
 
 @contextmanager
 def moving(nbytes: int) -> Iterator[None]:
-    """Open a budget around moving a tensor; the processor time of small ones counts.
-
-    Raises:
-        LimitError: no time is left.
-    """
+    """Open a budget around moving a tensor; the processor time of small ones counts."""
     if nbytes >= SMALL:
         yield
         return
@@ -416,23 +384,13 @@ def grant_tensors(count: int, *, where: str) -> None:
 
     Args:
         count: of tensors that the file really describes, and not of those that it only claims to have.
-        where: the file.
     """
     with spending() as budget:
         budget.grant_tensors(count, where)
 
 
 def charge(unit: str, count: int, *, where: str) -> None:
-    """Spend from the open budget, before the work is done; see :class:`Limits` for the units.
-
-    Args:
-        unit: a field of :class:`Limits`.
-        count: how much.
-        where: the file or table that costs it, for messages.
-
-    Raises:
-        LimitError: that is more than is left.
-    """
+    """Spend from the open budget, before the work is done; see :class:`Limits` for the units."""
     with spending() as budget:
         budget.charge(unit, count, where)
 
@@ -445,10 +403,6 @@ def charge_text(raw: bytes, *, where: str) -> None:
 
     Args:
         raw: the text; ``\\u`` in it counts as a wide character, as JSON means it.
-        where: its file, for messages.
-
-    Raises:
-        LimitError: that is more than is left.
     """
     width = 1
     if not raw.isascii() or b"\\u" in raw:
@@ -461,15 +415,7 @@ NAMED = 3
 
 
 def charge_name(name: str, *, where: str) -> None:
-    """Charge a name that is put together of parts which a file has once for many names.
-
-    Args:
-        name: the name.
-        where: the file, for messages.
-
-    Raises:
-        LimitError: that is more than is left.
-    """
+    """Charge a name that is put together of parts which a file has once for many names."""
     escaped = 0 if name.isascii() else 12 * len(name)  # as JSON spells characters that take four bytes
     charge("metadata", NAMED * (sys.getsizeof(name) + escaped), where=where)
 
@@ -480,9 +426,6 @@ _WIDEST, _WIDEST_ESCAPED = re.compile(rb"[\xf0-\xff]"), re.compile(rb"\\u[dD][89
 
 def combinations(parts: Sequence[Sequence[Value]], *, where: str) -> Iterator[tuple[Value, ...]]:
     """The product of the parts, the last changing first; charged as members.
-
-    Raises:
-        LimitError: there are more than are left.
 
     >>> list(combinations([range(2), "ab"], where="a table"))
     [(0, 'a'), (0, 'b'), (1, 'a'), (1, 'b')]

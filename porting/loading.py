@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from porting.build import bounds, build, build_with_values
 from porting.builder_config import Named, call, make_config
 from porting.checkpoint import Checkpoint, open_checkpoint
+from porting.converting.processes import Processes
 from porting.errors import Code, Fault, Message, Option, PortingError, PortingWarning, nearest
 from porting.limits import moving, spending
 from porting.notation.table import Architecture, Table
@@ -27,7 +28,7 @@ from porting.plan.config import arguments, lacked
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
 from porting.plan.scan import may_lose, not_finite
-from porting.sharding import Filled, Processes, fill, is_sharded, require_equal, stored_not_finite, unequal
+from porting.sharding.filling import Filled, fill, is_sharded, require_equal, stored_not_finite, unequal
 from porting.tables import chosen_for, find_table
 from porting.target import TargetError, assign, import_path, in_eval_mode, named_tensors, unwrapped
 
@@ -194,9 +195,6 @@ def fit(
 
     Returns:
         The module on the meta device, or the passed one, and the plan.
-
-    Raises:
-        TableError, PlanError, TargetError: as :func:`load`.
     """
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     given = isinstance(into, nn.Module)
@@ -216,11 +214,7 @@ def weights(
     """Read the targets of the plan, by name: views of the checkpoint's files where rules and dtype allow.
 
     Args:
-        own: copy all values, so that none is a view of a file.
         lost: for each tensor, how many of its finite values a cast or a computation made infinite or NaN; added here.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     checkpoint.allow_time()
     values: dict[str, Tensor] = {}
@@ -264,11 +258,6 @@ def maker(
     Args:
         checkpoint: the checkpoint to load; only its names, shapes and config are read.
         into: the user's module, or what builds it; None for the table's own.
-        architecture: one of the table's, if the user chose it.
-        trust: allow modules outside of this library.
-
-    Raises:
-        TargetError: the table has no such architecture, or its module cannot be imported.
     """
     kind = None
     if into is not None and architecture is None:
@@ -307,11 +296,7 @@ def maker(
 
 
 def prove_left_out(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Require that the tensors that are dropped have the value that the table states, bit for bit.
-
-    Raises:
-        PlanError: some do not.
-    """
+    """Require that the tensors that are dropped have the value that the table states, bit for bit."""
     require_equal(unequal(plan.left_out, checkpoint)[0], plan.sources)
 
 
@@ -365,9 +350,6 @@ def choose_architecture(
     """The given architecture, or the one that covers most of a checkpoint.
 
     Of those whose witnesses are all there, the one with the most; among equals, the one that the config names.
-
-    Raises:
-        TargetError: the table has no such architecture, or none at all.
     """
     names = [entry.name for entry in table.architectures]
     if not names and architecture is None:

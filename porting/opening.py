@@ -71,9 +71,6 @@ class Opened:
 
         The time of the last write can be set back, but not that of the last change of any kind (ctime).  A file that
         gains or loses a name changes its ctime too: then what was read of it is read again and compared.
-
-        Args:
-            descriptor: the file as it is now, opened for reading.
         """
         now = os.fstat(descriptor)
         if (found := difference(self.status, now)) != LINKED:
@@ -92,10 +89,6 @@ def open_file(path: Path, *, where: str = "", limit: int | None = None) -> Opene
 
     Args:
         where: its name in messages; the path if empty.
-        limit: the most bytes that it may have.
-
-    Raises:
-        CheckpointError: it is missing, no regular file, too large, or may not be read.
     """
     return _open_checked(path, where or str(path), limit, str(path), None)
 
@@ -143,11 +136,7 @@ class Folder:
         return Folder(self.path, follow_links=self._follow_links, inside=self)
 
     def inner(self, name: str) -> Folder:
-        """Open a directory in it, which may be a link only with ``follow_links``.
-
-        Raises:
-            CheckpointError: it is not a directory, or may not be read.
-        """
+        """Open a directory in it, which may be a link only with ``follow_links``."""
         if self._follow_links:
             return Folder(self.path / name, follow_links=True)
         return Folder(self.path / name, inside=self)
@@ -159,19 +148,11 @@ class Folder:
         return self.kind(name) == "a directory"
 
     def listing(self) -> int:
-        """Open a descriptor for listing, locking and flushing it, which the caller closes.
-
-        Raises:
-            OSError: it may not be read.
-        """
+        """Open a descriptor for listing, locking and flushing it, which the caller closes."""
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
 
     def names(self) -> list[str]:
-        """The names in it, in no order.
-
-        Raises:
-            CheckpointError: it cannot be listed.
-        """
+        """The names in it, in no order."""
         try:
             listing = self.listing()
         except OSError as error:
@@ -182,19 +163,11 @@ class Folder:
             close(listing)
 
     def status(self, name: str) -> os.stat_result:
-        """The status of what has a name; of a link, that of the link.
-
-        Raises:
-            OSError: nothing does.
-        """
+        """The status of what has a name; of a link, that of the link."""
         return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def kind(self, name: str) -> str:
-        """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing.
-
-        Raises:
-            CheckpointError: whether it exists is not known, as when the disk failed.
-        """
+        """The kind of what has a name, by :data:`KINDS`; ``"a file"``, or empty if there is nothing."""
         try:
             status = self.status(name)
         except (OSError, ValueError) as error:
@@ -204,15 +177,7 @@ class Folder:
         return "a file" if stat.S_ISREG(status.st_mode) else kind_of(status)
 
     def open(self, name: str, *, limit: int | None = None) -> Opened:
-        """Open a file in it.
-
-        Args:
-            limit: the most bytes that it may have.
-
-        Raises:
-            CheckpointError: it is missing, no regular file, too large, may not be read, or is a link that leaves the
-                directory.
-        """
+        """Open a file in it."""
         opened = self._open(name, limit)
         self.remember(name, opened)
         return opened
@@ -229,9 +194,6 @@ class Folder:
 
         Args:
             names: those that are meant; empty for all.
-
-        Raises:
-            CheckpointError: some were replaced or removed; names all of them.
         """
         changed: list[Fault] = []
         gone = 0
@@ -249,14 +211,7 @@ class Folder:
             raise CheckpointError(changed)
 
     def reopen(self, name: str, *, limit: int | None = None) -> Opened:
-        """Open a file in it that was opened before, and has to be as it was then.
-
-        Args:
-            limit: the most bytes that it may have.
-
-        Raises:
-            CheckpointError: as of :meth:`open`; or it was written to, or another file has its name now.
-        """
+        """Open a file in it that was opened before, and has to be as it was then."""
         opened = self.open(name, limit=limit)
         first = self._seen[name]
         same = os.path.samestat(first.status, opened.status)
@@ -308,12 +263,7 @@ class Folder:
         return read_opened(self.open(name, limit=limit))
 
     def write(self, name: str) -> int:
-        """Open or make a file in it for reading and writing; the caller closes the descriptor.
-
-        Raises:
-            CheckpointError: something else than a plain file with one name stands there.
-            OSError: it cannot be opened.
-        """
+        """Open or make a file in it for reading and writing; the caller closes the descriptor."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o666, dir_fd=self.descriptor)
         try:
@@ -341,11 +291,7 @@ RESERVE = 6
 
 @contextmanager
 def descriptors_kept(count: int = RESERVE) -> Iterator[None]:
-    """Keep some descriptors back during the block, so that what follows it can clean up when no other are left.
-
-    Raises:
-        OSError: there are not so many.
-    """
+    """Keep some descriptors back during the block, so that what follows it can clean up when no other are left."""
     with ExitStack() as kept:
         for _ in range(count):
             kept.callback(close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -357,12 +303,6 @@ def remove_directory(name: str, folder: int) -> None:
 
     Directories may lie in each other more deeply than any stack goes, and than files may be open.  So one that is not
     empty is emptied into the outermost one: what lay in it is removed from there.
-
-    Args:
-        folder: the descriptor of the folder that it lies in.
-
-    Raises:
-        OSError: it cannot be opened, or something of it stayed.
     """
     outermost = os.open(name, DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY, dir_fd=folder)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from porting.errors import Code, Fault, Message, Option, Wording
 from porting.loading import choose_architecture, prove_left_out, provenance, recognise_architecture
 from porting.notation.faults import TableError
 from porting.notation.rule import Rule
-from porting.notation.table import Architecture, Table, read_table
+from porting.notation.table import Table, read_table
 from porting.plan.align import align_table
 from porting.plan.check import check
 from porting.plan.config import sizes
@@ -68,9 +68,6 @@ def table_for(module: nn.Module, table: Table | str | Path | None, like: Checkpo
     Args:
         table: the table that the user gave; None to find it.
         like: the checkpoint to follow; None for none.
-
-    Raises:
-        TableError: there is none, or it has faults.
     """
     if table is not None:
         return find_table(table, {})
@@ -97,10 +94,6 @@ def follow(
     Args:
         architecture: what the result is to be called; None to go by the module's class and by what is written.
         fresh: leave new parameters out that no rule gives a name in a checkpoint.
-
-    Raises:
-        PlanError: module, table and checkpoint do not fit; carries all faults.
-        TargetError: the table has no such architecture.
     """
     record = provenance(module)
     loaded = record is not None and record.checkpoint is checkpoint
@@ -136,26 +129,17 @@ def follow(
 
 
 def require_named(table: Table, names: Iterable[str], *, fresh: bool) -> tuple[str, ...]:
-    """Require that every new tensor of the module has a rule that gives it a name in a checkpoint.
-
-    Args:
-        fresh: such tensors may be left out.
-
-    Raises:
-        PlanError: there are some, and they may not.
-    """
+    """Require that every new tensor of the module has a rule that gives it a name in a checkpoint."""
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.targets), table.target_prefix)
     found = tuple(name for name in names if not matcher.read(name))
     if found and not fresh:
-        raise PlanError(_unnamed_faults(table, found))
-    return found
-
-
-def _unnamed_faults(table: Table, names: Iterable[str]) -> Iterator[Fault]:
-    for group in group_alike(names):
-        message = f"{listed(group)} of the module is new, and no rule says what a checkpoint calls it"
+        what = "of the module is new, and no rule says what a checkpoint calls it"
         hint = Message("add a rule for it, or leave it out: ", Option("fresh", True))
-        yield Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=message, hint=hint)
+        raise PlanError(
+            Fault(code=Code.FRESH_NOT_ALLOWED, where=table.where, message=f"{listed(group)} {what}", hint=hint)
+            for group in group_alike(found)
+        )
+    return found
 
 
 def _architecture(
@@ -179,15 +163,12 @@ def _architecture(
     if architecture is not None:
         kind = choose_architecture(table, (), {}, architecture)
     elif kind is None:
-        kind = _loaded_as(module, checkpoint) or fitting
+        record = provenance(module)
+        loaded = record.architecture if record is not None and record.checkpoint is checkpoint else None
+        kind = loaded or fitting
         if written is not None:
             kind = choose_architecture(table, written, checkpoint.config)
     return kind.name, kind != fitting
-
-
-def _loaded_as(module: nn.Module, checkpoint: Checkpoint) -> Architecture | None:
-    record = provenance(module)
-    return record.architecture if record is not None and record.checkpoint is checkpoint else None
 
 
 def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], architecture: str | None) -> Origin:
@@ -195,10 +176,6 @@ def infer_origin(module: nn.Module, table: Table, config: Mapping[str, object], 
 
     Args:
         architecture: what the result is to be called; None to go by the module's class and by what is written.
-
-    Raises:
-        PlanError: a name, a shape or a value follows from nothing; carries all faults.
-        TargetError: the table has no such architecture.
     """
     tensors = _infer_sources(table, module, slots(module), config)
     plan = check(table, PlannedCheckpoint(tensors=tensors, config=config), module, dtype=ANY_DTYPE)
@@ -264,12 +241,7 @@ def _irreversible(rule: Rule) -> Fault:
 
 
 def respelled(names: Mapping[str, Described], table: Table, others: Iterable[str]) -> dict[str, Described]:
-    """Add the table's prefix to names, or remove it, as other names have it.
-
-    Args:
-        names: tensors by the names that the table spells.
-        others: names whose spelling decides.
-    """
+    """Add the table's prefix to names, or remove it, as other names have it."""
     matcher = Matcher(((term.key, rule) for rule in table.rules for term in rule.sources), table.prefix)
     others = list(others)
     bare = bool(others) and not any(name.startswith(table.prefix) for name in others)

@@ -125,13 +125,22 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:LONGEST_ERROR]}" if text else type(error).__name__
 
 
-def first_few(names: Sequence[str], most: int, noun: str = "more") -> str:
+def first_few(names: Sequence[str], most: int, noun: str = "more", between: str = ", ") -> str:
     """The first names on one line, and how many there are beyond them.
 
     >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2)
     ('a, b and 1 more', 'a')
     """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} {noun}" if len(names) > most else "")
+    return between.join(names[:most]) + (f" and {len(names) - most:,} {noun}" if len(names) > most else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "tensor"), counted(2000, "tensor")
+    ('1 tensor', '2,000 tensors')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def quote(name: object) -> str:

@@ -21,9 +21,6 @@ class Scratch:
 
     The process that made it holds a lock on it, by which the next one tells a folder in use from one that was left.
 
-    Attributes:
-        path: the folder.
-
     Raises:
         OSError: none can be made.
     """

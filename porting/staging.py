@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from porting.checkpoint import Checkpoint
-from porting.checkpoint.errors import checkpoint_error
-from porting.checkpoint.files import ByteSource, Readable, Stream
+from porting.checkpoint.checkpoint import require_booleans
+from porting.checkpoint.files import Readable, Stream
 from porting.checkpoint.layout import Extent
-from porting.errors import Code
-from porting.plan.clipping import clip_source, row_major, split_by_axes
-from porting.plan.copies import Copy
+from porting.plan.copies import Copy, clip_source, row_major, split_by_axes
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading, run_length
 from porting.plan.recipe import as_it_is
@@ -65,9 +63,6 @@ def stored(copy: Copy, checkpoint: Checkpoint, *, verify: bool = True) -> Iterat
     Args:
         copy: a move of a plan; or a part of one that went through :func:`by_axes` before it was cut.
         verify: see that the checksums of the pieces are right, where they have any; for those that are read whole.
-
-    Raises:
-        CheckpointError: the checkpoint has no such tensor, or it is damaged.
     """
     shape = checkpoint.tensors[copy.source].shape
     for piece in checkpoint.pieces(copy.source, verify=verify):
@@ -194,9 +189,6 @@ class MoveReader:
 
         Yields:
             The elements of each part, a view of the buffer, which the next part overwrites; and the part.
-
-        Raises:
-            CheckpointError: they cannot be read, or are not booleans although they should be.
         """
         dtype = self.checkpoint.tensors[copy.source].dtype
         width = dtype.itemsize
@@ -228,7 +220,7 @@ class MoveReader:
             move.file.read_rows(rows[begun:ended], move.extent.start + at)
             self._count(move, at, rows[begun:ended])
         if dtype == torch.bool:
-            _require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
+            require_booleans(self._memory[: reads.numel].view(-1, pitch)[:, :size], move.file, part.source)
         return self._memory[: reads.numel * width].view(dtype).as_strided(part.sizes, reads.strides)
 
     def _gathered(self, move: Stored, part: Copy, dtype: torch.dtype) -> Tensor:
@@ -239,7 +231,7 @@ class MoveReader:
         self.nbytes += raw.nbytes
         found = torch.from_numpy(raw)
         if dtype == torch.bool:
-            _require_booleans(found, move.file, part.source)
+            require_booleans(found, move.file, part.source)
         return found.view(dtype)
 
     def _read_runs(self, move: Stored, into: Tensor) -> None:
@@ -288,10 +280,3 @@ def bytes_of(tensor: Tensor) -> memoryview:
     if count == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
-
-
-def _require_booleans(raw: Tensor, file: ByteSource, name: str) -> None:
-    if raw.numel() and int(raw.max()) > 1:
-        message = f"tensor {name!r}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
-        hint = "the file is damaged: fetch it again"
-        raise checkpoint_error(Code.TENSOR_DAMAGED, file.where, message, hint)

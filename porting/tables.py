@@ -39,9 +39,6 @@ def find_table(
         tensors: the checkpoint's tensors, by which an entry of transformers' registry becomes a table; None for those
             that transformers itself would save.
         ported: the tensors that such a table writes, where only they are there.
-
-    Raises:
-        TableError: there is no such table, no table is for such a checkpoint, or the table has faults.
     """
     if isinstance(table, Table):
         return table
@@ -55,11 +52,7 @@ def find_table(
 
 
 def table_file(table: str | Path) -> Path:
-    """The file of a table: a path, or the bundled table of that name.
-
-    Raises:
-        TableError: it is neither.
-    """
+    """The file of a table: a path, or the bundled table of that name."""
     path = Path(table)
     if os.path.isfile(path) or (path.suffix == ".toml" and os.path.lexists(path)):  # Path's own raises for a long name
         return path

@@ -46,11 +46,7 @@ class Slot:
 
 
 def slots(module: nn.Module) -> dict[str, Slot]:
-    """Every parameter and persistent buffer of ``module``, tied ones under each of their names.
-
-    Raises:
-        TargetError: some of them are lazy and have no shape yet.
-    """
+    """Every parameter and persistent buffer of ``module``, tied ones under each of their names."""
     lazy = [name for name, tensor in named_tensors(module) if nn.parameter.is_lazy(tensor)]
     if lazy:
         message = f"{type(module).__name__} has lazy parameters without a shape: {', '.join(lazy[:3])}"
@@ -86,7 +82,6 @@ def with_arguments(
     """The module with default values for some arguments of its forward, and with arguments that hold several tensors.
 
     Args:
-        module: it stays as it is.
         values: argument -> the value that it has from now on where it is not given.
         inputs: the names by which [inputs] gives tensors: ``batch.input_ids`` is an item of a dictionary that is the
             argument ``batch``, ``x.0`` the first of a tuple, ``0`` the first argument.
@@ -220,11 +215,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules of a module with their paths, under each of their names.
-
-    Raises:
-        TargetError: one lies in itself, or they lie in each other too deeply for torch to list them.
-    """
+    """All modules of a module with their paths, under each of their names."""
     try:
         yield from module.named_modules(remove_duplicate=False)
     except RecursionError as error:
@@ -255,11 +246,7 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_within(name: str, value: object, deep: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value, in lists and in dictionaries, by name.
-
-    Args:
-        deep: how many levels of lists and dictionaries are searched.
-    """
+    """The tensors in a value, in lists and in dictionaries, by name."""
     if isinstance(value, Tensor):
         yield name, value
     elif deep and isinstance(value, dict):
@@ -287,12 +274,6 @@ def assign(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     A tensor that has values keeps its identity and its device (an optimizer that holds it goes on working); a
     parameter on the meta device is replaced by one with the same ``requires_grad``.  All or nothing: when one cannot
     be replaced, those before it are put back.
-
-    Args:
-        module: the module; changed in place.
-
-    Raises:
-        TargetError: TorchScript keeps parameters that are to be replaced.
     """
     old = {name: tensor for name, tensor in named_tensors(module) if name in values}
     replaced: dict[int, Tensor] = {}
@@ -355,9 +336,6 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     Args:
         trust: also import what is not part of this library; without it a table can never run foreign code.
         config: it is the class of a module's config, and not a module, for messages.
-
-    Raises:
-        TargetError: it cannot be imported, or is not trusted.
     """
     where, _, name = path.rpartition(":")
     if (

@@ -152,12 +152,7 @@ class TextModel:
         return self.config.get("is_encoder_decoder") is True
 
     def encode(self, first: str, second: str | None = None) -> Encoding:
-        """Encode a text or a pair of texts.
-
-        Raises:
-            TextError: the text is empty, spells out a token that the tokenizer adds, is longer than the model's
-                positions, or has word pieces that the model does not know.
-        """
+        """Encode a text or a pair of texts."""
         for text in (first,) if second is None else (first, second):
             self._accept(text)
         encoding = self.tokenizer.encode(first, second)
@@ -165,11 +160,7 @@ class TextModel:
         return encoding
 
     def numbers(self, tokens: Sequence[str]) -> list[int]:
-        """The ids of word pieces.
-
-        Raises:
-            TextError: there is none, the vocabulary lacks some, or there are more than the model's positions.
-        """
+        """The ids of word pieces."""
         known: dict[str, int] = {}
         faults = [] if tokens else ["the list of word pieces is empty"]
         for token in dict.fromkeys(tokens):
@@ -233,20 +224,11 @@ class TextModel:
         return ("input_ids", "attention_mask", *(("token_type_ids",) if segments else ()))
 
     def arguments(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The module's forward arguments for them, by the table's [inputs].
-
-        Raises:
-            VerifyError: [inputs] does not fit.
-        """
+        """The module's forward arguments for them, by the table's [inputs]."""
         return for_port(self.table.inputs, inputs, torch.float32)
 
     def logits(self, inputs: Mapping[str, Tensor], wanted: Wanted) -> Tensor:
-        """Run the module and find its logits, in the reference's layout.
-
-        Raises:
-            LogitsError: the module gives no such tensor.
-            VerifyError: the module fails.
-        """
+        """Run the module and find its logits, in the reference's layout."""
         with on_cpu():
             return or_on_cpu(lambda: self.reader.read(self.arguments(inputs), wanted))
 
@@ -306,12 +288,6 @@ def open_text_model(
             is.
         *tasks: what it has to do, one of them: chooses among the table's architectures, where neither ``into`` nor
             ``architecture`` says what is built.
-        table, into, architecture, revision, trust: as in :func:`porting.load`.
-
-    Raises:
-        TextError: the checkpoint does not have the head that the task needs.
-        TokenizerError: it has no tokenizer, or one that cannot be used.
-        CheckpointError, TableError, PlanError, TargetError: as :func:`porting.load`.
     """
     if isinstance(source, TextModel):
         return source
@@ -428,11 +404,7 @@ def next_sentence(
 
 
 def require_top(top: int) -> None:
-    """Require that at least one guess is shown.
-
-    Raises:
-        TextError: ``top`` is less than 1.
-    """
+    """Require that at least one guess is shown."""
     if top < 1:
         raise TextError(Fault(code=Code.TEXT_REFUSED, message=f"top is {top}, and at least 1 is expected"))
 

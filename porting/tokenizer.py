@@ -65,24 +65,14 @@ class TextTokenizer:
         return self.special.get("mask_token")
 
     def encode(self, first: str, second: str | None = None) -> Encoding:
-        """Encode a text or a pair, special tokens added; the result has ``ids``, ``tokens`` and ``offsets``.
-
-        Raises:
-            TokenizerError: the tokenizer cannot take these texts apart.
-            LimitError: it takes more memory or time than it may.
-        """
+        """Encode a text or a pair, special tokens added; the result has ``ids``, ``tokens`` and ``offsets``."""
         if self.strange is not None:
             require_bounded(self.strange, (first,) if second is None else (first, second), where=self.where)
         with _library(Path(self.where), "the tokenizers library cannot use it"):
             return self.tokenizer.encode(first, second)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones left out.
-
-        Raises:
-            TokenizerError: the tokenizer cannot put them together.
-            LimitError: it takes more memory or time than it may.
-        """
+        """The text of tokens, special ones left out."""
         if self.strange is not None:
             require_bounded(self.strange, ids=tokens, where=self.where)
         with _library(Path(self.where), "the tokenizers library cannot use it"):
@@ -99,10 +89,6 @@ def read_tokenizer(folder: Folder | None, *, where: str) -> TextTokenizer:
 
     Args:
         folder: the checkpoint's directory; None when it has none on this machine.
-
-    Raises:
-        TokenizerError: there is none, or its files are not what they should be.
-        CheckpointError: a file cannot be read, or one of the checkpoint was replaced since it was opened.
     """
     for name, read in ((TOKENIZER, _from_json), (VOCABULARY, _from_vocabulary)):
         if folder is not None and folder.kind(name) in FILES:

@@ -250,17 +250,7 @@ def _shortens(part: Mapping[str, Json]) -> bool:
 
 
 def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = (), *, where: str) -> None:
-    """Try a tokenizer in a process of its own: load it, encode these texts, and decode what they become.
-
-    Args:
-        raw: the tokenizer's file.
-        texts: the texts to encode.
-        ids: what is decoded where there are no texts.
-        where: the file, for messages.
-
-    Raises:
-        LimitError: it takes more memory or time than is allowed, or makes the library fail.
-    """
+    """Try a tokenizer in a process of its own: load it, encode these texts, and decode what they become."""
     seconds = limits().seconds
     room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:

@@ -89,12 +89,7 @@ def search(folder: Path) -> None:
 
 
 def import_users(where: str) -> ModuleType:
-    """Import a module that the user named: an installed one, or one in a user's folder.
-
-    Raises:
-        NameClashError: it is both.
-        Exception: whatever importing it raises.
-    """
+    """Import a module that the user named: an installed one, or one in a user's folder."""
     top, _, rest = where.partition(".")
     for folder in FINDER.folders:
         found = _in_folder(folder, where)
@@ -115,13 +110,7 @@ def import_users(where: str) -> ModuleType:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a user's file as a module, which replaces no other.
-
-    Raises:
-        NameClashError: a module that it imports is in its folder and installed.
-        ImportError: it is not a file that Python can run.
-        Exception: whatever running it raises.
-    """
+    """Run a user's file as a module, which replaces no other."""
     path = Path(os.path.realpath(path))
     search(path.parent)
     _check_neighbours(path, path.parent)

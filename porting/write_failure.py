@@ -19,8 +19,6 @@ def described(error: OSError, folder: Path, needed: int | None = None) -> tuple[
     """The reason why a file could not be written, and the advice.
 
     Args:
-        error: what the system raised.
-        folder: where the file is written.
         needed: the bytes that are written in all; None where that is not known.
     """
     reason, hint = error.strerror or str(error), "choose another destination"

@@ -36,7 +36,7 @@ from safetensors.torch import load_file, save_file
 from porting.checkpoint import open_checkpoint
 from porting.checkpoint.safetensors_file import new_header
 from porting.cli.convert import parse_size
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import Table, parse_table
 
 HIDDEN = 1024

@@ -25,7 +25,7 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 
 TABLE = """

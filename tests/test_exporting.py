@@ -23,7 +23,7 @@ from porting.loading import same_bits
 from porting.notation.faults import TableError
 from porting.opening import Folder
 from porting.plan.plan import PlanError
-from porting.sharding.places import Places, layout
+from porting.sharding.writing import Places, layout
 from porting.target import TargetError
 from tests import own, small_checkpoint
 from tests.mappings.spellings import SPELLINGS, missing_and_unexpected, modern, tensors_of

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.converting import convert, verify_files
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.generating.settings import read_settings
 from porting.notation.table import parse_table
 from porting.opening import Folder, open_file, read_file
@@ -193,7 +194,6 @@ def test_there_is_one_way_to_open(tmp_path: Path) -> None:
         "porting.opening": "here",
         "porting.pages.page": "files of this package",
         "porting.scratch": "temporary folders, by descriptors",
-        "porting.sharding.places": "a temporary folder of this process",
         "porting.sharding.writing": "a temporary folder of this process",
         "porting.suggesting.subjects.twin": "a twin that was just written",
         "porting.users_code": "a module that the user named, before it runs",
@@ -325,7 +325,7 @@ def test_a_table_a_recording_or_a_batch_that_is_a_fifo_is_not_waited_for(tmp_pat
 
 def test_companions_are_copied_from_inside_only(tmp_path: Path) -> None:
     """Exchanged for links between the plan and the copying."""
-    from porting.converting import carry_out, prepare
+    from porting.converting.conversion import carry_out, prepare
 
     source = write_checkpoint(tmp_path / "m")
     (tmp_path / "secret").write_bytes(SECRET)

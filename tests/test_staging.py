@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert, making
+from porting.converting import making
+from porting.converting.conversion import convert
 from porting.converting.reverse_table import places_of
 from porting.notation.table import parse_table
 from porting.ops import NOTHING

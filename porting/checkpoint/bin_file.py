@@ -91,15 +91,10 @@ def read_bin(source: ByteSource, *, name: str, locate: bool = True, part: str | 
 
     Args:
         source: the file's bytes; the table of contents, ``data.pkl`` and the records' small headers are read.
-        name: the file's name inside the checkpoint.
         locate: find where each record's bytes begin.  Without it the extents stay empty, and a remote file is
             not asked for one small range per storage.
         part: the inner path of the state dict that is meant (:mod:`porting.checkpoint.inner_path`); empty for all that
             is in the file, None where the file should be a state dict.
-
-    Raises:
-        CheckpointError: with every fault found.
-        InnerPathNeededError: it holds more than a state dict, and no inner path was given.
     """
     read = _read_legacy if is_legacy(source) else _read_archive
     whole = _state_dict(source, read, locate=locate) if part is None else None
@@ -154,12 +149,7 @@ def _state_dict(source: ByteSource, read: Reader, *, locate: bool) -> Loaded[Sta
 def _read_inside(
     source: ByteSource, read: Reader, part: str | None, refused: CheckpointError | None, *, name: str, locate: bool
 ) -> Contents:
-    """Read the state dict at an inner path, or that of a module.
-
-    Args:
-        source, name, locate, part: as of :func:`read_bin`.
-        refused: without an inner path, why the file is not a state dict.
-    """
+    """Read the state dict at an inner path, or that of a module."""
     try:
         loaded = read(source, InertMachine, locate=locate)
         tree = Tree(loaded.value, loaded.machine)
@@ -178,15 +168,7 @@ def _read_inside(
 
 
 def locate_tensor(source: ByteSource, *, element: ElementType, shape: tuple[int, ...]) -> Extent:
-    """Find the elements of the only tensor in an archive of ``torch.save``.
-
-    Args:
-        source: the archive's bytes, and no others.
-        element, shape: those that the metadata gives the tensor.
-
-    Raises:
-        CheckpointError: it is no such archive, or holds something else.
-    """
+    """Find the elements of the only tensor in an archive of ``torch.save``."""
     loaded = _read_archive(source, StateMachine, locate=True)
     value, records = loaded.value, loaded.records
     if not isinstance(value, TensorSpec):
@@ -247,12 +229,7 @@ def _read_archive(source: ByteSource, kind: type[Kind], *, locate: bool) -> Load
 
 
 def _declared(source: ByteSource, entries: Mapping[str, ZipEntry]) -> dict[str, set[object]]:
-    """The attributes that the program of TorchScript declares, by the full names of its classes.
-
-    Raises:
-        CheckpointError: the program says how objects are read, or has texts of several lines, in which a declaration
-            may be no declaration.
-    """
+    """The attributes that the program of TorchScript declares, by the full names of its classes."""
     declared: dict[str, set[object]] = {}
     for name, entry in entries.items():
         if not name.startswith("code/"):

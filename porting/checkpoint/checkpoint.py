@@ -309,14 +309,13 @@ class Checkpoint:
 
     def _read(self, name: str, piece: StoredBox, *, own: bool) -> torch.Tensor:
         info, source, extent = self.tensors[name], piece.file, piece.extent
-        # Bytes that are not booleans are seen as bytes first: a bool tensor with a 7 in it behaves differently
-        # everywhere.
         is_bool = info.element is ElementType.BOOL
         dtype = (ElementType.UINT8 if is_bool else info.element).dtype
         fetch = source.copy if own else source.view
         flat = fetch(extent.start, extent.stop, dtype)
         if is_bool:
-            flat = self._as_bool(flat, source, name)
+            require_booleans(flat, source, name)
+            flat = flat.view(ElementType.BOOL.dtype)
         if extent.stride is None:
             return flat.view(piece.sizes)
         strided = flat.as_strided(piece.sizes, extent.stride)
@@ -400,8 +399,9 @@ class Checkpoint:
             raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
         self._verified.add(key)
 
-    def _as_bool(self, flat: torch.Tensor, source: ByteSource, name: str) -> torch.Tensor:
-        if flat.numel() and int(flat.max()) > 1:
-            message = f"tensor {quote(name)}: a boolean is stored as the byte {int(flat.max())}; only 0 and 1 are"
-            raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")
-        return flat.view(ElementType.BOOL.dtype)
+
+def require_booleans(raw: torch.Tensor, source: ByteSource, name: str) -> None:
+    """Require that the bytes of booleans are 0 and 1: a bool tensor with a 7 in it behaves differently everywhere."""
+    if raw.numel() and int(raw.max()) > 1:
+        message = f"tensor {quote(name)}: a boolean is stored as the byte {int(raw.max())}; only 0 and 1 are"
+        raise checkpoint_error(Code.TENSOR_DAMAGED, source.where, message, "the file is damaged: fetch it again")

@@ -20,14 +20,8 @@ MAX_CONFIG = 16 << 20
 def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
     """Read the first of :data:`CONFIG_NAMES` that a directory has.
 
-    Args:
-        more: names that are looked for behind those.
-
     Returns:
         Its name and its content; an empty name and ``{}`` when there is none.
-
-    Raises:
-        CheckpointError: it cannot be read, or is not a JSON object.
     """
     name = next((name for name in (*CONFIG_NAMES, *more) if folder.kind(name)), "")
     if not name:
@@ -36,14 +30,7 @@ def read_config(folder: Folder, *more: str) -> tuple[str, dict[str, object]]:
 
 
 def parse_config(raw: bytes, *, where: str) -> dict[str, object]:
-    """Parse the text of a config: YAML if the file's name ends so, else JSON.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        CheckpointError: it is neither a JSON object nor a YAML mapping.
-    """
+    """Parse the text of a config: YAML if the file's name ends so, else JSON."""
     in_yaml = where.endswith(YAML)
     value: object
     try:
@@ -61,9 +48,6 @@ def num_labels(config: Mapping[str, object]) -> int:
     """The number of classes of a classification head, by transformers' convention.
 
     The names in ``id2label`` count; without them ``num_labels``; without that, 2.
-
-    Raises:
-        CheckpointError: the field that decides is of the wrong type.
 
     >>> num_labels({"id2label": {"0": "no", "1": "yes", "2": "maybe"}, "num_labels": 2})
     3

@@ -110,7 +110,6 @@ class Found:
 
     Attributes:
         contents: what the headers of the files of weights say.
-        index: the index that names them; None when there is none.
         notes: what should be known and changes no value.
     """
 
@@ -133,12 +132,7 @@ class Seal:
     before: int = 0
 
     def of(self, crc: int, nbytes: int) -> bytes:
-        """The bytes of the checksum.
-
-        Args:
-            crc: the CRC-32 of the elements.
-            nbytes: how many bytes they have.
-        """
+        """The bytes of the checksum."""
         return (_crc_shift(self.before, nbytes) ^ crc).to_bytes(4, "little")
 
 
@@ -147,7 +141,6 @@ class Shard:
     """A file of weights to be written: all of its bytes except the tensors' elements.
 
     Attributes:
-        size: its bytes.
         frame: what stands around the tensors, each piece with its place.
         offsets: the place of each tensor's first byte, in the order of the data.
         tensors: its tensors, in the order in which they are listed.
@@ -185,7 +178,6 @@ class WriteOptions:
     """How tensors are laid out in files.
 
     Attributes:
-        where: the destination, for messages.
         metadata: strings that are kept where the container has room for them.
         shard_size: bytes of tensors that one file may hold; a larger tensor has a file of its own.  None for one file.
         part: the state dict that the tensors are nested in; empty for none.
@@ -208,7 +200,6 @@ class TokenizerFiles:
     """The files of a tokenizer beside a checkpoint.
 
     Attributes:
-        where: their directory, for messages.
         texts: the contents of those that are read.
         unread: why the others that are there are not read, in words.
     """
@@ -437,11 +428,7 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, ByteSource]:
 
 
 def open_each(place: Place, names: Iterable[str]) -> Iterator[tuple[str, ByteSource]]:
-    """Open the files one after the other, and hold one at a time.
-
-    Raises:
-        CheckpointError: in the end, or after :data:`ENOUGH` of them; names all that cannot be opened.
-    """
+    """Open the files one after the other, and hold one at a time."""
     names = list(names)
     faults: list[Fault] = []
     for name in names:
@@ -528,7 +515,6 @@ def divided(tensors: Mapping[str, Described], shard_size: int | None) -> list[di
     """Divide tensors into groups of at most ``shard_size`` bytes; a larger tensor is a group of its own.
 
     Args:
-        tensors: shapes and dtypes by name.
         shard_size: bytes; None for one group.
     """
     groups: list[dict[str, Described]] = [{}]

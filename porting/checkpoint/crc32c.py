@@ -26,10 +26,6 @@ ROW = 128
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:
     """The CRC-32C of some bytes.
 
-    Args:
-        data: the bytes.
-        value: the checksum of the bytes in front of them, as of :func:`zlib.crc32`.
-
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
@@ -39,7 +35,8 @@ def crc32c(data: bytes | memoryview, value: int = 0) -> int:
     done = 0
     while len(data) - done >= ROW:
         count = 1 << ((len(data) - done) // ROW).bit_length() - 1
-        value = _join(value, count * ROW) ^ _of_rows(values[done // 2 :][: count * ROW // 2].reshape(count, -1))
+        carried = _carried(np.array([value], dtype=np.uint32), count * ROW)[0]
+        value = int(carried) ^ _of_rows(values[done // 2 :][: count * ROW // 2].reshape(count, -1))
         done += count * ROW
     value ^= ONES
     table = _bytes_table()
@@ -62,13 +59,6 @@ def _of_rows(rows: NDArray[np.uint16]) -> int:
         state = _carried(state[0::2], nbytes) ^ state[1::2]
         nbytes *= 2
     return int(state[0])
-
-
-def _join(value: int, nbytes: int) -> int:
-    """A checksum carried over so many zero bytes, which are a power of two."""
-    import numpy as np  # noqa: PLC0415  # as above
-
-    return int(_carried(np.array([value], dtype=np.uint32), nbytes)[0])
 
 
 def _carried(state: NDArray[np.uint32], nbytes: int) -> NDArray[np.uint32]:

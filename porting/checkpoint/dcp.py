@@ -48,7 +48,7 @@ from porting.checkpoint.names import DCP_METADATA
 from porting.checkpoint.state_dict import SHARED
 from porting.errors import Code, Fault, nearest
 from porting.limits import charge
-from porting.printable import shell_word
+from porting.printable import counted, first_few, shell_word
 
 UNCONSOLIDATED = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
 """The names of ``HuggingFaceStorageWriter`` for the files of one process, if they are not consolidated."""
@@ -72,11 +72,7 @@ class Distributed(Container):
     promises = Promises(writes=True, shards=True, checksums=True)
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: a file of a distributed checkpoint cannot be read alone.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: a file of a distributed checkpoint cannot be read alone."""
         fault = self.fragment(name, where=source.where)
         raise CheckpointError(fault or Fault(code=Code.FORMAT_WRONG, where=source.where, message=f"not {self.title}"))
 
@@ -142,11 +138,7 @@ class Distributed(Container):
         return Fault(code=Code.FORMAT_WRONG, where=where, message=message, hint=PUT_TOGETHER)
 
     def outline(self, tensors: Mapping[str, Described], options: WriteOptions) -> Outline:
-        """Lay out every tensor as one chunk, and a ``.metadata``, in which tied names have places as well.
-
-        Raises:
-            CheckpointError: as of :meth:`Container.outline`; or this torch has no ``torch.distributed``.
-        """
+        """Lay out every tensor as one chunk, and a ``.metadata``, in which tied names have places as well."""
         self.require_writable(tensors, where=f"{options.where}/{self.main}")
         groups = divided(tensors, options.shard_size)
         laid = [_shard(f"__0_{number}{self.endings[0]}", group) for number, group in enumerate(groups)]
@@ -200,7 +192,8 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
     names = {name: name.removeprefix(prefix) for name in found.tensors if name.startswith(prefix)}
     if not names:
         message = f"it has no tensor whose name begins with {quote(prefix)}"
-        hint = nearest(part, list(_count_prefixes(found))) or "pass the directory itself for all of it"
+        firsts = list(dict.fromkeys(name.partition(".")[0] for name in found.tensors))
+        hint = nearest(part, firsts) or "pass the directory itself for all of it"
         raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, where, message, hint)
     return DistributedContents(
         tensors={new: replace(found.tensors[old], name=new) for old, new in names.items()},
@@ -210,28 +203,19 @@ def _part(found: DistributedContents, part: str, where: str) -> DistributedConte
     )
 
 
-def _count_prefixes(found: DistributedContents) -> dict[str, int]:
-    """The first parts of the names, each with the number of its tensors."""
-    parts: dict[str, int] = {}
-    for name in found.tensors:
-        part = name.partition(".")[0]
-        parts[part] = parts.get(part, 0) + 1
-    return parts
-
-
 def _notes(found: DistributedContents, *, part: str | None, location: str, where: str) -> tuple[Fault, ...]:
     """Notes on what it holds beside tensors, and on the names that nest the tensors."""
     if part or not (found.entries or found.parts):
         return ()
-    several = ", ".join(f"{quote(path)} ({_tensor_count(count)})" for path, count in list(found.parts.items())[:SHOWN])
-    named = ", ".join(quote(entry) for entry in found.entries[:SHOWN])
-    more = f" and {len(found.entries) - SHOWN} more" if len(found.entries) > SHOWN else ""
+    parts = list(found.parts.items())[:SHOWN]
+    several = ", ".join(f"{quote(path)} ({counted(count, 'tensor')})" for path, count in parts)
+    named = first_few([*map(quote, found.entries)], SHOWN)
     if not found.entries:
         message = f"what was saved has {several} in it"
     elif len(found.entries) == 1:
         message = f"one entry is not a tensor and is not read: {named}"
     else:
-        message = f"{len(found.entries)} entries are not tensors and are not read: {named}{more}"
+        message = f"{len(found.entries)} entries are not tensors and are not read: {named}"
     hint = ""
     if found.parts:
         first = next(iter(found.parts))
@@ -240,11 +224,6 @@ def _notes(found: DistributedContents, *, part: str | None, location: str, where
         if found.entries:
             hint = f"it has {several}; {hint}"
     return (Fault(code=Code.DCP_PARTS, where=where, message=message, hint=hint),)
-
-
-def _tensor_count(tensors: int) -> str:
-    """A number of tensors, in words."""
-    return f"{tensors} tensor{'' if tensors == 1 else 's'}"
 
 
 def _check_ranges(

@@ -35,7 +35,6 @@ class Frame:
     """The bytes in front of a tensor's elements, and those behind.
 
     Attributes:
-        front, back: the bytes.
         seals: where in the archive the CRC-32 of the elements belongs, 4 bytes each, little-endian.
         size: bytes of the archive, the elements among them.
     """
@@ -58,13 +57,7 @@ def frame(dtype: torch.dtype, shape: Sequence[int], *, at: int) -> Frame:
 
 
 def state_dict_shard(name: str, tensors: Mapping[str, Described], tied: Mapping[str, str]) -> Shard:
-    """A file with a state dict of contiguous tensors, without their elements.
-
-    Args:
-        name: the file's name.
-        tensors: the tensors, by their names.
-        tied: other names of some of them, each with the name whose storage it shares.
-    """
+    """A file with a state dict of contiguous tensors, without their elements."""
     keys = {tensor: str(number) for number, tensor in enumerate(tensors)}
     stored = {tensor: tensor for tensor in tensors} | {other: own for other, own in tied.items() if own in tensors}
     entries = (_text(one) + _tensor(tensors[own].dtype, tensors[own].shape, keys[own]) for one, own in stored.items())
@@ -86,11 +79,6 @@ def _archive(
     pickled: bytes, sizes: Sequence[int], *, at: int
 ) -> tuple[list[bytes], list[int], list[tuple[int, int]], int]:
     """An archive without the elements of its storages.
-
-    Args:
-        pickled: its ``data.pkl``.
-        sizes: the bytes of each storage.
-        at: where in its file the archive begins.
 
     Returns:
         The bytes in front of each storage and those behind the last; where each storage begins; the two places of its

@@ -162,9 +162,6 @@ def overlapping(boxes: Sequence[tuple[Corner, Corner]]) -> tuple[int, int] | Non
     Args:
         boxes: where each begins, and its sizes, axis by axis; none of the sizes is 0.
 
-    Raises:
-        TangledError: the boxes are not a grid, and comparing all pairs of them would take too long.
-
     >>> overlapping([((0, 0), (2, 3)), ((2, 0), (2, 3)), ((0, 3), (4, 1))])
     >>> overlapping([((0, 0), (2, 3)), ((1, 2), (2, 3))])
     (0, 1)
@@ -245,11 +242,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 def read_metadata(source: ByteSource) -> DistributedContents:
-    """Read a ``.metadata``, and check that the chunks of each tensor cover it once.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Read a ``.metadata``, and check that the chunks of each tensor cover it once."""
     if source.size > MAX_METADATA:
         raise _invalid(source, f"it has {source.size} bytes, at most {MAX_METADATA} can be meant")
     machine = MetadataMachine(source, 0, source.size)

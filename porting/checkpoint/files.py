@@ -75,13 +75,9 @@ def charge_decoding(
         made: bytes of the elements.
         itemsize: bytes of one of them.
         stored: bytes of the file that they are decoded from; each byte of a file is stored once.
-        where: the file, for messages.
         copies: how many of the elements are held at once when all are read: two where their axes are put in order.
         largest: bytes of the largest part that can only be decoded whole.
         parts: the number of such parts, those that are not stored included.
-
-    Raises:
-        LimitError: that is more than is left.
     """
     widened = max(made - int(COMPRESSED * stored), 0) * max(WIDEST // itemsize - 1, 0)
     charge("made", copies * max(made - stored, 0) + widened + HELD * max(largest - stored, 0), where=where)
@@ -474,14 +470,7 @@ class Stream(Decoded):
 
     @abstractmethod
     def decoded(self, start: int) -> Iterator[bytes | memoryview]:
-        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length.
-
-        Args:
-            start: what :meth:`before` gave.
-
-        Raises:
-            CheckpointError: they are damaged, or are more or fewer bytes than :attr:`size`.
-        """
+        """Decode all elements from byte ``start`` on, little-endian, in pieces of any length."""
 
     def before(self, offset: int) -> int:
         """The last byte up to ``offset`` that decoding can begin with."""
@@ -585,11 +574,7 @@ class Elements:
         self._mapped: memoryview | None = None
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Add a piece behind the others.
-
-        Raises:
-            OSError: there is no room for a file.
-        """
+        """Add a piece behind the others."""
         self._memory += piece
         if self._fd is None and len(self._memory) > IN_MEMORY:
             with tempfile.TemporaryFile(prefix="porting-") as file:

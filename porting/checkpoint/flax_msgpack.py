@@ -79,11 +79,7 @@ class _Array:
 
 
 class _Walk:
-    """Goes over a file from its first byte on.
-
-    Args:
-        name: its name inside the checkpoint.
-    """
+    """Goes over a file from its first byte on."""
 
     def __init__(self, source: ByteSource, name: str) -> None:
         self._source = source
@@ -104,13 +100,7 @@ class _Walk:
         return self._tensors.contents(notes=not_read(self._others, self._source.where))
 
     def _dictionary(self, count: int, prefix: str, depth: int) -> None:
-        """Go over the entries of a dictionary.
-
-        Args:
-            count: how many there are.
-            prefix: the keys that lead to it, each with a dot behind.
-            depth: how many they are.
-        """
+        """Go over the entries of a dictionary."""
         self._charge(count, depth)
         if depth >= DEEPEST:
             raise self._header.error(f"more than {DEEPEST} dictionaries in one another")

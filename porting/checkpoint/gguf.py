@@ -347,7 +347,6 @@ class _Unpacked(Decoded):
     """The elements of a quantised tensor, in float32.
 
     Args:
-        file: the file.
         start: the first byte of its blocks.
         kind: the number of its type.
         count: how many numbers it has.

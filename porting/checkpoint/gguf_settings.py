@@ -92,18 +92,7 @@ def flat(fields: Mapping[str, object], front: str = "") -> Iterator[tuple[str, o
 
 
 def settings_bytes(fields: Mapping[str, object], where: str) -> tuple[int, bytes]:
-    """The bytes of all settings, those that are general first.
-
-    Args:
-        fields: a config; fields inside of others are joined by dots.
-        where: the file, for messages.
-
-    Returns:
-        How many there are, and their bytes.
-
-    Raises:
-        CheckpointError: one is there twice, or cannot be stored; carries all faults.
-    """
+    """The bytes of all settings, those that are general first."""
     faults, seen, written = FaultList(where), set[str](), list[bytes]()
     for name, value in sorted(flat(fields), key=lambda entry: not entry[0].startswith("general.")):
         if name in seen:
@@ -119,11 +108,7 @@ def settings_bytes(fields: Mapping[str, object], where: str) -> tuple[int, bytes
 
 
 def setting_bytes(name: str, value: object) -> bytes:
-    """The name, the type and the bytes of a setting.
-
-    Raises:
-        SettingError: it cannot be stored, or llama.cpp would not read it.
-    """
+    """The name, the type and the bytes of a setting."""
     try:
         return _setting_bytes(name, value)
     except SettingError as error:
@@ -149,11 +134,7 @@ def _setting_bytes(name: str, value: object) -> bytes:
 
 
 def require_alignment(value: object) -> int:
-    """The alignment that a setting says.
-
-    Raises:
-        SettingError: none that is read.
-    """
+    """The alignment that a setting says."""
     whole = int(value) if isinstance(value, int | float) and _is_whole(value) else 0
     if not LEAST_ALIGNED <= whole <= MOST_ALIGNED or whole.bit_count() != 1:
         raise SettingError(ALIGNMENT_FAULT)
@@ -161,11 +142,7 @@ def require_alignment(value: object) -> int:
 
 
 def text_bytes(*texts: str) -> bytes:
-    """Texts, each with its length in front.
-
-    Raises:
-        SettingError: one holds half a surrogate pair, which UTF-8 has not.
-    """
+    """Texts, each with its length in front."""
     try:
         raws = [text.encode() for text in texts]
     except UnicodeEncodeError as error:
@@ -174,12 +151,7 @@ def text_bytes(*texts: str) -> bytes:
 
 
 def _kind(items: list[object], expected: Expected | None, whole: int) -> int:
-    """The number of the type that holds all of some values.
-
-    Args:
-        expected: what llama.cpp reads there; None where that is not known.
-        whole: the type of whole numbers from 0 on: lists have another than single ones.
-    """
+    """The number of the type that holds all of some values."""
     if expected is not None:
         if not _fit(items, expected.kind):
             raise SettingError(f"llama.cpp reads {expected.title} there")

@@ -7,13 +7,14 @@ The package gguf reads the files (``pip install porting[gguf]``): byte-level BPE
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from porting.checkpoint.container import TokenizerFiles
 from porting.checkpoint.errors import quote
 from porting.checkpoint.gguf_settings import SettingError, setting_bytes
-from porting.checkpoint.logged import logged
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.limits import charge, charge_text, reading
 from porting.scratch import Scratch
@@ -56,16 +57,12 @@ def vocabulary(tokenizer: TokenizerFiles, rows: int | None) -> tuple[dict[str, o
     """The settings of a vocabulary.
 
     Args:
-        tokenizer: those of :data:`FILES` that there are.
         rows: the rows of the embedding; tokens that the tokenizer lacks are filled up with unused ones.  None where
             that is not known.
 
     Returns:
         The settings by their names, and why there are none: one of both is empty.  And what the package gguf warned of,
         which may quote the files.
-
-    Raises:
-        LimitError: reading the files costs more than the budget has.
     """
     if tokenizer.unread:
         name, why = next(iter(tokenizer.unread.items()))
@@ -132,12 +129,7 @@ def _text(token: str | bytes) -> str:
 
 
 def _parsed(name: str, raw: bytes, folder: str) -> Json:
-    """The content of a file in JSON; of any other, which is charged, None.
-
-    Raises:
-        VocabularyError: it is no strict JSON.
-        LimitError: it holds more than a command may read.
-    """
+    """The content of a file in JSON; of any other, which is charged, None."""
     where = f"{folder}/{name}"
     if not name.endswith(".json"):
         charge_text(raw, where=where)
@@ -150,11 +142,7 @@ def _parsed(name: str, raw: bytes, folder: str) -> Json:
 
 
 def _require_tokens(parsed: Mapping[str, Json], main: str) -> None:
-    """Require that tokens have the numbers from 0 on, each once, and that files agree.
-
-    Raises:
-        VocabularyError: they do not.
-    """
+    """Require that tokens have the numbers from 0 on, each once, and that files agree."""
     content, added = parsed[main], parsed.get("added_tokens.json", {})
     tokens = content
     if main == FAST:
@@ -177,11 +165,7 @@ def _require_tokens(parsed: Mapping[str, Json], main: str) -> None:
 
 
 def _require_merges(merges: object, known: Collection[str]) -> None:
-    """Require that each merge joins two tokens to a third.
-
-    Raises:
-        VocabularyError: one does not; the package tokenizers, and llama.cpp, refuse such a vocabulary.
-    """
+    """Require that each merge joins two tokens to a third."""
     for merge in merges if isinstance(merges, list) else []:
         left, _, right = merge.partition(" ") if isinstance(merge, str) else ("", "", "")
         if left not in known or right not in known or left + right not in known or " " in right:
@@ -196,3 +180,34 @@ def _special(content: Json) -> dict[str, int]:
         for one in (listed if isinstance(listed, list) else [])
         if isinstance(one, dict) and "content" in one
     }
+
+
+MOST_LOGGED = 5
+"""Messages that are kept; the others are counted."""
+
+
+class _Collector(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._messages = messages
+        self._more = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message on one line."""
+        if len(self._messages) < MOST_LOGGED:
+            self._messages.append(" ".join(record.getMessage().split()))
+            return
+        self._more += 1
+        self._messages[MOST_LOGGED:] = [f"and {self._more} more messages"]
+
+
+@contextmanager
+def logged(package: str) -> Iterator[list[str]]:
+    """Collect the warnings of a package, which may quote texts of the files that it reads."""
+    logger, messages = logging.getLogger(package), list[str]()
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_Collector(messages)], False
+    try:
+        yield messages
+    finally:
+        logger.handlers, logger.propagate = before

@@ -37,6 +37,7 @@ from porting.checkpoint.names import LONGEST_TENSOR_NAME
 from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.errors import Code, Fault
 from porting.limits import charge, charge_name, grant_tensors, reading, spending
+from porting.printable import first_few
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,12 +133,7 @@ class _Walk:
         self._process.communicate()
 
     def messages(self) -> Iterator[list[Any]]:  # of what JSON has
-        """The reader's output, line by line; requests for bytes are answered and not returned.
-
-        Raises:
-            CheckpointError: it cannot read the file.
-            LimitError: it takes more time, or asks for more bytes, than are left.
-        """
+        """The reader's output, line by line; requests for bytes are answered and not returned."""
         requests, answers = self._process.stdout, self._process.stdin
         if requests is None or answers is None:
             raise ValueError("the process has no pipes")  # a bug of ours
@@ -181,61 +177,40 @@ class _Walk:
         return checkpoint_error(Code.HDF5_FILE, self._source.where, message, FETCH_AGAIN)
 
 
-class _Links:
-    """The soft and external links of a file, which are not followed.
+LINKS = {
+    "links inside the file": "tensors are read under the names that the links lead to",
+    "links to other files": "for safety no other file is opened: copy the tensors into this one",
+}
+"""The kinds of links that are not followed, with what to do about each."""
 
-    Args:
-        where: the file, for messages.
-    """
+
+class _Links:
+    """The soft and external links of a file, which are not followed."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._inside: list[str] = []
-        self._outside: list[str] = []
+        self._found: dict[str, list[str]] = {kind: [] for kind in LINKS}
 
     def add(self, path: str, target: str, file: str | None) -> None:
-        """Note a link, and where it leads: in which file, if not in this one."""
+        """Note where a link leads: to a path, in this file or in another."""
         charge("metadata", len(target) + len(file or ""), where=self._where)
-        if file is not None:
-            self._outside.append(f"{quote(path)} leads to {quote(target)} in {quote(file)}")
-        else:
-            self._inside.append(f"{quote(path)} leads to {quote(target)}")
+        inside, outside = self._found.values()
+        place = "" if file is None else f" in {quote(file)}"
+        (inside if file is None else outside).append(f"{quote(path)} leads to {quote(target)}{place}")
 
     def notes(self) -> tuple[Fault, ...]:
         """A note for each kind of link that there is."""
-        kinds = (
-            (self._inside, "links inside the file", "tensors are read under the names that the links lead to"),
-            (
-                self._outside,
-                "links to other files",
-                "for safety no other file is opened: copy the tensors into this one",
-            ),
-        )
+        said = {kind: first_few(links, SHOWN, between="; ") for kind, links in self._found.items() if links}
         return tuple(
-            Fault(
-                code=Code.NOT_READ,
-                where=self._where,
-                message=f"{title} are not followed: {'; '.join(shown[:SHOWN])}{_more(len(shown))}",
-                hint=hint,
-            )
-            for shown, title, hint in kinds
-            if shown
+            Fault(code=Code.NOT_READ, where=self._where, message=f"{kind} are not followed: {links}", hint=LINKS[kind])
+            for kind, links in said.items()
         )
-
-
-def _more(count: int) -> str:
-    return f" and {count - SHOWN:,} more" if count > SHOWN else ""
 
 
 def _datasets(
     walk: _Walk, others: list[str], links: _Links, where: str
 ) -> Iterator[tuple[str, Mapping[str, Any], list[_Stored]]]:
-    """The datasets of a file: paths, descriptions, stored parts.
-
-    Args:
-        others: takes the paths of what is none, or has no numbers.
-        links: takes what is not followed.
-    """
+    """The datasets of a file: paths, descriptions, stored parts."""
     path, stored = "", list[_Stored]()
     for message in walk.messages():
         match message:
@@ -250,7 +225,10 @@ def _datasets(
             case ["leads", str(target), str() | None as file]:
                 links.add(path, target, file)
             case ["again", str(first), str(kind)]:
-                raise checkpoint_error(Code.HDF5_FILE, where, _named_twice(first, path, kind), NAME_ONCE)
+                twice = f"{quote(first)} and {quote(path)} are names of the same {kind} (hard links)"
+                if not first or path.startswith(f"{first}/"):
+                    twice = f"the group {quote(first or '/')} contains itself, as {quote(path)}"
+                raise checkpoint_error(Code.HDF5_FILE, where, twice, NAME_ONCE)
             case ["stored", [*starts], int(skipped), int(start), int(size)]:
                 charge("objects", PART, where=where)
                 stored.append(_Stored(tuple(starts), skipped, start, size))
@@ -258,12 +236,6 @@ def _datasets(
                 others.append(path)
             case ["dataset", dict(described)]:
                 yield path, described, stored
-
-
-def _named_twice(first: str, second: str, kind: str) -> str:
-    if not first or second.startswith(f"{first}/"):
-        return f"the group {quote(first or '/')} contains itself, as {quote(second)}"
-    return f"{quote(first)} and {quote(second)} are names of the same {kind} (hard links)"
 
 
 def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: list[_Stored]) -> None:
@@ -372,12 +344,7 @@ def _unreadable_filters(filters: tuple[int, ...]) -> str:
 
 
 class _Elements(Stream):
-    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere.
-
-    Args:
-        name: the tensor.
-        layout: how they are stored.
-    """
+    """The elements of a dataset that HDF5 has in chunks, compressed, big-endian or nowhere."""
 
     def __init__(self, file: LocalFile, *, name: str, layout: _Layout) -> None:
         super().__init__(file, math.prod(layout.shape) * layout.dtype.itemsize)
@@ -446,7 +413,9 @@ class _Elements(Stream):
                 raw = np.frombuffer(raw[:whole], dtype=np.uint8).reshape(width, -1).T.tobytes() + raw[whole:]
             else:
                 raw = self._inflated(raw, nbytes + CHECKSUM)
-        return np.frombuffer(self._of_length(raw, nbytes), dtype=layout.dtype).reshape(-1, *others)[above:below]
+        if len(raw) != nbytes:
+            raise self._damaged(f"has {len(raw)} bytes, expected {nbytes}")
+        return np.frombuffer(raw, dtype=layout.dtype).reshape(-1, *others)[above:below]
 
     def _inflated(self, raw: bytes, most: int) -> bytes:
         """Inflate a chunk, to at most so many bytes."""
@@ -473,11 +442,6 @@ class _Elements(Stream):
         # Sums that are 0 modulo 65535 are written as either of the two.
         if (high % 0xFFFF, low % 0xFFFF) != ((stored >> 16) % 0xFFFF, (stored & 0xFFFF) % 0xFFFF):
             raise self._damaged("does not match its checksum")
-        return raw
-
-    def _of_length(self, raw: bytes, nbytes: int) -> bytes:
-        if len(raw) != nbytes:
-            raise self._damaged(f"has {len(raw)} bytes, expected {nbytes}")
         return raw
 
     def _damaged(self, damage: str) -> CheckpointError:

@@ -243,11 +243,7 @@ class _Chunks:
         return options.value
 
     def stored(self) -> Iterator[tuple[list[int], Any]]:
-        """Where each stored chunk begins, and h5py's StoreInfo of it.
-
-        Raises:
-            ValueError: what reads the dataset would not find one, and take the fill value there.
-        """
+        """Where each stored chunk begins, and h5py's StoreInfo of it."""
         listed: list[Any] = []
         self._dataset.chunk_iter(listed.append)
         order: Callable[[Sequence[int]], list[int]] = list

@@ -157,9 +157,6 @@ def message_fields(
         The number of each field; its value if that is a number of a variable length, or of 4 bytes and one of
         ``fixed``, else None; and a reader of the bytes of a text, a list or a message, else None.  A known field of
         another wire type is to be ignored.
-
-    Raises:
-        CheckpointError: it is none.
     """
     count = 0
     while message:
@@ -194,7 +191,6 @@ class TensorList:
     """The tensors of a file as its header describes them, each checked against the file.
 
     Args:
-        name: the file's name inside the checkpoint.
         format: the name of its container.
     """
 
@@ -229,10 +225,7 @@ class TensorList:
         """Add a tensor, or note why it cannot be read.
 
         Args:
-            shape: its sizes, slowest axis first.
-            start: where in the file they begin, or in what ``decode`` opens.
             stored: how many bytes the file has for it; None where the header does not say.
-            decode, record: as of :class:`~porting.checkpoint.layout.Extent`.
         """
         reason = "" if tensor not in self._tensors else "it is there twice"
         if not reason and any(size < 0 for size in shape):
@@ -252,12 +245,7 @@ class TensorList:
             self.claim(tensor, start, start + nbytes)
 
     def add_in_parts(self, tensor: str, shape: tuple[int, ...], element: ElementType, parts: Sequence[Chunk]) -> None:
-        """Add a tensor that is stored in several boxes, each of which was :meth:`claimed <claim>` of its file.
-
-        Args:
-            tensor, shape, element: as of :meth:`add`.
-            parts: the boxes, which cover it.
-        """
+        """Add a tensor that is stored in several boxes, each of which was :meth:`claimed <claim>` of its file."""
         nbytes = math.prod(shape) * element.itemsize
         self._tensors[tensor] = TensorInfo(name=tensor, shape=shape, element=element, nbytes=nbytes, file=self._name)
         self._chunks[tensor] = tuple(parts)
@@ -272,15 +260,7 @@ class TensorList:
         notes: tuple[Fault, ...] = (),
         locate: Callable[[LocalFile, Chunk, TensorInfo], Extent] | None = None,
     ) -> Contents:
-        """The tensors and their places.
-
-        Args:
-            notes: what should be known and changes no value.
-            locate: as of :class:`~porting.checkpoint.layout.Contents`, for tensors in parts.
-
-        Raises:
-            CheckpointError: with every fault, also of tensors that share bytes.
-        """
+        """The tensors and their places."""
         end, last = 0, ""
         for start, stop, tensor in sorted(self._claimed, key=lambda entry: entry[0]):
             if stop > start and start < end:

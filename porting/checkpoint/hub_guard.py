@@ -90,7 +90,6 @@ class Guard:
     """The requirements on the responses to one call of the client.
 
     Args:
-        where: the model and its file, for messages.
         commit: the commit that was asked for; None while it is not known.
         most: bytes of a body, where the server has not announced a length in reply to ``HEAD``.
         folder: where the bodies go; None when they stay in memory.
@@ -114,11 +113,7 @@ class Guard:
             self.hub = budget.hub
 
     def ask(self) -> None:
-        """Count a request; the one before it failed if no response came.
-
-        Raises:
-            HubError: too many have failed in a row.
-        """
+        """Count a request; the one before it failed if no response came."""
         if not self._answered:
             message = f"{constants.ENDPOINT} broke the connection {self._failed + 1} times"
             self._fail(0, (Code.HUB_UNREACHABLE, message, failing(0, {})[2]))
@@ -132,11 +127,7 @@ class Guard:
             raise self._told(explanation)
 
     def check(self, response: Any) -> None:  # Any: httpx's response, or its successor's
-        """Check a response's headers, and count its body.
-
-        Raises:
-            HubError: no hub answers so.
-        """
+        """Check a response's headers, and count its body."""
         headers = response.headers
         self._answered = True
         asked = f"{response.request.method} {response.request.url.copy_with(query=None)}"
@@ -225,14 +216,7 @@ class Guard:
         return count
 
     def check_digest(self, path: Path, *, again: bool = False) -> None:
-        """Require that a downloaded file has the SHA-256 that is its name in the cache, if it is one.
-
-        Args:
-            again: check it even if nothing was downloaded now: an earlier process ended before its own check.
-
-        Raises:
-            HubError: it has another; the file is gone then.
-        """
+        """Require that a downloaded file has the SHA-256 that is its name in the cache, if it is one."""
         blob = Path(os.path.realpath(path))
         if not (again or self.received or self._unseen) or not SHA256.fullmatch(blob.name):
             return
@@ -244,11 +228,7 @@ class Guard:
         self._require_digest(digest, blob.name)
 
     def check_whole(self, raw: bytes, size: int) -> None:
-        """Require the announced SHA-256, if there is one, of bytes that are the whole file.
-
-        Raises:
-            HubError: they have another.
-        """
+        """Require the announced SHA-256, if there is one, of bytes that are the whole file."""
         if SHA256.fullmatch(self._announced) and len(raw) == size:
             self._require_digest(hashlib.sha256(raw).hexdigest(), self._announced)
 
@@ -297,11 +277,6 @@ def guarded(work: Callable[[], Value], guard: Guard) -> Value:
 
     Its processor time is charged while it goes on: to one budget for all calls of a command, since several may be kept
     busy at a time, and an index can name thousands of small files.
-
-    Raises:
-        HubError: a response was refused, or the time is over.
-        LimitError: it takes more processor time than is left.
-        CallError: ``work`` raised what is its cause.
     """
     _install()
     session = get_session()

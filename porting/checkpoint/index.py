@@ -52,14 +52,7 @@ class ShardIndex:
 
 
 def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
-    """Parse the JSON text of an index.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        CheckpointError: with every fault: no JSON, no ``weight_map``, shards that are not plain file names.
-    """
+    """Parse the JSON text of an index."""
     try:
         content = parse(raw, where=where)
     except JsonError as error:
@@ -125,9 +118,6 @@ def _total_size(content: Mapping[str, Json]) -> int | None:
 
 def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
     """Compare the index with the shards' headers.
-
-    Args:
-        where: the index's path, for messages.
 
     Returns:
         Every disagreement, except for tensors that stand in two shards: only their bytes can tell how bad

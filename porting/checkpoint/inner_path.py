@@ -22,7 +22,7 @@ from porting.checkpoint.state_dict import SHOWN, not_read
 from porting.checkpoint.state_pickle import StorageRef, TensorSpec
 from porting.errors import Code, Fault, Message, Wording, nearest
 from porting.limits import NAMED, charge
-from porting.printable import shell_word
+from porting.printable import counted, first_few, shell_word
 
 DEEPEST = 100
 """Levels of nesting above a tensor."""
@@ -60,7 +60,6 @@ class InnerPathNeededError(CheckpointError):
     """A file holds more than a state dict, and no inner path says which part to read.
 
     Args:
-        location: what the user passed.
         format: the name of its container.
     """
 
@@ -78,7 +77,7 @@ class InnerPathNeededError(CheckpointError):
         self.format = format
         self.notes = notes
         first = f"{location or source.where}#{places[0].path}"
-        listed = ", ".join(map(_shown, places[:SHOWN])) + _more(len(places))
+        listed = first_few([_shown(place) for place in places], SHOWN)
         subject = "its only state dict is" if len(places) == 1 else "state dicts are"
         message = f"this file holds more than a state dict; {subject} at {listed}"
         command = f"name the one you mean: porting inspect {shell_word(first)}"
@@ -147,16 +146,7 @@ class Tree:
         return path, node
 
     def state_dict(self, path: str) -> tuple[dict[str, TensorSpec], tuple[Fault, ...]]:
-        """The tensors below an inner path, by their names from there on, and notes about the rest.
-
-        Args:
-            path: the inner path; empty for everything.
-
-        Raises:
-            CheckpointError: it names nothing, or a single tensor; two tensors have one name; a tensor of a kind that
-                is not read lies there; or a part of it is given to an object whose class may change it.
-            LimitError: there are more tensors than a command may hold.
-        """
+        """The tensors below an inner path, by their names from there on, and notes about the rest."""
         faults = FaultList(self._where)
         tensors: dict[str, TensorSpec] = {}
         others: list[str] = []
@@ -395,13 +385,8 @@ def _entries(node: object) -> Iterable[tuple[object, object]]:
 
 def _shown(place: InnerPath) -> str:
     where = quote(place.path) if place.path else "the top"
-    return f"{where} ({place.tensors:,} tensor{'' if place.tensors == 1 else 's'})"
+    return f"{where} ({counted(place.tensors, 'tensor')})"
 
 
 def _listed(names: list[str], noun: str) -> str:
-    shown = ", ".join(map(quote, names[:SHOWN]))
-    return f"the {noun} {shown}" if len(names) == 1 else f"{shown}{_more(len(names))}"
-
-
-def _more(count: int) -> str:
-    return f" and {count - SHOWN:,} more" if count > SHOWN else ""
+    return (f"the {noun} " if len(names) == 1 else "") + first_few([*map(quote, names)], SHOWN)

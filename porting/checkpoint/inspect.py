@@ -28,10 +28,7 @@ class TensorGroup:
 
     Attributes:
         pattern: the names; a number that varies is written as its range, ``layer.{0..11}.weight``.
-        shape: the sizes of each.
         dtype: the element type, without ``torch.``.
-        count: how many tensors.
-        nbytes: the bytes of all of them.
     """
 
     pattern: str
@@ -62,9 +59,7 @@ class Inspection:
         model_type: as ``config.json`` names it, or the settings of a GGUF file; None when they do not.
         groups: the tensors, in the order of the files.
         shared: groups of names that stand for one storage.
-        count: how many tensors.
         parameters: how many elements they have in all.
-        nbytes: the bytes of all of them.
         warnings: what is wrong without changing any value.
         inner_paths: of a file that holds more than a state dict, the inner paths at which there are some: name one.
             Then there are no groups.  Of a file that is read as a whole too, those with which its names begin.

@@ -52,11 +52,7 @@ class ElementType(Enum):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Torch's dtype of that name.
-
-        Raises:
-            CheckpointError: this torch has none (``float8_e8m0fnu`` came with torch 2.7).
-        """
+        """Torch's dtype of that name."""
         found = _DTYPES.get(self)
         if found is None:
             import torch  # noqa: PLC0415  # headers are read without torch, which takes seconds to import
@@ -70,11 +66,7 @@ class ElementType(Enum):
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> ElementType:
-        """The element type of one of torch's dtypes.
-
-        Raises:
-            CheckpointError: no file that is read here has it.
-        """
+        """The element type of one of torch's dtypes."""
         found = _BY_TITLE.get(dtype_name(dtype))
         if found is None:
             raise CheckpointError(
@@ -161,8 +153,6 @@ class TensorInfo:
 
     Attributes:
         name: the on-disk key.
-        shape: its sizes, slowest dimension first; ``()`` for a scalar.
-        nbytes: its elements' bytes.
         file: the name, inside the checkpoint, of the file that it lies in.
         repeated: how many of its elements are not stored, since they repeat others (stride 0).
     """
@@ -242,7 +232,6 @@ class WeightFile:
 
     Attributes:
         name: its name inside the checkpoint, such as ``model-00001-of-00002.safetensors``.
-        size: bytes.
         format: the name of its container: ``"safetensors"``, ``"bin"`` (a state dict saved with ``torch.save``),
             ``"dcp"`` (part of a checkpoint of ``torch.distributed.checkpoint``).
         metadata: the ``__metadata__`` of a safetensors file, strings to strings; ``{}`` when it has none.
@@ -287,12 +276,7 @@ class Contents:
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def renamed(self, front: str, label: str) -> Contents:
-        """The same with a text in front of the names of all tensors, and one in front of those of files.
-
-        Args:
-            front: of tensors.
-            label: of files.
-        """
+        """The same with a text in front of the names of all tensors, and one in front of those of files."""
 
         def info(tensor: TensorInfo) -> TensorInfo:
             return replace(tensor, name=front + tensor.name, file=label + tensor.file)

@@ -49,9 +49,6 @@ def split_sources(text: str) -> tuple[str, dict[str, str]]:
 
     A path may itself hold ``+NAME=``.  Of the ways to read the text, the one is meant of which most paths exist.
 
-    Raises:
-        CheckpointError: two get one name, or there are two such ways.
-
     >>> split_sources("./llama+lora=./adapter#model+delta=org/name")
     ('./llama', {'lora': './adapter#model', 'delta': 'org/name'})
     """
@@ -74,11 +71,7 @@ def split_sources(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _ways(words: list[str]) -> Iterator[list[str]]:
-    """The ways to read paths with names between them: a longer path is one of them only if it exists.
-
-    Yields:
-        The paths, with the names of all but the first in front of them.
-    """
+    """The ways to read paths with names between them: a longer path is one of them only if it exists."""
     if not words:
         return
     path = words[0]
@@ -95,11 +88,7 @@ def _ways(words: list[str]) -> Iterator[list[str]]:
 
 
 def _missing(way: list[str]) -> int:
-    return sum(not _is_there(path) for path in way[::2])
-
-
-def _is_there(path: str) -> bool:
-    return exists(split_inner_path(path)[0])
+    return sum(not exists(split_inner_path(path)[0]) for path in way[::2])
 
 
 def exists(text: str) -> bool:
@@ -119,12 +108,7 @@ def parse_model_id(text: str, *, revision: str | None, files: tuple[str, ...] = 
     """Parse the name of a model on the hub; None if it cannot be one.
 
     Args:
-        text: the name, with the revision behind an ``@`` or without.
         revision: the same given beside it; None when it is not.
-        files: endings that only the name of a file has.
-
-    Raises:
-        CheckpointError: two different revisions are given, or an impossible one.
 
     >>> parse_model_id("google-bert/bert-base-uncased@main", revision=None)
     ModelId(repo='google-bert/bert-base-uncased', revision='main')
@@ -205,7 +189,8 @@ def check_names(names: Iterable[str], faults: FaultList) -> None:
         if unseen is not None:
             message = f"its name holds the control character U+{ord(unseen):04X}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
-        if _has_many_marks(name, characters):
+        marks = "".join(c for c in characters if unicodedata.combining(c))
+        if marks and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name):
             message = f"its name has more than {MOST_MARKS} combining marks in a row"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
             continue
@@ -213,8 +198,3 @@ def check_names(names: Iterable[str], faults: FaultList) -> None:
         if twin != name:
             message = f"its name differs only by Unicode normalisation from {twin!a}"
             faults.add(Code.TENSOR_NAME, message, tensor=name, hint=RENAME)
-
-
-def _has_many_marks(name: str, characters: set[str]) -> bool:
-    marks = "".join(c for c in characters if unicodedata.combining(c))
-    return bool(marks) and re.search(f"[{re.escape(marks)}]{{{MOST_MARKS + 1}}}", name) is not None

@@ -193,11 +193,7 @@ class Npz(Container):
 
 
 def _header(described: Described, at: int) -> bytes:
-    """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`.
-
-    Args:
-        at: where in the file it begins.
-    """
+    """The header of an array (version 1.0), padded with spaces to a multiple of :data:`ALIGNED`."""
     import numpy as np  # noqa: PLC0415  # takes time to import; most commands read headers only
 
     descr = np.dtype(NAMES[ElementType.of(described.dtype)]).newbyteorder("<").str
@@ -338,12 +334,7 @@ def _element(descr: object) -> tuple[ElementType, bool]:
 
 
 class _Inflated:
-    """The bytes of a member, inflated where it is compressed; without memory of its own.
-
-    Args:
-        source: the file.
-        member: the member.
-    """
+    """The bytes of a member, inflated where it is compressed; without memory of its own."""
 
     def __init__(self, source: ByteSource, member: _Member) -> None:
         self.where = source.where

@@ -85,11 +85,7 @@ class Orbax(Container):
     promises = Promises(writes=False, headers=False)
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: the metadata holds no elements.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: the metadata holds no elements."""
         raise checkpoint_error(Code.ORBAX_FILE, source.where, "the metadata holds no tensor itself", FETCH_AGAIN)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
@@ -128,11 +124,7 @@ class Orbax(Container):
         return Fault(code=Code.CHECKPOINT_NOT_FOUND, where=where, message=message, hint="save it with a newer Orbax")
 
     def others(self, place: Place, main: str) -> tuple[str, ...]:
-        """Refuse: the metadata does not name the files of the arrays.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: the metadata does not name the files of the arrays."""
         raise _only_here(place)
 
 
@@ -147,9 +139,6 @@ def _tree(raw: bytes, where: str) -> tuple[dict[str, str], bool, dict[str, Any]]
 
     A chunk that is not stored has the fill value.  Newer versions of Orbax store all chunks and say so: then one that
     is not there is lost.
-
-    Raises:
-        CheckpointError: it is no metadata of Orbax.
     """
     try:
         content = parse(raw, where=where, allow_nan=True)
@@ -188,13 +177,9 @@ def _entry(entry: Json) -> tuple[str, str]:
 class _Files:
     """The files of a checkpoint as tensorstore finds them: it opens no others, and these as they were opened here.
 
-    Args:
-        home: the directory.
-
     Attributes:
         path: a private folder with the same names, each a link to a file that is held open; or, of very many files, to
             its place.
-        home: the directory.
         size: bytes of all files.
 
     Raises:
@@ -252,11 +237,7 @@ class _Files:
 
 
 def _opened(names: list[str], files: _Files, database: bool, spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The arrays of some names, each opened by tensorstore, which has no types.
-
-    Raises:
-        CheckpointError: tensorstore is not installed, or cannot open one.
-    """
+    """The arrays of some names, each opened by tensorstore, which has no types."""
     try:
         import tensorstore  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -311,14 +292,7 @@ def _unreadable(files: _Files, where: str, name: str, error: Exception) -> Check
 
 
 def _add(tensors: TensorList, name: str, array: Any, files: _Files, left: int) -> int:
-    """Add an array, or note why it cannot be read.
-
-    Args:
-        left: bytes of the files that no array was taken to be stored in yet.
-
-    Returns:
-        The bytes that it is taken to be stored in.
-    """
+    """Add an array, or note why it cannot be read."""
     element = DTYPES.get(array.dtype.name)
     shape: tuple[int, ...] = tuple(array.shape)
     if element is None:
@@ -345,11 +319,6 @@ class _Rows(Stream):
 
     Args:
         file: the metadata.
-        array: the array, as tensorstore has it.
-        name: the tensor.
-        element: the type of its elements.
-        chunk: the sizes of a chunk.
-        files: what tensorstore reads.
     """
 
     def __init__(

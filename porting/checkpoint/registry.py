@@ -65,11 +65,7 @@ class ShardedIndex(Container):
         self.promises = of.promises
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: an index holds no tensors, its shards do.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: an index holds no tensors, its shards do."""
         message = "an index of shards holds no tensor itself"
         raise checkpoint_error(Code.INDEX_INVALID, source.where, message, WRITE_AGAIN)
 
@@ -144,9 +140,6 @@ def writer_of(to: str | None) -> tuple[Container, str]:
     Args:
         to: its name, for some with a slash and the name of the state dict behind; None for safetensors.
 
-    Raises:
-        CheckpointError: it says something else.
-
     >>> container, part = writer_of("dcp/model")
     >>> container.name, part
     ('dcp', 'model')
@@ -178,14 +171,7 @@ def holds_weights(names: Collection[str]) -> bool:
 
 
 def choose(names: Collection[str], place: Place) -> str:
-    """Choose the main file of a checkpoint's weights.
-
-    Args:
-        place: where they lie.
-
-    Raises:
-        CheckpointError: there are none, or two sets of weights that could both be meant.
-    """
+    """Choose the main file of a checkpoint's weights."""
     where = place.location
     found = [(container, main) for container in CONTAINERS for main in container.mains if main in names]
     if found:
@@ -246,11 +232,7 @@ def wrong_kind(source: ByteSource, kind: FileKind, expected: str) -> Fault:
 
 
 def read(container: Container, source: ByteSource, *, name: str) -> Contents:
-    """Read the headers of one file; an error says which kind of file it is instead.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Read the headers of one file; an error says which kind of file it is instead."""
     try:
         return container.read(source, name=name)
     except UnrecognisedError as error:

@@ -60,15 +60,7 @@ EXPECTED = frozenset(FIELDS)
 
 
 def read_header(source: ByteSource, *, name: str) -> Contents:
-    """Read the header of a safetensors file, and check it against the file's size.
-
-    Args:
-        source: the file's bytes; only the header is read.
-        name: the file's name inside the checkpoint.
-
-    Raises:
-        CheckpointError: with every fault of the header.
-    """
+    """Read the header of a safetensors file, and check it against the file's size."""
     raw = _raw_header(source)
     return parse_header(raw, where=source.where, name=name, size=source.size)
 
@@ -77,13 +69,7 @@ def parse_header(raw: bytes, *, where: str, name: str, size: int | None = None) 
     """Parse the JSON text of a header.
 
     Args:
-        raw: the text with its padding, without the length in front.
-        where: the file, for messages.
-        name: the file's name inside the checkpoint.
         size: the bytes of the whole file; when left out, as many as the header describes.
-
-    Raises:
-        CheckpointError: with every fault.
     """
     faults = FaultList(where)
     try:
@@ -330,14 +316,9 @@ def new_header(tensors: Mapping[str, Described], metadata: Mapping[str, str] | N
 
     Args:
         tensors: shapes and dtypes, in the order in which the header is to list them.
-        metadata: strings for ``__metadata__``, which are sorted.
-        where: the file, for messages.
 
     Returns:
         The header.  The data goes in the order of the tensors but wide elements first, so that each is aligned.
-
-    Raises:
-        CheckpointError: a name, a size or the metadata cannot be written.
     """
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # a stable sort: else the mapping's order
     offsets, end = {}, 0

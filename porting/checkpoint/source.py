@@ -15,9 +15,8 @@ from porting.checkpoint.container import Found, Place, UnrecognisedError
 from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_error, quote
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
-from porting.checkpoint.joined import join
+from porting.checkpoint.joined import RANK, find_ranks, home_of, join, joined
 from porting.checkpoint.names import expanded, parse_model_id, split_inner_path, split_sources
-from porting.checkpoint.ranks import RANK, find_ranks, home_of, joined
 from porting.checkpoint.registry import (
     CONTAINERS,
     EXPECTED,
@@ -179,7 +178,6 @@ class LocalPlace:
     """A directory on this machine.
 
     Args:
-        location: what the user passed, for messages.
         named: the file that the user named, which may be a link to anywhere; what it drags in may not.
     """
 
@@ -272,10 +270,6 @@ def open_weights(place: LocalPlace, main: str, *, part: str | None = None, commi
     Args:
         part: the inner path of the state dict that is meant, of those that are nested in it; empty for all, None when
             none was given.
-        commit: the commit of the hub that the directory is a snapshot of.
-
-    Raises:
-        CheckpointError: with every fault found in its files.
     """
     with reading(place.location):
         found = _found(place, main, part=part)

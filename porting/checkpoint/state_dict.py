@@ -23,7 +23,7 @@ from porting.checkpoint.state_pickle import StorageRef, TensorSpec, describe
 from porting.checkpoint.zip_file import FETCH_AGAIN
 from porting.errors import Code, Fault
 from porting.limits import charge
-from porting.printable import shown
+from porting.printable import first_few, shown
 
 MAX_REPEATED = 1 << 28
 """Bytes of a tensor that repeats its elements (stride 0); reading it writes them out."""
@@ -39,16 +39,7 @@ WIDEST = 16
 
 
 def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source: ByteSource, *, name: str) -> Contents:
-    """Read the tensors of a state dict, each checked against its storage record; entries of None are skipped.
-
-    Args:
-        value: what the pickle described.
-        records: the storages' bytes, by key.
-        name: its name inside the checkpoint.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Read the tensors of a state dict, each checked against its storage record; entries of None are skipped."""
     described = require_flat(value, source)
     faults = FaultList(source.where)
     tensors: dict[str, TensorInfo] = {}
@@ -76,11 +67,7 @@ def read_tensors(value: object, records: Mapping[str, ChecksummedRange], source:
 
 
 def require_flat(value: object, source: ByteSource) -> dict[str, TensorSpec | None]:
-    """Require that a pickle described names with tensors, or with None.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
+    """Require that a pickle described names with tensors, or with None."""
     if not isinstance(value, dict):
         raise checkpoint_error(
             Code.BIN_TENSOR,
@@ -107,8 +94,7 @@ def not_read(names: Sequence[str], where: str) -> tuple[Fault, ...]:
     """The note about entries that are not tensors."""
     if not names:
         return ()
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    message = f"no tensor, and not read: {', '.join(map(quote, names[:SHOWN]))}{more}"
+    message = f"no tensor, and not read: {first_few([*map(quote, names)], SHOWN)}"
     return (Fault(code=Code.NOT_READ, where=where, message=message),)
 
 
@@ -118,16 +104,7 @@ def require_stored(
     records: Mapping[str, ChecksummedRange],
     source: ByteSource,
 ) -> None:
-    """Require that what is not read is stored as it is described too, as torch does.
-
-    Args:
-        specs: all tensors.
-        storages: all storages, also those that belong to no tensor.
-        records: the ranges of the storages, by key.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Require that what is not read is stored as it is described too, as torch does."""
     faults = FaultList(source.where)
     for spec in specs:
         _extent("beside those that are read", replace(spec, lazy=""), records, faults)

@@ -193,11 +193,7 @@ class StateMachine:
         self._tensors: list[TensorSpec] = []
 
     def load(self) -> object:
-        """Read the next pickle; :attr:`position` is then behind it.
-
-        Raises:
-            CheckpointError: the pickle is damaged, or asks for what no state dict needs.
-        """
+        """Read the next pickle; :attr:`position` is then behind it."""
         self._stack, self._marks, self._memo, self._version = [], [], {}, 2
         steps = charged = 0
         with reading() as budget:
@@ -227,15 +223,7 @@ class StateMachine:
         return self._tensors
 
     def require_used(self, value: object, records: Iterable[str]) -> None:
-        """Require that nothing else is described or stored: torch would make that too, and may refuse it.
-
-        Args:
-            value: the state dict, or the one tensor.
-            records: the keys of the storages that the file holds.
-
-        Raises:
-            CheckpointError: a tensor or a storage is described, or a record stored, that belongs to none of them.
-        """
+        """Require that nothing else is described or stored: torch would make that too, and may refuse it."""
         values = value.values() if isinstance(value, dict) else (value,)
         needed = {id(spec): spec for spec in values if isinstance(spec, TensorSpec)}
         if any(id(spec) not in needed for spec in self._tensors):

@@ -31,14 +31,9 @@ def parse(raw: bytes, *, where: str = "a JSON text", allow_nan: bool = False, si
     """Parse a JSON text in UTF-8.
 
     Args:
-        where: its file, for messages.
         allow_nan: take ``NaN`` and ``Infinity``, which Python writes and no standard knows, and the objects that
             transformers writes for them, ``{"__float__": "Infinity"}``.
         signed_zero: take ``-0`` for the number -0.0, which is not whole, as the readers of safetensors do.
-
-    Raises:
-        JsonError: it is not JSON, or an object has a key twice.
-        LimitError: it holds more than a command may read.
 
     >>> parse(b'{"a": [1, 2]}', where="a text")
     {'a': [1, 2]}

@@ -28,13 +28,6 @@ SCALARS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", 
 def parse_yaml(raw: bytes, *, where: str) -> Json:
     r"""Parse a YAML document in UTF-8.  Anchors, aliases and tags are refused: they are references and classes.
 
-    Args:
-        where: its file, for messages.
-
-    Raises:
-        YamlError: it is no such document, or a mapping has a key twice.
-        LimitError: it holds more than a command may read.
-
     >>> parse_yaml(b"bias: false\nnorm_eps: 1.0e-05\nrope: {theta: null}\n", where="a text")
     {'bias': False, 'norm_eps': 1e-05, 'rope': {'theta': None}}
     """

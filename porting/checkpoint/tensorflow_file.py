@@ -84,11 +84,7 @@ class TensorFlow(Container):
         return FileKind(self.title, "rename it to end in .index") if table else None
 
     def read(self, source: ByteSource, *, name: str, locate: bool = True) -> Contents:
-        """Refuse: an index holds no elements.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse: an index holds no elements."""
         raise checkpoint_error(Code.TENSORFLOW_FILE, source.where, "an index holds no tensor itself", FETCH_AGAIN)
 
     def open(self, place: Place, main: str, *, part: str | None = None, locate: bool = True) -> Found:
@@ -178,16 +174,7 @@ def _add_slices(
     slices: Mapping[bytes, _Entry],
     crcs: dict[Chunk, int | None],
 ) -> None:
-    """Add a variable that is stored in slices, or note why it cannot be read.
-
-    Args:
-        lists: the tensors of each file.
-        names: the names of the files with elements.
-        entry: the variable.
-        element: the type of its elements.
-        slices: the entries of all slices, by their keys.
-        crcs: the checksum of each chunk is put here.
-    """
+    """Add a variable that is stored in slices, or note why it cannot be read."""
     chunks: list[Chunk] = []
     reason = shape_fault(entry.shape, element)
     for place in entry.slices:
@@ -271,9 +258,6 @@ def _unmasked(crc: int) -> int:
 class _Index:
     """The table in an index.
 
-    Args:
-        source: the file.
-
     Attributes:
         slices: the entries of the slices of partitioned variables, by their keys, once the others were read.
     """
@@ -284,12 +268,7 @@ class _Index:
         self._whole = HeaderReader(source, Code.TENSORFLOW_FILE)
 
     def entries(self) -> list[_Entry]:
-        """The tensors, in the order of their names.
-
-        Raises:
-            UnrecognisedError: it does not end as a table does.
-            CheckpointError: it is damaged, compressed or big-endian.
-        """
+        """The tensors, in the order of their names."""
         source = self._source
         ends = source.pread(source.size - 8, 8) if source.size >= FOOTER else b""
         if ends != MAGIC.to_bytes(8, "little"):
@@ -324,7 +303,8 @@ class _Index:
         if compression:
             raise self._whole.error(f"its blocks are compressed (type {compression}), which TensorFlow never writes")
         charge("metadata", size, where=self._source.where)
-        self._require_checksum(start, size, _unmasked(stored))
+        if crc32c(self._source.pread(start, size + 1)) != _unmasked(stored):  # of the block and its compression
+            raise self._whole.error(f"the checksum of the {size} bytes from byte {start} on does not match them")
         block = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start, stop=start + size)
         end = HeaderReader(self._source, Code.TENSORFLOW_FILE, start=start + max(size - 4, 0), stop=start + size)
         restarts = end.number("<I")
@@ -339,11 +319,6 @@ class _Index:
                 raise self._whole.error(f"a name of {shared + rest} bytes")
             key = key[:shared] + block.take(rest)
             yield key, block.within(length)
-
-    def _require_checksum(self, start: int, size: int, expected: int) -> None:
-        """Require that a block and its compression have this checksum."""
-        if crc32c(self._source.pread(start, size + 1)) != expected:
-            raise self._whole.error(f"the checksum of the {size} bytes from byte {start} on does not match them")
 
     def _shards(self, value: HeaderReader) -> int:
         shards = 0

@@ -65,13 +65,7 @@ def write_safetensors(
 
     Args:
         tensors: names to tensors, in the order in which the header is to list them.
-        metadata: strings for the header's ``__metadata__``, which are sorted.
         header: the header of an earlier file (:attr:`WeightFile.header`), to be reproduced byte for byte.
-        overwrite: whether a file that stands there may be replaced.
-
-    Raises:
-        CheckpointError: the tensors cannot be stored or do not fit the header, the destination is refused, or
-            the system failed; nothing is left behind.
     """
     destination = Path(path)
     plan = _plan(TensorFile(tensors=tensors, metadata=metadata, header=header), where=str(destination))
@@ -90,14 +84,9 @@ def write_directory(
     """Write a directory of files, all of them or none.
 
     Args:
-        files: file names to contents.
         overwrite: whether a checkpoint that stands there may be replaced, as a whole.
         sources: what the files are made from; the destination may not touch them.
         confirm: called when all of it is written and before it appears; what it raises takes all of it back.
-
-    Raises:
-        CheckpointError: a content cannot be stored, the destination is refused, or the system failed; what
-            stood at the destination before is then untouched.
     """
     destination = Path(path)
     check_destination(destination, overwrite=overwrite, sources=[Path(source) for source in sources])
@@ -117,9 +106,6 @@ def files_like(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> d
     Tensors that agree with the checkpoint's in names, dtypes and shapes give its very files: shards, headers
     and index byte for byte.  Otherwise, and for other containers than safetensors, they give a single
     ``model.safetensors`` in the mapping's order.
-
-    Args:
-        tensors: every tensor to be written, by its on-disk name.
     """
     same = tensors.keys() == checkpoint.tensors.keys() and all(
         (info.dtype, info.shape) == (tensors[name].dtype, tuple(tensors[name].shape))
@@ -145,7 +131,6 @@ class _Plan:
     """A file about to be written: its size, and its bytes in pieces.
 
     Attributes:
-        size: its bytes.
         seals: once all pieces are taken, what is written over some of them, with its place.
     """
 
@@ -228,15 +213,7 @@ def _plan(content: TensorFile, *, where: str) -> _Plan:
 
 
 def shard_around(content: TensorFile, *, where: str) -> Shard:
-    """All bytes of a file except its tensors, which need no values.
-
-    Args:
-        content: the tensors; shapes and dtypes are enough.
-        where: the destination, for messages.
-
-    Raises:
-        CheckpointError: they do not fit an earlier file's header, or a name or a size cannot be written.
-    """
+    """All bytes of a file except its tensors, which need no values."""
     if content.shard is not None:
         return content.shard
     name = Path(where).name
@@ -302,11 +279,7 @@ def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
 
 
 def check_replaceable(destination: Path) -> None:
-    """Require that a directory to be replaced holds a checkpoint and nothing else.
-
-    Raises:
-        CheckpointError: it holds something else, or cannot be examined.
-    """
+    """Require that a directory to be replaced holds a checkpoint and nothing else."""
     if not os.path.lexists(destination):
         return
     if not destination.is_dir():

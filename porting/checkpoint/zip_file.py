@@ -122,15 +122,7 @@ def first_name(source: ByteSource) -> str:
 
 
 def read_archive(source: ByteSource, writer: Writer) -> Archive:
-    """Read the table of contents of an archive.
-
-    Args:
-        writer: the program whose archives are accepted.
-
-    Raises:
-        CheckpointError: with every fault found; it is not an archive that the program writes.
-        LimitError: it lists more than a command may hold.
-    """
+    """Read the table of contents of an archive."""
     start, raw, count = _directory(source, writer)
     charge("objects", 8 * count, where=source.where)
     faults = FaultList(source.where)
@@ -280,14 +272,7 @@ def _descriptor_end(source: ByteSource, entry: ZipEntry, stop: int) -> int:
 
 
 def locate_all(source: ByteSource, archive: Archive) -> dict[str, ChecksummedRange]:
-    """Locate the bytes of every entry: they must fill the file up to the table of contents.
-
-    Returns:
-        The range of each entry, with its checksum.
-
-    Raises:
-        CheckpointError: with every fault found.
-    """
+    """Locate the bytes of every entry: they must fill the file up to the table of contents."""
     faults = FaultList(source.where)
     code = archive.writer.code
     checksums = not archive.writer.unchecked or any(entry.crc for entry in archive.entries.values())
@@ -327,7 +312,6 @@ class Directory:
 
     Attributes:
         raw: its entries so far.
-        entries: how many.
     """
 
     raw: bytearray = field(default_factory=bytearray, repr=False)
@@ -335,11 +319,6 @@ class Directory:
 
     def add(self, name: bytes, *, at: int, nbytes: int, crc: int) -> int:
         """List an entry.
-
-        Args:
-            at: where its own header begins.
-            nbytes: how many bytes it has.
-            crc: their CRC-32.
 
         Returns:
             Where in :attr:`raw` its CRC-32 stands.
@@ -367,12 +346,7 @@ class Directory:
 
 
 def local_header(name: bytes, *, nbytes: int, crc: int, extra: bytes = b"") -> bytes:
-    """The header of a stored entry; its CRC-32 is at byte 14.
-
-    Args:
-        nbytes: how many bytes it has.
-        crc: their CRC-32.
-    """
+    """The header of a stored entry; its CRC-32 is at byte 14."""
     extension = struct.pack("<HHQQ", 1, 16, nbytes, nbytes) if nbytes >= FULL else b""
     version, size, fields = (45 if extension else 20), min(nbytes, FULL), extension + extra
     head = LOCAL.pack(b"PK\3\4", version, UTF8, STORED, 0, DATE, crc, size, size, len(name), len(fields))

@@ -180,11 +180,7 @@ def describe(
 
 
 def build_app(only: str | None = None) -> typer.Typer:
-    """The command line.
-
-    Args:
-        only: the one command that will be run, so that the others need not be imported; by default all.
-    """
+    """The command line, of all commands or of the one that will be run: the others need not be imported."""
     made = typer.Typer(
         name="porting",
         cls=Commands,

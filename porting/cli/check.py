@@ -53,7 +53,7 @@ def check(
         from porting.checkpoint import open_checkpoint
         from porting.loading import maker, prove_left_out
         from porting.plan.check import check as hold
-        from porting.plan.probe_check import doubtful
+        from porting.plan.check import doubtful
         from porting.plan.scan import scan
         from porting.tables import chosen_for, find_table
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, file_list, size
+from porting.cli.output import Screen, file_list, size
 from porting.cli.progress import conversion_progress
-from porting.printable import first_few
+from porting.printable import counted, first_few
 
 if TYPE_CHECKING:
-    from porting.converting import Converted, Draft
+    from porting.converting.conversion import Converted
+    from porting.converting.draft import Draft
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -105,7 +106,10 @@ def convert(
       porting convert ./my-checkpoint ./start --table bert --to dcp/model
     """
     with Screen("convert", as_json=as_json, lines=True) as screen:
-        from porting.converting import ConvertOptions, all_or_none, carry_out, estimate, prepare, torchrun_group
+        from porting.converting.conversion import carry_out, prepare
+        from porting.converting.draft import ConvertOptions
+        from porting.converting.processes import all_or_none, torchrun_group
+        from porting.converting.progress import estimate
 
         with torchrun_group() as group:  # several processes that torchrun started, or this one
             screen.silent = group.rank > 0

@@ -10,8 +10,7 @@ from porting.cli import options
 from porting.cli.output import DIFFERENT, Screen
 
 if TYPE_CHECKING:
-    from porting.comparing import Comparison
-    from porting.comparing.differences import Compared, Place
+    from porting.comparing.differences import Compared, Comparison, Place
 
 
 def diff(
@@ -45,7 +44,7 @@ def diff(
     """
     with Screen("diff", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
-        from porting.comparing import diff as compare
+        from porting.comparing.differences import diff as compare
 
         one, other = open_checkpoint(a), open_checkpoint(b)
         with screen.working("comparing") as tell:

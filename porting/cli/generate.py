@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import LONGEST_TEXT, Screen, counted
+from porting.cli.output import LONGEST_TEXT, Screen
+from porting.printable import counted
 
 if TYPE_CHECKING:
     from porting.generating import Generated

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, size
+from porting.cli.output import Screen, size
+from porting.printable import counted
 
 
 class TableSide(StrEnum):
@@ -43,7 +44,7 @@ def hash_(
     """
     with Screen("hash", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
-        from porting.comparing import digest
+        from porting.comparing.digests import digest
         from porting.errors import Code
 
         checkpoint = open_checkpoint(options.checkpoint_source(source))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, file_list, size
+from porting.cli.output import Screen, file_list, size
+from porting.printable import counted, first_few
 
 if TYPE_CHECKING:
     from porting.checkpoint import Inspection
@@ -112,8 +113,7 @@ def _show(screen: Screen, found: Inspection) -> None:
             "architectures": ", ".join(found.architectures),
             "files": _files(found),
             "tensors": f"{found.count:,}, {counted(found.parameters, 'element')}, {size(found.nbytes)}",
-            "inner paths": ", ".join(f"#{one.path} ({one.tensors:,})" for one in found.inner_paths[:INNER_SHOWN])
-            + (f" and {len(found.inner_paths) - INNER_SHOWN:,} more" if len(found.inner_paths) > INNER_SHOWN else ""),
+            "inner paths": first_few([f"#{one.path} ({one.tensors:,})" for one in found.inner_paths], INNER_SHOWN),
         }
     )
     screen.line()

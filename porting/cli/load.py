@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, free, size
-from porting.printable import dtype_name
+from porting.cli.output import Screen, free, size
+from porting.printable import counted, dtype_name
 
 if TYPE_CHECKING:
     from torch import nn

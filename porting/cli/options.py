@@ -241,11 +241,7 @@ class TextOptions(ModelOptions):
     as_json: Json = False
 
     def open(self, *tasks: Task) -> TextModel:
-        """The model with its tokenizer.
-
-        Raises:
-            PortingError: it cannot be loaded, or has no head for any of the tasks.
-        """
+        """The model with its tokenizer."""
         from porting.text import open_text_model
 
         return open_text_model(
@@ -264,11 +260,7 @@ class TextOptions(ModelOptions):
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of its parameters that are dataclasses of options.
-
-    Args:
-        function: the command, whose other parameters stay as they are.
-    """
+    """Give a command an option for each field of its parameters that are dataclasses of options."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}  # Any: any dataclass
     if not groups:
@@ -335,9 +327,6 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
 
     Modules of the current folder can be imported, also those that a table names that the user trusts; but for these the
     folder is not searched, so that nothing in it takes the place of what is installed.
-
-    Raises:
-        TargetError: there is no such file or module, importing it fails, or it has nothing callable of that name.
     """
     if text is not None or trust:
         from porting.users_code import search
@@ -416,11 +405,7 @@ def reference_of(name: str | None, *, trust: bool) -> Callable[..., object] | Pa
 
 
 def batch_of(path: str | None) -> list[Case] | None:
-    """The batch in a file of tensors, or those of a recording.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The batch in a file of tensors, or those of a recording."""
     if path is None:
         return None
     from porting.verification.recorded_trace import read_inputs

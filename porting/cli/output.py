@@ -35,7 +35,7 @@ from porting.cli.streams import OutputError
 from porting.errors import Code, Fault, PortingError, command_text
 from porting.frames import users_line
 from porting.limits import LimitError, spending, watched
-from porting.printable import safe, safe_lines, shell_word, shortened, told
+from porting.printable import counted, safe, safe_lines, shell_word, shortened, told
 from porting.users_code import FINDER
 
 if TYPE_CHECKING:
@@ -211,7 +211,6 @@ class Screen(AbstractContextManager["Screen"]):
     cannot be written, the work goes on, and the command fails at its end: it says what it has made.
 
     Args:
-        command: the command, for the advice at the end of an error.
         as_json: one JSON document takes the place of everything on standard output.
         lines: several documents do, events, each on a line of its own.
     """
@@ -250,7 +249,9 @@ class Screen(AbstractContextManager["Screen"]):
     ) -> None:
         self._borrowed.close()
         if self._lost is not None and (error is None or isinstance(error, typer.Exit)):
-            self._say_lost(self._lost)
+            made = f"; {self._complete}" if self._made else ""
+            self._aside("error", f"{OutputError(self._lost.errno, self._lost.strerror)}{made}", "bold red")
+            raise typer.Exit(WRONG) from self._lost
         match error:
             case PortingError():
                 self._refuse([fault.line for fault in error.faults], error.faults)
@@ -285,12 +286,6 @@ class Screen(AbstractContextManager["Screen"]):
         words = next_command(self.command, typed, faults)
         self._aside("next", shlex.join(["porting", *words]), "dim")
         raise typer.Exit(WRONG)
-
-    def _say_lost(self, error: OSError) -> None:
-        """Say that standard output could not be written, and what is complete all the same."""
-        made = f"; {self._complete}" if self._made else ""
-        self._aside("error", f"{OutputError(error.errno, error.strerror)}{made}", "bold red")
-        raise typer.Exit(WRONG) from error
 
     @property
     def _complete(self) -> str:
@@ -519,15 +514,6 @@ def size(nbytes: int) -> str:
     return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.3g} {unit}"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> counted(1, "tensor"), counted(1200, "tensor")
-    ('1 tensor', '1,200 tensors')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 MOST_FILES = 8
 """The most file names on a line; the rest is counted."""
 
@@ -550,11 +536,7 @@ MOST_CODES = 3
 
 
 def next_command(command: str, typed: Mapping[str, object], faults: Sequence[Fault]) -> list[str]:
-    """The words that follow ``porting``.
-
-    Args:
-        faults: what is wrong; none where the system refused something.
-    """
+    """The words that follow ``porting``."""
     codes = list(dict.fromkeys(fault.code for fault in faults))
     source, into = typed.get("source"), typed.get("into")
     if {Code.NO_TABLE, Code.UNKNOWN_ARCHITECTURE} & set(codes) and into is not None and typed.get("table") is None:

@@ -13,7 +13,7 @@ from porting.cli.output import Screen, size
 from porting.printable import safe
 
 if TYPE_CHECKING:
-    from porting.converting import Progress as State
+    from porting.converting.progress import Progress as State
     from porting.suggesting import Question
 
 EVERY = 2.0
@@ -56,9 +56,6 @@ class Prompt:
 
     An empty line, and the end of the input, take the default: so does a command whose input is not a terminal and has
     nothing in it.
-
-    Args:
-        defaults: take every default, and say so.
 
     Attributes:
         silent: take every default without reading an answer: as asked for, or since standard input has ended.

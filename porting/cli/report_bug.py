@@ -26,10 +26,10 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import Screen, counted, free
+from porting.cli.output import Screen, free
 from porting.errors import CheckpointError, Code, Fault
 from porting.opening import Folder
-from porting.printable import package_versions, safe, safe_lines, told
+from porting.printable import counted, package_versions, safe, safe_lines, told
 
 PACKAGES = ("porting", "torch", "transformers", "safetensors", "huggingface_hub", "tokenizers", "numpy", "typer")
 SETTINGS = ("PORTING_LIMITS", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTORCH_ENABLE_MPS_FALLBACK")
@@ -120,7 +120,8 @@ class Shortened:
         inside, own = False, False  # of a frame's lines of code; of a file of the user's own
         for line in text.splitlines():
             if found := FRAME.match(line):
-                inside, own = True, not _is_ours(found["file"])
+                inside, own = True, not found["file"].startswith((str(Path(__file__).parents[1]), "<"))
+                own = own and LIBRARY.match(found["file"]) is None  # neither of an installed library
                 self.frames += own
                 name = f", in {found['name']}" if found["name"] and not own else ""
                 lines.append(f'{found["before"]}"{self._place(found["file"])}", line {found["line"]}{name}')
@@ -154,11 +155,6 @@ class Shortened:
         return ", ".join([*parts, *([f"the code of {counted(self.frames, 'frame')}"] if self.frames else [])])
 
 
-def _is_ours(file: str) -> bool:
-    """Whether a file is of this library, of another that is installed, or none, such as ``<frozen runpy>``."""
-    return file.startswith((str(Path(__file__).parents[1]), "<")) or LIBRARY.match(file) is not None
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -171,7 +167,7 @@ class Crash:
     """The parts of a recorded error that are put into a bug report.
 
     Attributes:
-        when: the time of it, UTC.
+        when: UTC.
         stopped: the exception's own line, the last of the traceback.
     """
 
@@ -186,11 +182,7 @@ RECORD = re.compile(r"porting \S[^\n]*\n(?:[\w-]+ [^\n]*\n)*python \d[^\n]* on [
 
 
 def _text(place: Folder, name: str) -> str:
-    """The text of a file that may be a record.
-
-    Raises:
-        CheckpointError: it cannot be read, or is larger than a record.
-    """
+    """The text of a file that may be a record."""
     return place.read(name, limit=MOST_BYTES).decode("utf-8", "replace")
 
 
@@ -211,11 +203,7 @@ def last_record(folder: Path) -> Path | None:
 
 
 def read_record(path: Path, shortened: Shortened) -> Crash:
-    """Read the parts of a recorded error that may be put into a bug report.
-
-    Raises:
-        CheckpointError: it cannot be read, or is not a record.
-    """
+    """Read the parts of a recorded error that may be put into a bug report."""
     place = Folder(path.parent)
     text = _text(place, path.name)
     if not RECORD.match(text):

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from porting.cli import options
-from porting.cli.output import DIFFERENT, Screen, counted, file_list, size
+from porting.cli.output import DIFFERENT, Screen, file_list, size
+from porting.printable import counted
 
 
 def verify_files(
@@ -30,7 +31,7 @@ def verify_files(
       porting verify-files ./ported --sha256 --json
     """
     with Screen("verify-files", as_json=as_json) as screen:
-        from porting.converting import verify_files as compare
+        from porting.converting.integrity import verify_files as compare
 
         report = compare(folder, sha256=sha256, threads=threads)
         screen.document({**asdict(report), "path": str(report.path), "same": report.same})

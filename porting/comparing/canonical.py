@@ -28,7 +28,7 @@ from porting.plan.matching import Matcher
 from porting.plan.members import sort_names
 from porting.plan.plan import MADE, LeftOut, PlanError
 from porting.plan.recipe import Recipe, as_it_is
-from porting.sharding import require_same
+from porting.sharding.filling import require_same
 
 Side = Literal["left", "right"]
 
@@ -41,11 +41,7 @@ def canonical(checkpoint: Checkpoint, table: Table | None, side: Side | None = N
     """Find the tensors of a checkpoint under the names that it shares with its port.
 
     Args:
-        table: the table; without it the tensors are taken as they are.
         side: the table's side that the checkpoint is on; None to see by its names.
-
-    Raises:
-        PlanError: the table does not fit, its sides cannot be told apart, or it has a rule that adds or multiplies.
     """
     if table is None:
         return [as_it_is(name, info) for name, info in checkpoint.tensors.items()], {}
@@ -188,7 +184,8 @@ def _from_right(checkpoint: Checkpoint, table: Table) -> Canonical:
         dtype = checkpoint.tensors[step.targets[0]].dtype
         for name in step.sources:
             copies = tuple(copy.inverse for copy in step.copies if copy.source == name)
-            fill = step.rule.fill if step.rule.fill is not None else _filling(step.rule)
+            lacking = any(None in term.keys() for term in step.rule.sources)  # noqa: SIM118  # Term.keys is ours
+            fill = 0.0 if step.rule.fill is None and lacking else step.rule.fill
             recipe = Recipe(name=spelled + name, shape=shapes[name], work=dtype, dtype=dtype, copies=copies, fill=fill)
             repeated += [(found[name], recipe)] if name in found else []
             found.setdefault(name, recipe)
@@ -202,8 +199,3 @@ def _is_held(made: Recipe, checkpoint: Checkpoint) -> bool:
     if made.equals:
         return same_bits(value, checkpoint.read(made.equals))
     return made.content is not None and made.content.held_by(value, rounded=True)
-
-
-def _filling(rule: Rule) -> float | None:
-    """The filling for elements that the port does not hold; None if it holds all."""
-    return 0.0 if any(None in term.keys() for term in rule.sources) else None  # noqa: SIM118  # Term.keys is ours

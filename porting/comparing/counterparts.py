@@ -11,12 +11,11 @@ from porting.notation.table import Table
 from porting.ops.contents import Content
 from porting.plan.align import Alignment, align_table
 from porting.plan.config import effective, refused, sizes, source_config, uncomputable
-from porting.plan.leftovers import made_by, make_recipes
+from porting.plan.leftovers import made_by, make_recipes, present
 from porting.plan.matching import Matcher
-from porting.plan.members import sort_names
+from porting.plan.members import Side, sort_names
 from porting.plan.plan import PlanError
 from porting.plan.recipe import Recipe, as_it_is, forward_recipes
-from porting.plan.ties import present
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +53,7 @@ class Counterparts:
 
 
 def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Pair tensors of the same name.
-
-    Raises:
-        PlanError: the two have no name in common.
-    """
+    """Pair tensors of the same name."""
     common = [name for name in a.tensors if name in b.tensors]
     if not common:
         message = f"no tensor of {a.location} has a namesake in {b.location}"
@@ -74,13 +69,10 @@ def by_name(a: Checkpoint, b: Checkpoint) -> Counterparts:
 
 
 def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
-    """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right.
-
-    Raises:
-        PlanError: the table does not fit the two; carries all faults.
-    """
-    named = {side: (count_named(table, a, side), count_named(table, b, side)) for side in ("source", "target")}
-    if named["source"][1] > named["source"][0] and named["target"][0] > named["target"][1]:
+    """Pair tensors by a table's rules; ``a`` has the names of its left side, ``b`` of its right."""
+    a_left, b_left = (count_named(table, one, "source") for one in (a, b))
+    a_right, b_right = (count_named(table, one, "target") for one in (a, b))
+    if b_left > a_left and a_right > b_right:
         message = f"{a.location} has the names of the right side of '{table.name}', and {b.location} those of the left"
         raise PlanError(Fault(code=Code.NO_SOURCE, where=table.where, message=message, hint="pass them the other way"))
     config = a.config or source_config(table, b.config)
@@ -108,14 +100,11 @@ def by_table(table: Table, a: Checkpoint, b: Checkpoint) -> Counterparts:
     return Counterparts(pairs=(*pairs, *dropped, *tied, *made), only_a=only_a, only_b=only_b, left_out=left_out)
 
 
-def count_named(table: Table, checkpoint: Checkpoint, side: str) -> int:
-    """The number of a checkpoint's tensors that a table's rules name on one side, ``"source"`` or ``"target"``."""
+def count_named(table: Table, checkpoint: Checkpoint, side: Side) -> int:
+    """The number of a checkpoint's tensors that a table's rules name on one side."""
     rules = [rule for rule in table.rules if not rule.rest]  # which names everything on either side
-    if side == "source":
-        found = sort_names(rules, checkpoint.tensors, "source", table.prefix)
-    else:
-        found = sort_names(rules, checkpoint.tensors, "target", table.target_prefix)
-    return len(checkpoint.tensors) - len(found.unmatched)
+    prefix = table.prefix if side == "source" else table.target_prefix
+    return len(checkpoint.tensors) - len(sort_names(rules, checkpoint.tensors, side, prefix).unmatched)
 
 
 def _unread(

@@ -47,7 +47,6 @@ class TensorDigest:
     Attributes:
         name: its name; through a table, that of the left side.
         dtype: its dtype, ``"float32"``; of values alone their kind, ``"float"``.
-        shape: its sizes, slowest axis first.
         sha256: of its elements in row-major order, little-endian; hexadecimal.
     """
 

@@ -158,11 +158,5 @@ def _rounded(tensor: Tensor, numbers: Tensor) -> bool:
 
 def _span(places: Tensor, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The smallest box that holds these places, counted in row-major order."""
-    low: list[int] = []
-    high: list[int] = []
-    for extent in reversed(shape):
-        along = places % extent
-        places = places // extent
-        low.append(int(along.min()))
-        high.append(int(along.max()))
-    return tuple(low[::-1]), tuple(high[::-1])
+    axes = torch.unravel_index(places, tuple(shape))
+    return tuple(int(along.min()) for along in axes), tuple(int(along.max()) for along in axes)

@@ -29,15 +29,7 @@ class Reader:
         return PIECE if all(copy.source_strides[-1:] in ((), (1,)) for copy in moves) else TURNED
 
     def window(self, recipe: Recipe, start: int, stop: int) -> Tensor:
-        """Read the elements from ``start`` to ``stop`` of a tensor that is made of the checkpoint's.
-
-        Args:
-            recipe: how it is made; arithmetic in float64 allocates memory.
-            start, stop: the window, no longer than :meth:`length`.
-
-        Raises:
-            CheckpointError: they cannot be read; a file that changed since it was opened is not.
-        """
+        """Read the elements from ``start`` to ``stop`` of a tensor that is made of the checkpoint's."""
         return compute(recipe, Window.of_row(start, stop), self._reader.read, take=BufferParts(self._memory))
 
 

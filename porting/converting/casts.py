@@ -52,11 +52,7 @@ class CountedCasts(Casts):
         self.losses = NONE
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Write values to their place.
-
-        Raises:
-            InexactError: the dtype there does not hold them.
-        """
+        """Write values to their place."""
         if values.dtype == place.dtype:
             raw = INTEGERS[values.dtype.itemsize]  # no dtype is too strange to be moved so, and no NaN changes
             place.view(raw).copy_(values.view(raw))
@@ -97,10 +93,6 @@ def settle(before: Tensor, after: Tensor) -> Losses:
     Which bits a cast gives a NaN depends on the instructions that did it, and so on where a tensor was cut.  One look
     at the smallest and the largest bit pattern of the result shows that it has no NaN and that nothing can have been
     lost, which is nearly always so; only else are elements counted.
-
-    Args:
-        before: floating-point values.
-        after: the same in another floating-point dtype.
     """
     if after.numel() == 0:
         return NONE

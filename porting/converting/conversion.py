@@ -26,7 +26,7 @@ from porting.loading import Into, require_floating
 from porting.notation.table import Table
 from porting.opening import Folder
 from porting.plan.plan import LeftOut
-from porting.sharding import require_equal, require_same, unequal
+from porting.sharding.filling import require_equal, require_same, unequal
 from porting.target import TargetError
 
 MEMORY = 64 << 20
@@ -236,11 +236,7 @@ def carry_out(
 
     Args:
         draft: what to write, from :func:`prepare`.
-        destination, threads, memory, sha256, overwrite, tell: as in :func:`convert`.
         group: the processes that share the work, all with the same draft; None for those of ``torch.distributed``.
-
-    Raises:
-        CheckpointError, PlanError, TargetError: as in :func:`convert`.
     """
     _require_resources(draft, threads, memory)
     path, group = Path(destination), group or ProcessGroup()

@@ -33,12 +33,7 @@ def of_bytes(raw: bytes | memoryview) -> str:
 
 
 def of_framed(frame: bytes, tensors: Iterable[str]) -> str:
-    """The digest of a file of tensors.
-
-    Args:
-        frame: all bytes that are no tensor's, in their order: of safetensors, the header with its length.
-        tensors: the digests of its tensors, in the order of the data.
-    """
+    """The digest of a file of tensors."""
     state = xxhash.xxh3_128(frame)
     for digest in tensors:
         state.update(bytes.fromhex(digest))

@@ -64,17 +64,7 @@ def into_port(plan: Plan) -> Recipes:
 def back_from_port(
     plan: Plan, dtype: torch.dtype | None, like: Mapping[str, Described], same: tuple[LeftOut, ...]
 ) -> Recipes:
-    """The recipes of the checkpoint's tensors from the port's.
-
-    Args:
-        plan: the plan of the checkpoint to be written, for the port's tensors.
-        dtype: what floating-point tensors are cast to, last of all; None to keep the port's.
-        like: the tensors of the followed checkpoint, for what the port does not hold.
-        same: pairs of the port's tensors that have to be equal.
-
-    Raises:
-        PlanError: elements of a tensor are held by nothing.
-    """
+    """The recipes of the checkpoint's tensors from the port's."""
     found: dict[str, Recipe] = {}
     faults: dict[str, Fault] = {}
     repeated: list[tuple[Recipe, Recipe]] = []

@@ -98,7 +98,11 @@ class Draft:
             "frames": [of_bytes(b"".join(raw for _, raw in shard.frame)) for shard in self.outline.shards],
             "files": {name: _state(content) for name, content in self.files.items()},
         }
-        sources = [_identities(one) for one in (self.checkpoint, self.like) if one is not None]
+        sources = [
+            {file.name: list(one.file(file.name).identity) for file in one.files}
+            for one in (self.checkpoint, self.like)
+            if one is not None
+        ]
         return {"plan": of_bytes(json.dumps(shape).encode()), "sources": sources}
 
 
@@ -126,19 +130,10 @@ def _state(content: bytes | Member) -> list[object]:
     return [size, time]
 
 
-def _identities(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """The identity of each file of a checkpoint, and its state."""
-    return {file.name: list(checkpoint.file(file.name).identity) for file in checkpoint.files}
-
-
 def draft_into_port(
     checkpoint: Checkpoint, table: Table | str | Path | None, options: ConvertOptions, *, where: str
 ) -> Draft:
-    """A checkpoint into the port's layout.
-
-    Raises:
-        PortingError: it cannot be done; carries all faults.
-    """
+    """A checkpoint into the port's layout."""
     chosen = find_table(table, checkpoint.config, checkpoint.tensors)
     into, architecture = options.into, options.architecture
     target: nn.Module | Mapping[str, Slot]
@@ -170,11 +165,7 @@ def draft_back(
     *,
     where: str,
 ) -> Draft:
-    """A checkpoint in the port's layout back into the layout that the table's left side describes.
-
-    Raises:
-        PortingError: it cannot be done; carries all faults.
-    """
+    """A checkpoint in the port's layout back into the layout that the table's left side describes."""
     config = port.config if port.config or like is None else like.config
     chosen = find_table(table, config, _recorded(port, like), ported=port.tensors)
     if not port.config_name and chosen.config_file and port.home is not None:
@@ -339,12 +330,7 @@ def _draft(
 
 
 def _writer(table: Table, options: ConvertOptions) -> tuple[Container, str, str]:
-    """The container to write, the state dict to nest tensors in, and the main file's name if it is not the usual one.
-
-    Raises:
-        PlanError: the table names no file of a container that is written under any name.
-        TargetError: the container that the table names is one file, and a size of shards is given.
-    """
+    """The container to write, the state dict to nest tensors in, and the name of an unusual main file."""
     if table.weights_file and not options.reverse and not table.weights_file.endswith(FREE_ENDINGS):
         message = f"[files] weights = {table.weights_file!r}, expected a name that ends in {', '.join(FREE_ENDINGS)}"
         raise PlanError(Fault(code=Code.WRONG_TYPE, where=table.where, message=message))
@@ -359,12 +345,7 @@ def _writer(table: Table, options: ConvertOptions) -> tuple[Container, str, str]
 def _other_config(
     checkpoint: Checkpoint, table: Table, recipes: Recipes, *, reverse: bool
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The config of the other side, from [config], and what it cannot say.
-
-    Args:
-        recipes: the output's tensors.
-        reverse: the output is the checkpoint's side.
-    """
+    """The config of the other side, from [config], and what it cannot say."""
     fields = (source_config if reverse else arguments)(table, checkpoint.config)
     counts = Counter[str]()
     for one in recipes.tensors:
@@ -385,12 +366,7 @@ def _other_config(
 
 
 def _tokenizer(checkpoint: Checkpoint, raw: bytes | None, files: Mapping[str, bytes | Member | None]) -> TokenizerFiles:
-    """The tokenizer's files, and the ``config.json`` of the source, which names special tokens too.
-
-    Args:
-        raw: the ``config.json``, if it is copied.
-        files: where the others are copied from; None for those that are there and are not copied.
-    """
+    """The tokenizer's files, and the ``config.json`` of the source, which names special tokens too."""
     texts, unread, folder = dict[str, bytes](), dict[str, str](), checkpoint.path or Path()
     for name, one in files.items():
         if one is None:

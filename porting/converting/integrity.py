@@ -15,9 +15,9 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.registry import container_of, read
 from porting.checkpoint.source import LocalPlace, open_weights
+from porting.comparing.jobs import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.record import Record, read_record
-from porting.converting.thread_pool import work
 from porting.errors import Code, PortingError, grouped_lines
 from porting.export_files import chosen_writer
 from porting.limits import charge, grant, grant_tensors, reading, spending
@@ -162,11 +162,7 @@ class _Chunks:
         self._opened = False
 
     def of(self, file: str) -> Mapping[str, tuple[int, int]]:
-        """The tensors of a file, and the ranges of their bytes.
-
-        Raises:
-            PortingError: the metadata, or an archive around a tensor, is damaged; or the record names no part.
-        """
+        """The tensors of a file, and the ranges of their bytes."""
         if not self._opened:
             container, part = chosen_writer(self._to or None)
             place = LocalPlace(self._root, location=str(self._root.path))

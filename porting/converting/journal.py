@@ -112,10 +112,6 @@ def past(folder: Folder, key: Mapping[str, object], *, made: Container[str], sou
 
     Returns:
         None when there is no journal, or they are of something else.
-
-    Raises:
-        CheckpointError: the first line of one cannot be read; nothing was changed.
-        LimitError: reading them takes longer than a command may take.
     """
     journals = [name for name in sorted(folder.names()) if _is_of(folder, name, key)]
     writing: dict[str, Made] = {}

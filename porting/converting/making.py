@@ -13,16 +13,56 @@ import torch
 import xxhash
 from torch import Tensor
 
-from porting.atomic import read_back
+from porting.atomic import read_back, write_at
 from porting.checkpoint import Checkpoint
 from porting.converting.casts import NONE, CountedCasts, Losses
 from porting.converting.digests import PIECE, StreamDigests, Sum, of_range
-from porting.converting.output import BLOCK, Output
-from porting.plan.clipping import window
+from porting.plan.copies import window
 from porting.plan.move import Window, compute
 from porting.plan.pieces import parts, reading
 from porting.plan.recipe import Recipe, as_it_is
 from porting.staging import BufferParts, MoveReader, Stored, bytes_of, in_long_runs
+
+BLOCK = 1 << 18
+"""Bytes that are digested and written together: what a processor's cache holds beside what they are made from."""
+
+WRITTEN = 1 << 16
+"""Bytes of one write, from one multiple of it in the file to the next.  The system keeps a file in pieces of memory as
+large as what is written.  Small ones cost more calls; large ones it may have to fetch from far: on a virtual machine
+that lends its free memory out, writes of 128 KiB took five times as long as these."""
+
+
+class Output(Sum):
+    """A place in a file at which a tensor is written, and the digests of what was put there.
+
+    Args:
+        on_written: called with the number of bytes after each writing.
+        crc: take the CRC-32 as well.
+    """
+
+    def __init__(self, target: int, at: int, on_written: Callable[[int], None], *, crc: bool = False) -> None:
+        super().__init__(crc=crc)
+        self._target = target
+        self._at = at
+        self._on_written = on_written
+
+    @property
+    def room(self) -> int:
+        """Bytes up to the next multiple of :data:`BLOCK` in the file, so that writes are aligned."""
+        return BLOCK - self._at % BLOCK
+
+    def put(self, raw: memoryview) -> None:
+        """Digest some bytes and write them."""
+        for begun in range(0, len(raw), BLOCK):
+            block = raw[begun : begun + BLOCK]
+            self.update(block)
+            while block:
+                piece = block[: WRITTEN - self._at % WRITTEN]
+                write_at(self._target, piece, self._at)
+                self._at += len(piece)
+                block = block[len(piece) :]
+        self._on_written(len(raw))
+
 
 LEAST = 1 << 20
 """Bytes of memory that a thread needs."""
@@ -39,7 +79,6 @@ class Made:
     """The digests and losses of a tensor that was written.
 
     Attributes:
-        digest: of its bytes.
         losses: what casts and factors did to its values.
         sources: digests of those source tensors that were read from first to last on the way.
         crc: the CRC-32 of its bytes, where the file says that.
@@ -107,17 +146,7 @@ class Maker:
         return state
 
     def make(self, recipe: Recipe, target: int, at: int) -> Made:
-        """Write a tensor.
-
-        Args:
-            recipe: how it is made.
-            target: the descriptor of the file.
-            at: the place of its first byte there.
-
-        Raises:
-            CheckpointError: the input cannot be read, is damaged, or changed.
-            OSError: writing failed.
-        """
+        """Write a tensor."""
         out = Output(target, at, self._on_written, crc=self._crc)
         self._whole = self._is_whole(recipe)
         lost = NONE

@@ -55,11 +55,7 @@ class ProcessGroup:
             self._group = dist.new_group(backend="gloo")
 
     def gather(self, value: Value) -> list[Value]:
-        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks.
-
-        Raises:
-            RankError: a process has ended, or could not go on; says which, and why.
-        """
+        """Exchange a value: wait for all processes, and return the value of each in the order of their ranks."""
         if self.size == 1:
             return [value]
         message, hint = "another process of this conversion has ended", "; the same command goes on from here"
@@ -79,11 +75,7 @@ def ranks() -> tuple[int, int]:
 def gathered(
     value: Value, group: ProcessGroupOfTorch | None, *, where: str, message: str, hint: str = ""
 ) -> list[Value]:
-    """The value of each process of a group, the default one if None.
-
-    Raises:
-        RankError: a process has ended.
-    """
+    """The value of each process of a group, the default one if None."""
     import torch.distributed as dist  # noqa: PLC0415  # as above
 
     found = [value] * dist.get_world_size(group)
@@ -193,14 +185,53 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def same_everywhere(values: Iterable[object]) -> None:
-    """Require that all processes are about to do the same.
-
-    Raises:
-        RankError: they see different inputs, tables or options.
-    """
+    """Require that all processes are about to do the same."""
     values = list(values)
     different = [str(rank) for rank, value in enumerate(values) if value != values[0]]
     if different:
         message = f"rank {', '.join(different)} would convert something else than rank 0"
         hint = "give all of them the same files, table and options, on one shared file system"
         raise RankError(Fault(code=Code.RANK_LOST, message=message, hint=hint))
+
+
+class Processes:
+    """The processes of the default group of ``torch.distributed``; this process alone where there is no group.
+
+    Args:
+        undone: what has not happened if a process fails, such as ``"nothing was loaded"``.
+        alone: whether this process works alone, whatever the group.
+
+    Attributes:
+        rank, count: the number of this process, and how many there are.
+    """
+
+    def __init__(self, where: str, undone: str, *, alone: bool = False) -> None:
+        self.where = where
+        self.undone = undone
+        self.rank, self.count = (0, 1) if alone else ranks()
+
+    def gather(self, value: Value) -> list[Value]:
+        """Exchange a value: return that of each process, in the order of their ranks."""
+        if self.count == 1:
+            return [value]
+        message = f"{self.undone}, since another process has ended"
+        return gathered(value, None, where=self.where, message=message)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run a step, which is over when every process has done it."""
+        caught: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others wait for this process
+            caught = error
+        failures = self.gather("" if caught is None else f"{caught}" or type(caught).__name__)
+        if caught is not None:
+            raise caught
+        faults = []
+        for rank, failure in enumerate(failures):
+            if failure:
+                message = f"{self.undone}, since process {rank} could not go on: {failure.splitlines()[0]}"
+                faults.append(Fault(code=Code.RANK_LOST, where=self.where, message=message))
+        if faults:
+            raise RankError(faults)

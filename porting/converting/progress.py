@@ -13,7 +13,7 @@ import xxhash
 
 from porting.atomic import write_at
 from porting.converting.draft import Draft
-from porting.converting.output import BLOCK
+from porting.converting.making import BLOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,6 @@ def estimate(draft: Draft, destination: str | os.PathLike[str], *, threads: int)
 
     Args:
         destination: the directory that it would make; the file is made beside it, and is gone when this returns.
-        threads: how many threads would work; two are taken to be half as fast again as one, more are as two.
 
     Returns:
         None when the file system knows no files without a name, or nothing can be read.

@@ -136,11 +136,7 @@ def packed(tensors: Iterable[tuple[str, str, Mapping[str, object]]]) -> dict[str
 
 
 def unpacked(section: Mapping[str, object]) -> dict[str, tuple[str, Mapping[str, object]]]:
-    """Read what :func:`packed` wrote: name -> the digest and the further fields; empty if it is anything else.
-
-    Raises:
-        LimitError: there are more names, or longer ones, than a command may read.
-    """
+    """Read what :func:`packed` wrote: name -> the digest and the further fields; empty if it is anything else."""
     groups, order, digests = (section.get(key) for key in ("groups", "order", "digests"))
     if not isinstance(groups, list) or not isinstance(order, str) or not isinstance(digests, str):
         return {}
@@ -173,11 +169,7 @@ def unpacked(section: Mapping[str, object]) -> dict[str, tuple[str, Mapping[str,
 
 
 def read_record(folder: Folder) -> Record | None:
-    """Read the record in a directory; None if there is none.
-
-    Raises:
-        CheckpointError: it cannot be read, or is none.
-    """
+    """Read the record in a directory; None if there is none."""
     path = folder.path / RECORD
     if not folder.kind(RECORD):
         return None

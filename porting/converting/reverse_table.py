@@ -24,11 +24,10 @@ from porting.origin import ANY_DTYPE
 from porting.plan.align import align_table
 from porting.plan.config import sizes
 from porting.plan.inferred_source import imagine
-from porting.plan.leftovers import made_by
+from porting.plan.leftovers import made_by, present
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut, PlanError
 from porting.plan.recipe import Described, TensorSpec, made_dtype
-from porting.plan.ties import present
 from porting.target import Slot
 
 
@@ -54,11 +53,7 @@ def _turned(rule: Rule) -> Rule:
 
 
 def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[str, object]) -> dict[str, Slot]:
-    """The port's tensors that the rules make of a checkpoint's.
-
-    Raises:
-        PlanError: a name or a size follows from nothing; carries all faults.
-    """
+    """The port's tensors that the rules make of a checkpoint's."""
     known, faults = sizes(table, config)
     if faults:
         raise PlanError(faults)
@@ -76,12 +71,7 @@ def places_of(table: Table, tensors: Mapping[str, Described], config: Mapping[st
 
 
 def _made_shapes(table: Table, places: Mapping[str, Shape], known: Mapping[str, int]) -> dict[str, Shape]:
-    """The tensors that [make] adds without a module: one for each index that the other names have.
-
-    Args:
-        places: the tensors of the port that rules write.
-        known: the sizes that [sizes] gives.
-    """
+    """The tensors that [make] adds without a module: one for each index that the other names have."""
     found: dict[str, Shape] = {}
     faults = []
     stored = sum(map(math.prod, places.values()))  # a copy is no more than what is stored already
@@ -151,12 +141,7 @@ Shape = tuple[int, ...]
 
 
 def as_places(table: Table, tensors: Mapping[str, Described]) -> tuple[dict[str, Slot], tuple[LeftOut, ...]]:
-    """Take the tensors of a checkpoint in the port's layout for the places of a module.
-
-    Returns:
-        A place for each tensor, of which those that the table ties share one; and the tied ones, each of which has to
-        equal the other to be left out.
-    """
+    """Take the tensors of a checkpoint in the port's layout for the places of a module."""
     matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
     places: dict[str, Slot] = {}
     same: list[LeftOut] = []
@@ -181,9 +166,6 @@ def sources_of(
 
     Args:
         recorded: the checkpoint's tensors that a record names; None without a record.
-
-    Raises:
-        PlanError: a name or a size follows from nothing; carries all faults.
     """
     known, faults = sizes(table, config)
     if faults:

@@ -60,11 +60,7 @@ class Workplace:
 
     @cached_property
     def folder(self) -> Folder:
-        """The directory.
-
-        Raises:
-            CheckpointError: it is not this user's.
-        """
+        """The directory."""
         if self._folder is None:
             self._folder = Folder(self.root, inside=self._parent)
             _require_ours(self._folder, self.path)
@@ -135,19 +131,16 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
     Args:
         writing: what :func:`explained` gave, with the folder that the destination lies in.
         first: whether this process is the first of those that work there together, and holds the lock for all.
-
-    Raises:
-        CheckpointError: another process is at work on the same destination: which; or what stands at the directory's
-            name is not this user's, can be written to by others, or holds what no conversion puts there.
-        RankError: the first process has ended and removed the directory.
     """
     if not first:
         place = Workplace(path, writing.parent)
         try:
             yield place
         except (CheckpointError, OSError) as error:
-            if place.was_removed():
-                raise _first_ended(path) from error
+            if place.was_removed():  # what could not be done for that reason is no cause
+                message = "rank 0 ended first and removed the temporary files"
+                hint = "its own message says why; the same command begins anew"
+                raise RankError(Fault(code=Code.RANK_LOST, where=str(path), message=message, hint=hint)) from error
             raise
         return
     parent = writing.parent
@@ -167,13 +160,6 @@ def workplace(path: Path, writing: Writing, *, first: bool = True) -> Iterator[W
         _remove(folder, writing)
     finally:
         close(lock)
-
-
-def _first_ended(path: Path) -> RankError:
-    """The error of a process whose temporary files are gone: what it could not do for that reason is no cause."""
-    message = "rank 0 ended first and removed the temporary files"
-    hint = "its own message says why; the same command begins anew"
-    return RankError(Fault(code=Code.RANK_LOST, where=str(path), message=message, hint=hint))
 
 
 def _remove(folder: Folder, writing: Writing) -> None:
@@ -315,10 +301,6 @@ def _busy(folder: Folder, path: Path) -> CheckpointError:
 
 
 def require_room(folder: Folder, needed: int) -> None:
-    """Require that the disk of a folder has room for ``needed`` more bytes.
-
-    Raises:
-        OSError: it has not.
-    """
+    """Require that the disk of a folder has room for ``needed`` more bytes."""
     if shutil.disk_usage(folder.descriptor).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

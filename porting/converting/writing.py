@@ -17,15 +17,14 @@ from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import RECORD
 from porting.checkpoint.names import split_sources
 from porting.checkpoint.safetensors_file import DTYPE_NAMES
+from porting.comparing.jobs import work
 from porting.converting.digests import PIECE, of_bytes, of_framed, of_range, sha256_of
 from porting.converting.draft import Draft
 from porting.converting.journal import Journal, Past, past
-from porting.converting.making import Made, Maker
-from porting.converting.output import Output
+from porting.converting.making import Made, Maker, Output
 from porting.converting.processes import ProcessGroup, same_everywhere, shares
 from porting.converting.progress import Meter
 from porting.converting.record import packed, record_bytes, versions
-from porting.converting.thread_pool import work
 from porting.converting.workplace import Workplace, require_room
 from porting.limits import reading
 from porting.plan.recipe import Recipe
@@ -40,16 +39,9 @@ def write_files(
     Args:
         place: where; what an earlier process left there is used as far as it is right.
         group: the processes that share the tensors; the first one does all the rest.
-        threads: how many threads work.
-        memory: bytes for the buffers of each.
-        sha256: record the SHA-256 of every file as well.
 
     Returns:
         The tensors, in the order of the output; and the bytes of each file.
-
-    Raises:
-        PortingError: the input cannot be read, is damaged, or changed.
-        OSError: writing failed.
     """
     with reading(str(place.root)):
         settled = draft.key
@@ -74,7 +66,8 @@ def write_files(
         journal.close()
     if group.rank == 0:
         small = _write_small(draft, place)
-        _remove_unknown_files(draft, place)
+        for name in {*place.files.names()} - {*draft.files, *(shard.name for shard in draft.outline.shards)}:
+            os.unlink(name, dir_fd=place.files.descriptor)
         place.write(RECORD, _record(draft, task, place, small, sha256=sha256))
     made = {recipe.name: task.made[recipe.name] for recipe in draft.recipes.tensors}
     (files, *_) = group.gather({name: place.files.status(name).st_size for name in sorted(place.files.names())})
@@ -142,11 +135,7 @@ class _Task:
             self.sources |= sources
 
     def wrote(self, count: int) -> None:
-        """Count bytes that were written.
-
-        Raises:
-            InterruptedError: another thread failed, or a signal came: the tensor need not be finished.
-        """
+        """Count bytes that were written."""
         if self._stop.is_set():
             raise InterruptedError
         self._meter.wrote(count)
@@ -234,14 +223,6 @@ def _write_small(draft: Draft, place: Workplace) -> dict[str, str]:
             os.close(descriptor)
         digests[name] = out.hexdigest()
     return digests
-
-
-def _remove_unknown_files(draft: Draft, place: Workplace) -> None:
-    """Remove files that do not belong to the output."""
-    own = {*draft.files, *(shard.name for shard in draft.outline.shards)}
-    for name in place.files.names():
-        if name not in own:
-            os.unlink(name, dir_fd=place.files.descriptor)
 
 
 def _record(draft: Draft, task: _Task, place: Workplace, small: Mapping[str, str], *, sha256: bool) -> bytes:

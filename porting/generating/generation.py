@@ -255,18 +255,14 @@ class _Run:
         """How many tokens the row may have in the end."""
         positions, given = self.model.positions, len(self.row)
         longest = given + NEW_TOKENS if asked is None else asked
-        if positions is not None and (asked or 0) > positions:
-            message = f"max_length is {asked}, the model has {positions} positions"
-            raise GenerationError(
-                Fault(code=Code.TEXT_TOO_LONG, where=self.model.where, message=message, hint=f"ask for {positions}")
-            )
         longest = longest if positions is None else min(longest, positions)
-        if longest <= given:
-            message = f"the text has {given} tokens already, and max_length is {longest}"
-            raise GenerationError(
-                Fault(code=Code.TEXT_TOO_LONG, where=self.model.where, message=message, hint="shorten the text")
-            )
-        return longest
+        if positions is not None and (asked or 0) > positions:
+            message, hint = f"max_length is {asked}, the model has {positions} positions", f"ask for {positions}"
+        elif longest <= given:
+            message, hint = f"the text has {given} tokens already, and max_length is {longest}", "shorten the text"
+        else:
+            return longest
+        raise GenerationError(Fault(code=Code.TEXT_TOO_LONG, where=self.model.where, message=message, hint=hint))
 
     def _answer(self, found: Continuation) -> Generated:
         """The result, in words."""

@@ -120,10 +120,6 @@ def beams(
 ) -> tuple[Continuation, ...]:
     """Keep the likeliest beginnings at each step, and the best of those that ended.
 
-    Args:
-        next_logits, row, settings, longest, top: as in :func:`one_by_one`.
-        count: how many beginnings are kept.
-
     Returns:
         At most ``count``, the best first.
     """

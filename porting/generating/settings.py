@@ -88,14 +88,9 @@ class Settings:
         Args:
             rows: [n t], the tokens so far.
             scores: [n v], logits or log-probabilities of what follows.
-            prompt: tokens of each row that were given.
-            longest: tokens that a row may have at most.
 
         Returns:
             [n v].
-
-        Raises:
-            GenerationError: some are NaN or infinite, so that no probabilities can be made of them.
         """
         scores, length = scores.clone(), rows.shape[1]
         if self.repetition_penalty != 1.0:
@@ -146,16 +141,7 @@ def _repeating(row: Sequence[int], size: int) -> list[int]:
 
 
 def read_settings(folder: Folder | None, config: Mapping[str, object], *, decoder: bool, vocabulary: int) -> Settings:
-    """The settings of a checkpoint.
-
-    Args:
-        folder: where it lies; None when it is not on this machine.
-        decoder: whether it is an encoder-decoder, whose rows begin with a token of their own.
-        vocabulary: how many tokens there are to choose from.
-
-    Raises:
-        GenerationError: the file is malformed, or a field has a value of the wrong kind.
-    """
+    """The settings of a checkpoint."""
     fields = dict(config)
     where = "config.json"
     if folder is not None and folder.kind(FILE) in {"a file", "a link"}:
@@ -167,7 +153,8 @@ def read_settings(folder: Folder | None, config: Mapping[str, object], *, decode
         if not isinstance(content, Mapping):
             raise _malformed(where, "it is JSON but not an object")
         kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # a start there has to be
-        fields = {**{name: config[name] for name in kept if name in config}, **_present(content)}
+        fields = {name: config[name] for name in kept if name in config}
+        fields |= {name: value for name, value in content.items() if value is not None}
     reader = _Fields(fields, where, vocabulary)
     starts = [reader.ids(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id")]
     stopping = fields.get("early_stopping", False)
@@ -186,10 +173,6 @@ def read_settings(folder: Folder | None, config: Mapping[str, object], *, decode
         early_stopping=None if stopping == "never" else stopping is True,
         ignored=tuple(name for name in UNKNOWN if fields.get(name) not in (None, 0, 1, False, [], {})),
     )
-
-
-def _present(content: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in content.items() if value is not None}
 
 
 class _Fields:

@@ -158,14 +158,9 @@ def _draw(model: nn.Module, given: Arguments, seed: int) -> Arguments:
     vocabulary = max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=2)
 
     def drawn(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.ndim != 2:
             return leaf
-        if leaf.is_floating_point():
-            return leaf
-        binary = bool(((leaf == 0) | (leaf == 1)).all())
-        if leaf.ndim != 2:
-            return leaf
-        if binary:
+        if bool(((leaf == 0) | (leaf == 1)).all()):
             return _draw_mask(leaf)
         return torch.randint(0, vocabulary, leaf.shape, generator=generator).to(leaf.dtype)
 

@@ -29,13 +29,7 @@ TAIL = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """The result of a run.
-
-    Attributes:
-        code: the exit code; None after a timeout.
-        seconds: its duration.
-        output: the end of its output.
-    """
+    """The result of a run."""
 
     code: int | None
     seconds: float

@@ -108,15 +108,11 @@ def mutate(
     user's is changed.
 
     Args:
-        tests: files, folders or tests, as for pytest.
         into: what builds the port, ``my_model:build`` or ``my_model.py:build``: a function or a class.
         only: mistakes to plant, by their names; all of them if empty.
         timeout: the limit of each run in seconds; by default ten times the run without a mistake, and at least 30.
         fresh: let each process import everything anew, for tests that do not work in a forked process.
         progress: called with the current step, the number of finished runs and the number of runs.
-
-    Raises:
-        MutationError: the tests fail without a mistake, do not run the port, or a name in ``only`` is unknown.
     """
     _refuse_unknown(only)
     tell = progress or (lambda what, done, total: None)

@@ -131,9 +131,6 @@ def parse_axes(text: str, offset: int = 0, *, rows: bool = False, named: bool = 
         offset: where ``text`` begins in the string that faults refer to.
         rows: a number that is an axis of its own is a :class:`Row` (in a fold).
         named: only one that has an index is, ``p=0`` (in a formula).
-
-    Raises:
-        NotationError: it is malformed, or an index stands twice.
     """
     if len(text) > LONGEST:
         raise NotationError(Code.BAD_AXES, f"axes of {len(text)} characters, at most {LONGEST} are read", offset)
@@ -296,21 +293,13 @@ def size_of(axis: Axis, sizes: Sizes) -> int | None:
 
 
 def solve_all(axes: Sequence[tuple[Axis, int]], sizes: MutableMapping[str, int]) -> None:
-    """Deduce what can be deduced from axes and their totals; what is learnt is put into ``sizes``.
-
-    Raises:
-        Mismatch: no sizes can make up these totals.
-    """
+    """Deduce what can be deduced from axes and their totals; what is learnt is put into ``sizes``."""
     while any([solve(axis, total, sizes) for axis, total in axes]):  # noqa: C419  # a list: every axis has its turn
         pass
 
 
 def solve(axis: Axis, total: int, sizes: MutableMapping[str, int]) -> bool:
-    """Deduce one unknown size from the axis's total; True when something new was learnt.
-
-    Raises:
-        Mismatch: the sizes that are known cannot make up the total.
-    """
+    """Deduce one unknown size from the axis's total; True when something new was learnt."""
     match axis:
         case Row(row=row) if row >= total:
             raise Mismatch(f"row {row} of {total} rows")

@@ -48,11 +48,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Parse ``text``.
-
-        Raises:
-            NotationError: it is not such an expression.
-        """
+        """Parse ``text``."""
         body = _parse(text)
         chosen = [node.slice for node in ast.walk(body) if isinstance(node, ast.Subscript)]
         inside = {id(node) for one in chosen for node in ast.walk(one)}
@@ -81,24 +77,11 @@ class Expression:
 
         Args:
             bindings: values of the indices that stand between brackets.
-
-        Raises:
-            NotationError: a name is missing or not a number, a division by zero, a list has no such element, or a
-                result too large.
         """
         return walk(_parse(self.text), partial(_field_number, values, bindings or {}), _apply)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a number, whatever the config."""
-        return not self.names and not self.indices
-
     def size(self, values: Mapping[str, object], bindings: Mapping[str, object] | None = None) -> int:
-        """The value as the size of an axis: a positive integer.
-
-        Raises:
-            NotationError: as :meth:`evaluate`, or the value is not a positive integer.
-        """
+        """The value as the size of an axis: a positive integer."""
         value = self.evaluate(values, bindings)
         if not isinstance(value, int) or value < 1:
             under = "".join(f" for {index} = {(bindings or {}).get(index)}" for index in sorted(self.indices))

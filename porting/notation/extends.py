@@ -36,9 +36,6 @@ def gather(source: Path | str, *, where: str = "", above: tuple[Path, ...] = ())
     Args:
         where: what a text is called in messages.
         above: the files that extend this one.
-
-    Raises:
-        TableError: the file cannot be read or is no TOML; what is wrong with an extended table is noted as a fault.
     """
     path = source if isinstance(source, Path) else None
     text = read_file(source) if isinstance(source, Path) else source

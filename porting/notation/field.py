@@ -21,11 +21,7 @@ LONGEST = 200
 
 
 def read_field(text: str) -> str:
-    """The text, if it names a field.
-
-    Raises:
-        NotationError: it does not.
-    """
+    """The text, if it names a field."""
     *others, last = spellings(text) if len(text) <= LONGEST else [""]
     if not others and _items(last):
         return text

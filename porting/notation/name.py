@@ -229,11 +229,7 @@ class Name:
 
     @classmethod
     def parse(cls, text: str) -> Name:
-        """Parse ``text``.
-
-        Raises:
-            NotationError: the text is empty or too long, or a placeholder is malformed, repeated or ambiguous.
-        """
+        """Parse ``text``."""
         if not text or len(text) > LONGEST:
             raise NotationError(Code.BAD_NAME, f"a name has 1 to {LONGEST} characters, this one {len(text)}")
         parts: list[Part] = []

@@ -55,11 +55,7 @@ class Reader:
         self.faults = list(sections.faults)
 
     def finish(self) -> None:
-        """Raise every fault that was found, if any.
-
-        Raises:
-            TableError: there were faults.
-        """
+        """Raise every fault that was found, if any."""
         if self.faults:
             raise TableError(self.faults)
 
@@ -188,7 +184,7 @@ class Reader:
         """The section [sizes]; a number of the table itself has to be the size of an axis."""
         found = self.expressions("sizes")
         for index, expression in found.items():
-            if not expression.is_number:
+            if expression.names or expression.indices:
                 continue
             try:
                 expression.size({})
@@ -331,11 +327,7 @@ class Reader:
             self._note(Code.READ_TWICE, rule.where, message, "give it the same in both")
 
     def rest(self, read: Iterable[Name], written: Iterable[Name]) -> tuple[Rule, ...]:
-        """The lines of [rest], those with the longest text in front of {*rest} first.
-
-        Args:
-            read, written: names that other sections list on each side.
-        """
+        """The lines of [rest], those with the longest text in front of {*rest} first."""
         found = []
         for rule in self.pairs("rest", optional=True):
             terms = (*rule.sources, *rule.targets)

@@ -45,11 +45,7 @@ class Term:
 
     @classmethod
     def parse(cls, text: str, *, rows: bool = False, named: bool = False) -> Term:
-        """Parse ``text``; ``rows`` and ``named`` as in :func:`porting.notation.axes.parse_axes`.
-
-        Raises:
-            NotationError: the name or the axes are malformed.
-        """
+        """Parse ``text``; ``rows`` and ``named`` as in :func:`porting.notation.axes.parse_axes`."""
         lead = len(text) - len(text.lstrip())
         head, bracket, inside = text.partition("[")
         axes = None
@@ -175,11 +171,7 @@ class Rule:
         return all(kind.exact for kind in self.operations)
 
     def arithmetic(self, values: Mapping[str, object]) -> Arithmetic:
-        """The operations with their constants, evaluated over the config.
-
-        Raises:
-            NotationError: a constant cannot be evaluated.
-        """
+        """The operations with their constants, evaluated over the config."""
         if self.formula is not None:
             return Arithmetic((self.formula,), numbers=self.numbers(values), where=self.where)
         constants = (kind(_exact(expression.evaluate(values))) for kind, expression in self.constants)
@@ -191,11 +183,7 @@ class Rule:
         return dict(self.undone)
 
     def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
-        """The fields of the config that its formulas read.
-
-        Raises:
-            NotationError: the config has no such number.
-        """
+        """The fields of the config that its formulas read."""
         every = [one for one in (self.formula, *self.back.values()) if one is not None]
         names = sorted({name for one in every for name in one.names} - {*self.operands, RESULT})
         return {name: _exact(Expression.parse(name).evaluate(values)) for name in names}
@@ -268,12 +256,7 @@ def make_rule(
 
     Args:
         constants: the expressions of the operations with a constant, by their keys.
-        fold, fill, optional, where, formula, operands, dtype: as in :class:`Rule`.
         back: the formulas by which it is undone, by the operands that they give.
-
-    Raises:
-        NotationError: an index stands on one side only, an enumeration has another size on the other side, one side
-            has axes and the other has none, or a fold has several targets.
     """
     sources, targets = _same_bounds(sources, targets)
     _same_kinds([*sources, *targets])
@@ -473,11 +456,7 @@ def _lonely(key: frozenset[str], here: Sequence[Term], there: Sequence[Term], si
 
 
 def _exact(number: Number) -> Number:
-    """A number as a float, where that is the same number or int64 does not have it either.
-
-    Raises:
-        NotationError: it is too large for both.
-    """
+    """A number as a float, where that is the same number or int64 does not have it either."""
     if isinstance(number, int) and abs(number) < 2**63 and float(number) != number:
         return number
     try:

@@ -84,7 +84,6 @@ class Sections:
     """The contents of a table, by section; ``rules`` holds one body for each ``[[rule]]``.
 
     Attributes:
-        where: the file, for messages.
         texts: its text, then those of the tables that it extends.
         faults: what is wrong with it as far as its sections go.
     """
@@ -107,11 +106,7 @@ class Sections:
 
 
 def read_file(path: Path) -> str:
-    """The text of a table's file.
-
-    Raises:
-        TableError: it is not a regular file, too large or not UTF-8.
-    """
+    """The text of a table's file."""
     try:
         raw = opening.read_file(path, limit=LARGEST)
     except CheckpointError as error:
@@ -136,11 +131,7 @@ def _no_table(fault: Fault) -> Fault:
 
 
 def split(text: str, file: str) -> Sections:
-    """The sections of a text.
-
-    Raises:
-        TableError: it is no TOML, or has too many rules.
-    """
+    """The sections of a text."""
     chain = _CHAIN.search(text)
     if chain is not None:
         where = f"{file}:{text.count(chr(10), 0, chain.start()) + 1}:1"

@@ -105,22 +105,9 @@ class Content:
 
         if not self.word:
             return torch.full((stop - start,), self.number, dtype=torch.float64)
-        last = max(shape[-1], 1)
         places = torch.arange(start, stop)
-        across = places.remainder(last)
-        if self.word == ROTARY:
-            return self._frequencies(shape[-1])[across]
-        if self.word == "arange":
-            return across
-        down = places.div(last, rounding_mode="floor").remainder(max(shape[-2], 1))
-        return (down == across if self.word == "eye" else down >= across).long()
-
-    def _frequencies(self, count: int) -> Tensor:
-        """The inverse frequencies, computed in float32 as models do."""
-        import torch  # noqa: PLC0415  # tables are read without it
-
-        steps = torch.arange(0, 2 * count, 2).float() / max(2 * count, 1)
-        return (1.0 / self.number**steps).double()
+        last, rows = max(shape[-1], 1), max(shape[-2] if len(shape) > 1 else 1, 1)
+        return self._at(places.remainder(last), places.div(last, rounding_mode="floor").remainder(rows), shape[-1])
 
     def box(self, starts: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The elements of a box of a tensor of this shape, a start and a size an axis, as a tensor of these sizes."""
@@ -128,14 +115,19 @@ class Content:
 
         if not self.word:
             return torch.full(tuple(sizes), self.number, dtype=torch.float64)
-        if self.word == ROTARY:
-            found = self._frequencies(shape[-1])[starts[-1] : starts[-1] + sizes[-1]]
-            return found.expand(tuple(sizes))
-        across = torch.arange(starts[-1], starts[-1] + sizes[-1])
+        last = [torch.arange(start, start + size) for start, size in zip(starts[-2:], sizes[-2:], strict=True)]
+        return self._at(last[-1], last[0][:, None], shape[-1]).expand(tuple(sizes))
+
+    def _at(self, across: Tensor, down: Tensor, count: int) -> Tensor:
+        """The elements at these places along the last axis, of ``count`` elements, and along the one before it."""
+        import torch  # noqa: PLC0415  # tables are read without it
+
+        if self.word == ROTARY:  # the inverse frequencies, computed in float32 as models do
+            steps = torch.arange(0, 2 * count, 2).float() / max(2 * count, 1)
+            return (1.0 / self.number**steps).double()[across]
         if self.word == "arange":
-            return across.expand(tuple(sizes))
-        down = torch.arange(starts[-2], starts[-2] + sizes[-2])[:, None]
-        return (down == across if self.word == "eye" else down >= across).long().expand(tuple(sizes))
+            return across
+        return (down == across if self.word == "eye" else down >= across).long()
 
     def whole(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A whole tensor of this shape and dtype."""

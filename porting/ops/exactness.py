@@ -47,9 +47,6 @@ def wide_dtype(dtypes: Iterable[torch.dtype], result: torch.dtype, *, whole: boo
         dtypes: those of the tensors that it is computed of.
         result: its own.
         whole: whether what is computed of whole numbers is whole again.
-
-    Raises:
-        InexactError: whole numbers would be computed of others, or as others.
     """
     import torch  # noqa: PLC0415  # tables are read without it
 
@@ -70,11 +67,7 @@ def wide_bytes(dtypes: Iterable[torch.dtype]) -> int:
 
 
 def widen(values: Tensor, place: Tensor) -> None:
-    """Bring values to a place of the dtype in which they are computed.
-
-    Raises:
-        InexactError: some do not fit there.
-    """
+    """Bring values to a place of the dtype in which they are computed."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if values.dtype == torch.uint64 and place.dtype == torch.int64 and (values.view(torch.int64) < 0).any():
@@ -93,11 +86,7 @@ def extremes(values: Tensor) -> tuple[float, float]:
 
 
 def require_room(values: Tensor, change: Callable[[int], int]) -> None:
-    """Require that whole numbers stay within int64 when each is changed, by a function that only rises or only falls.
-
-    Raises:
-        InexactError: some do not.
-    """
+    """Require that whole numbers stay within int64 under a function that only rises or only falls."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if values.dtype == torch.int64:
@@ -105,22 +94,14 @@ def require_room(values: Tensor, change: Callable[[int], int]) -> None:
 
 
 def require_within(values: Iterable[int]) -> None:
-    """Require that whole numbers are within int64.
-
-    Raises:
-        InexactError: one is not.
-    """
+    """Require that whole numbers are within int64."""
     for one in values:
         if not LEAST <= one <= MOST:
             raise InexactError(f"the result may be {one}, and whole numbers are computed in int64")
 
 
 def require_held(values: Tensor, dtype: torch.dtype) -> None:
-    """Require that a dtype holds computed values; floating-point dtypes round real ones.
-
-    Raises:
-        InexactError: it does not hold some of them.
-    """
+    """Require that a dtype holds computed values; floating-point dtypes round real ones."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if values.dtype == dtype or dtype.is_complex:

@@ -94,11 +94,7 @@ class Formula(Operation):
 
     @classmethod
     def parse(cls, text: str) -> Formula:
-        """Parse ``text``.
-
-        Raises:
-            FormulaError: it is not a formula.
-        """
+        """Parse ``text``."""
         try:
             body = parse(text, "formula", LONGEST)
         except ArithmeticSyntaxError as fault:
@@ -118,23 +114,12 @@ class Formula(Operation):
         return found
 
     def indices(self, operands: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        """The indices of its value.
-
-        Args:
-            operands: the indices of each operand; other names are numbers.
-
-        Raises:
-            FormulaError: an index is summed or resized that is not there, or given that is there already.
-        """
+        """The indices of its value."""
         call = partial(_call_indices, operands)
         return walk(self.body, partial(_leaf_indices, operands), lambda _, left, right: left | right, call)
 
     def most_held(self, operands: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> int:
-        """The most values of float64 that are held at once while it is evaluated, beside its operands.
-
-        Args:
-            sizes: the size of every index.
-        """
+        """The most values of float64 that are held at once while it is evaluated, beside its operands."""
 
         def count(indices: frozenset[str]) -> int:
             return math.prod(sizes[index] for index in indices)
@@ -178,11 +163,7 @@ class Formula(Operation):
         return sum(math.prod(sizes[index] for index in replace(self, body=node).indices(operands)) for node in computed)
 
     def is_whole(self, numbers: Mapping[str, float]) -> bool:
-        """Whether it makes whole numbers of whole numbers.
-
-        Args:
-            numbers: the fields of the config that it reads.
-        """
+        """Whether it makes whole numbers of whole numbers."""
         for node in ast.walk(self.body):
             match node:
                 case ast.Constant(value=int() | float() as value) if not float(value).is_integer():
@@ -222,11 +203,7 @@ class Formula(Operation):
         return ""
 
     def narrow_source(self, bits_of: Mapping[str, int]) -> str:
-        """The reason why a source has fewer bits than are taken apart; empty where none has.
-
-        Args:
-            bits_of: the bits of a number of each source.
-        """
+        """The reason why a source has fewer bits than are taken apart; empty where none has."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNPACKED:
                 source, bits = ast.unparse(node.args[0]), _unpacked_bits(node)
@@ -270,10 +247,6 @@ class Formula(Operation):
             sizes: the size of every index.
             result: the indices of the axes of the value, in their order.
             offsets: where indices begin of which a part is computed, 0 for others.
-
-        Raises:
-            FormulaError: it has no value for them, as where a number is too large.
-            InexactError: whole numbers leave int64.
         """
         try:
             return self._evaluate(operands, numbers, sizes, result, offsets or {})
@@ -478,11 +451,7 @@ def _combined(op: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _computed(op: ast.operator, left: float, right: float) -> float:
-    """Apply an operator to two numbers.
-
-    Raises:
-        ArithmeticError: it is not a finite number.
-    """
+    """Apply an operator to two numbers."""
     _require_divisor(op, right)
     try:
         found = OPERATORS[type(op)](left, right)
@@ -504,11 +473,7 @@ def _require_divisor(op: ast.operator, right: float) -> None:
 
 
 def _number_of(function: str, number: float) -> float:
-    """Apply a function to a number.
-
-    Raises:
-        ArithmeticError: it is not a finite number.
-    """
+    """Apply a function to a number."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if isinstance(number, int):
@@ -560,11 +525,7 @@ def _unpacked_bits(node: ast.Call) -> int:
 
 
 def _whole_numbers(node: ast.Call, values: Tensor, least: int, most: int) -> Tensor:
-    """Values as int64.
-
-    Raises:
-        ValueError: one is not whole, or not within these limits.
-    """
+    """Values as int64."""
     import torch  # noqa: PLC0415  # tables are read without it
 
     if values.numel() == 0:

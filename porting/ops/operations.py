@@ -40,18 +40,10 @@ class Operation:
     exact: ClassVar[bool] = False
 
     def forward(self, values: Tensor) -> None:
-        """Compute the target's elements in place of the source's, in the dtype in which they are computed.
-
-        Raises:
-            InexactError: whole numbers leave int64.
-        """
+        """Compute the target's elements in place of the source's, in the dtype in which they are computed."""
 
     def inverse(self, values: Tensor) -> None:
-        """Compute the source's elements in place of the target's, in the dtype in which they are computed.
-
-        Raises:
-            InexactError: whole numbers leave int64, or are not multiples of what divides them.
-        """
+        """Compute the source's elements in place of the target's, in the dtype in which they are computed."""
 
     def transpose(self, gradient: Tensor) -> None:
         """Compute the gradient of the source's elements in place of that of the target's, in float64."""
@@ -70,15 +62,7 @@ class Sum(Operation):
     effect = "adds tensors, and the sum does not show them"
 
     def add(self, total: Tensor, term: Tensor) -> None:
-        """Add a term to what the terms before it came to.
-
-        Args:
-            total: in the dtype in which it is computed.
-            term: in the dtype of the tensor.
-
-        Raises:
-            InexactError: a sum of whole numbers leaves int64.
-        """
+        """Add a term to what the terms before it came to."""
         if not is_whole(term.dtype):
             total.add_(term if term.itemsize > 1 else term.to(total.dtype))  # torch adds no numbers of 8 bits
             return
@@ -188,7 +172,6 @@ class Arithmetic:
         operations: in the order in which they are applied.
         inverted: they are undone instead, the last one first.
         numbers: the fields of the config that a formula reads.
-        where: the place of the rule in its table, for messages.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -211,23 +194,15 @@ class Arithmetic:
 
     def __bool__(self) -> bool:
         """Whether values are computed, and not only moved."""
-        return bool(self.operations) and (self.sum is not None or bool(self.constants) or self.by_formula)
-
-    @property
-    def by_formula(self) -> bool:
-        """Whether elements are computed by a formula, of several others."""
-        return any(one.key == "formula" for one in self.operations)
+        computes = self.sum is not None or bool(self.constants)
+        return bool(self.operations) and (computes or any(one.key == "formula" for one in self.operations))
 
     def nbytes(self, dtype: torch.dtype) -> int:
         """Bytes of memory that an element of a tensor takes while it is computed, beside its place."""
         return wide_bytes([dtype]) if self else 0
 
     def wide(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which a sum and what follows it are computed, of tensors of one dtype.
-
-        Raises:
-            InexactError: whole numbers would not stay whole.
-        """
+        """The dtype in which a sum and what follows it are computed, of tensors of one dtype."""
         return wide_dtype([dtype], dtype, whole=all(one.is_whole for one in self.constants))
 
     @property
@@ -240,11 +215,7 @@ class Arithmetic:
         return all(one.receives(term) for one in self.operations if isinstance(one, Sum))
 
     def apply(self, values: Tensor) -> None:
-        """Compute single elements in place, in the dtype in which they are computed; a sum is complete by then.
-
-        Raises:
-            InexactError: whole numbers leave int64, or do not stay whole.
-        """
+        """Compute single elements in place, in the dtype in which they are computed; a sum is complete by then."""
         for one in self.constants:
             if self.inverted:
                 one.inverse(values)
@@ -252,11 +223,7 @@ class Arithmetic:
                 one.forward(values)
 
     def applied(self, values: Tensor) -> Tensor:
-        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed.
-
-        Raises:
-            InexactError: the dtype does not hold the result, or whole numbers do not stay whole.
-        """
+        """The same in memory of its own, rounded once to the dtype of ``values``; these if nothing is computed."""
         if not self.constants:
             return values
         import torch  # noqa: PLC0415  # tables are read without it

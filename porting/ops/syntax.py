@@ -35,15 +35,7 @@ class ArithmeticSyntaxError(ValueError):
 
 
 def parse(text: str, kind: str, longest: int) -> ast.expr:
-    """The tree of a text.
-
-    Args:
-        kind: what it is to be, for messages: ``"formula"``.
-        longest: the most characters that are read.
-
-    Raises:
-        ArithmeticSyntaxError: it is too long, or nothing that Python's parser reads.
-    """
+    """The tree of a text."""
     article = "an" if kind[0] in "aeiou" else "a"
     if len(text) > longest:
         raise ArithmeticSyntaxError(f"{article} {kind} of {len(text)} characters, at most {longest} are read")

@@ -31,8 +31,6 @@ def render_page(
     send anything.  So handlers go into a script file: an ``onclick`` in a template does nothing.
 
     Args:
-        template: its file in ``porting/pages``.
-        values: what the template names; one that is missing is an error.
         styles, scripts: more files of ``porting/pages``, put in after ``style.css`` and at the end of the page.
     """
     inlined = [read(name) for name in scripts]

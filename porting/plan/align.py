@@ -91,10 +91,7 @@ def align(
     """Find what each rule reads and writes.
 
     Args:
-        sources, targets: names and shapes of the two sides.
-        sizes: sizes of indices that are known beforehand.
         fields: config fields, for messages: a shape that does not fit may be one that the config says.
-        prefix, target_prefix: names are matched with and without it.
     """
     read = sort_names(rules, sources, "source", prefix)
     written = sort_names(rules, targets, "target", target_prefix)

@@ -86,9 +86,6 @@ def sizes_under(
     Args:
         known: the sizes that [sizes] gives.
         indices: those whose size is needed; None for all.
-
-    Raises:
-        NotationError: a list of the config has no such element.
     """
     by_layer = known.by_layer if isinstance(known, KnownSizes) else {}
     values = known.values_of_config if isinstance(known, KnownSizes) else {}
@@ -125,7 +122,6 @@ def uncomputable(rules: Iterable[Rule], values: Mapping[str, object]) -> Iterato
 
     Args:
         rules: the rules that are applied; one that is given several times counts once.
-        values: the config, as :func:`effective` gives it.
     """
     for rule in {id(rule): rule for rule in rules}.values():
         if rule.formula is not None:

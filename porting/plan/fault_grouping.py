@@ -53,12 +53,7 @@ class Nearest:
         return f"did you mean {found!r}?" if found else ""
 
     def said(self, name: str, lines: Mapping[str, str], alike: Iterable[str]) -> str:
-        """The hint at a name that nobody speaks of: the line that says nearly that.
-
-        Args:
-            lines: what lines of the table say and nobody has, each with its place.
-            alike: all names that nobody speaks of; a line that says rather another one of them is not meant.
-        """
+        """The hint at a name that nobody speaks of: the line that says nearly that."""
         if self.left == 0 or not lines:
             return ""
         self.left -= 1
@@ -84,10 +79,6 @@ def resembles(one: str, other: str) -> bool:
 
 def common_front(names: Sequence[str], expected: Iterable[str], prefix: str = "") -> str:
     """The prefix that a wrapper added to all names, such as ``"module."``; empty if that is not the reason.
-
-    Args:
-        expected: the names that are missing; most of ``names`` are these with something in front.
-        prefix: what the missing names may do without.
 
     >>> common_front(["module.a.w", "module.a.b", "module.c.w"], ["a.w", "a.b"])
     'module.'

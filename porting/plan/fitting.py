@@ -13,9 +13,8 @@ from porting.notation.faults import NotationError
 from porting.notation.name import Value
 from porting.notation.rule import RESULT, Rule, Term
 from porting.ops import Formula
-from porting.plan.clipping import row_major
 from porting.plan.config import sizes_under
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, make_copy, row_major
 from porting.plan.formulas import Layout, Operand
 
 Shape = tuple[int, ...]
@@ -96,13 +95,7 @@ class Fitter:
         counts: Mapping[str, int],
         outer: Mapping[str, Value],
     ) -> tuple[Move, ...] | None:
-        """The moves, or None when the shapes do not fit: ``faults`` then says why.
-
-        Args:
-            left, right: for each source and each target term its members.
-            counts: the sizes of the indices that stand in names.
-            outer: the values of the indices that every name carries.
-        """
+        """The moves, or None when the shapes do not fit: ``faults`` then says why."""
         try:
             known = sizes_under(self.sizes, outer, rule.inner)
         except NotationError as error:
@@ -142,12 +135,7 @@ class Fitter:
         return self._known[key]
 
     def layout(self, rule: Rule, moves: tuple[Move, ...], copies: Sequence[Copy], target: str) -> Layout:
-        """The buffers of a rule's formula.
-
-        Args:
-            moves: what :meth:`fit` gave for it.
-            copies: the same, with the names of the tensors.
-        """
+        """The buffers of a rule's formula."""
         result, operand_indices, sizes = self._layouts[id(moves)]
         operands = []
         for number, indices in enumerate(operand_indices):
@@ -212,11 +200,7 @@ class Fitter:
 
 
 def _add_sizes(sizes: dict[str, int], more: Mapping[str, int], place: str) -> None:
-    """Add the sizes of indices that another place says.
-
-    Raises:
-        _Misfit: [sizes], or what was added before, says another.
-    """
+    """Add the sizes of indices that another place says."""
     for index, size in more.items():
         if sizes.setdefault(index, size) != size:
             raise _Misfit(Code.SIZE_CONFLICT, f"{index} is {sizes[index]} in [sizes] and {size} in the {place}")

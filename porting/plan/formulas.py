@@ -21,8 +21,7 @@ from porting.errors import Code, Fault, PortingError
 from porting.notation.rule import RESULT, Rule
 from porting.ops import Formula, FormulaError, wide_dtype, widen
 from porting.ops.exactness import wide_bytes
-from porting.plan.clipping import row_major
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, make_copy, row_major
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,7 @@ class Applied:
 
     @cached_property
     def wide(self) -> torch.dtype:
-        """The dtype in which it is computed.
-
-        Raises:
-            InexactError: whole numbers would be computed of others, or as others.
-        """
+        """The dtype in which it is computed."""
         return wide_dtype(self.dtypes, self.dtype, whole=self.formula.is_whole(self.numbers))
 
     @cached_property
@@ -79,11 +74,7 @@ class Applied:
         return tuple(kept)
 
     def nbytes(self, extents: Mapping[str, int]) -> int:
-        """Bytes that are held while a part is computed, beside its place: buffers, and values on the way.
-
-        Args:
-            extents: how much of each index the part takes; all of those that are not in it.
-        """
+        """Bytes that are held while a part is computed, beside its place: buffers, and values on the way."""
         sizes = {**self.sizes, **extents}
         operands = {one.name: one.indices for one in self.operands}
         buffers = sum(math.prod(sizes[index] for index in one.indices) for one in self.operands)
@@ -123,10 +114,6 @@ class Applied:
 
         Args:
             read: gives the parts of a move that land in a range of its target, counted from the range's beginning.
-
-        Raises:
-            FormulaFailedError: the formula has no value for these numbers.
-            InexactError: whole numbers would not stay whole.
         """
         first, row = 0, math.prod(self.sizes[index] for index in self.result)
         offsets: dict[str, int] = {}
@@ -207,12 +194,7 @@ class Layout:
     def forward(
         self, rule: Rule, numbers: Mapping[str, float], dtype: torch.dtype, dtype_of: Callable[[str], torch.dtype]
     ) -> Applied:
-        """How the target comes about.
-
-        Args:
-            dtype: the target's.
-            dtype_of: gives the dtype of a source.
-        """
+        """How the target comes about."""
         if rule.formula is None:
             raise TypeError(f"{rule} has no formula")  # a bug of ours
         return Applied(
@@ -228,11 +210,7 @@ class Layout:
         )
 
     def backward(self, rule: Rule, source: str, numbers: Mapping[str, float], dtype: torch.dtype) -> Applied | None:
-        """How a source comes about from the target; None where the rule does not say or it is not a single term.
-
-        Args:
-            dtype: that of both.
-        """
+        """How a source comes about from the target; None where the rule does not say or it is not a single term."""
         number = next(n for n, one in enumerate(self.operands) if any(copy.source == source for copy in one.copies))
         operand = self.operands[number]
         formula = rule.back.get(operand.name)
@@ -285,10 +263,6 @@ def not_undone(rule: Rule, numbers: Mapping[str, float]) -> Fault | None:
     """The fault of a rule whose ``back`` does not lead to tensors that give the target again.
 
     It is tried on small random tensors: the target of what ``back`` makes of a target has to be that target.
-
-    Args:
-        rule: a rule with a formula and its ``back``.
-        numbers: the fields of the config that they read.
     """
     if rule.formula is None or not rule.back:
         return None

@@ -36,15 +36,11 @@ def imagine(table: Table, targets: Mapping[str, Described], sizes: Mapping[str, 
     :func:`~porting.plan.align.align` reports those.
 
     Args:
-        targets: shapes of the module's parameters and persistent buffers.
         sizes: the sizes that [sizes] gives (:func:`porting.plan.config.sizes`).
 
     Returns:
         In the order of the table's rules, then of their outer indices.  The names carry the table's prefix, except
         when all of them do though the table has others: then this is a bare trunk, which is saved without it.
-
-    Raises:
-        PlanError: a name or a size follows from nothing; carries all faults.
     """
     shapes = {name: tuple(one.shape) for name, one in targets.items()}
     written = sort_names(table.rules, shapes, "target", table.target_prefix)

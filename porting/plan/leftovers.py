@@ -14,16 +14,93 @@ from porting.notation.axes import Mismatch, solve_all
 from porting.notation.faults import NotationError
 from porting.notation.name import Bindings, Name
 from porting.notation.rule import Rule, Term
-from porting.notation.table import Drop, Make, Table
+from porting.notation.table import Drop, Make, Table, Tie
 from porting.ops import Content
 from porting.plan.align import Alignment, Lone
 from porting.plan.fault_grouping import MOST_HINTS, MOST_PATTERNS, Nearest, common_front, group_alike, listed, resembles
 from porting.plan.matching import Matcher
 from porting.plan.plan import LeftOut
 from porting.plan.recipe import Described, Recipe
-from porting.plan.ties import present
 from porting.printable import dtype_name
 from porting.target import Slot
+
+
+def present(name: Name, bindings: Bindings, prefix: str, names: Mapping[str, object]) -> str:
+    """The name as it is spelled here: with the prefix, or without it."""
+    bare = name.without(prefix)
+    without = "" if bare is None else bare.spell(bindings)
+    return without if without in names else name.spell(bindings)
+
+
+def resolve_ties(table: Table, alignment: Alignment, places: Mapping[str, Slot]) -> tuple[dict[str, str], list[Fault]]:
+    """Target names that share the storage of another, which is written, and where table and module disagree on that."""
+    written = {name for step in alignment.steps for name in step.targets}
+    written |= {name for lone in alignment.unsourced for name in lone.names}
+    anchors = _anchors(places, written)
+    matcher = Matcher(((tie.name, tie) for tie in table.ties), table.target_prefix)
+    fresh = Matcher(((line.name, line) for line in table.fresh), table.target_prefix)
+    tied: dict[str, str] = {}
+    faults: list[Fault] = []
+    for name, slot in places.items():
+        tie = matcher.first(name)
+        if tie is not None:
+            tied[name] = present(tie.line.with_, tie.bindings, table.target_prefix, places)
+            faults += _declared(tie.line, name, tied[name], places, written)
+            continue
+        anchor = anchors[slot.same_as]
+        computed = not slot.parameter and anchor not in written  # whether it is shared is the module's matter
+        if anchor == name or (computed and fresh.read(name)):
+            continue
+        if name in written:
+            message = f"{anchor!r} and {name!r} are one tensor in the module, and both are written"
+            hint = "list one in [ties], and drop its source as equal to the other's"
+        else:
+            message = f"{name!r} is the same tensor as {anchor!r} in the module, and the table does not say so"
+            hint = f'add to [ties]: "{name}" = "{anchor}"'
+            tied[name] = anchor
+        faults.append(Fault(code=Code.TIE_MISMATCH, where=table.where, message=message, hint=hint))
+    return tied, faults
+
+
+def _anchors(places: Mapping[str, Slot], written: set[str]) -> dict[str, str]:
+    """For each tensor of the module, the name that stands for it: the first that is written, else the first."""
+    anchors: dict[str, str] = {}
+    for name, slot in places.items():
+        if name in written and anchors.get(slot.same_as) not in written:
+            anchors[slot.same_as] = name
+        anchors.setdefault(slot.same_as, name)
+    return anchors
+
+
+def _declared(tie: Tie, name: str, other: str, places: Mapping[str, Slot], written: set[str]) -> Iterator[Fault]:
+    if other not in places:
+        message = f"{name!r} is tied to {other!r}, which the module does not have"
+        yield Fault(code=Code.TIE_MISMATCH, where=tie.where, message=message)
+    elif places[other].same_as != places[name].same_as:
+        message = f"{name!r} and {other!r} are tied in the table and two tensors in the module"
+        hint = f"share them in the module, or write {name!r} by a rule"
+        yield Fault(code=Code.TIE_MISMATCH, where=tie.where, message=message, hint=hint)
+    elif name in written:
+        message = f"{name!r} is tied to {other!r} and written by a rule as well"
+        yield Fault(code=Code.WRITTEN_TWICE, where=tie.where, message=message, hint="take the rule or the tie away")
+
+
+def parted(shared: Sequence[Iterable[str]], alignment: Alignment, places: Mapping[str, Slot]) -> Iterator[Fault]:
+    """Warnings: tensors that share their storage in the checkpoint and go to different tensors of the module."""
+    goes = {name: places[step.targets[0]].same_as for step in alignment.steps for name in step.sources}
+    for group in shared:
+        homes: dict[str, str] = {}
+        for name in sorted(group):
+            if name in goes:
+                homes.setdefault(goes[name], name)
+        if len(homes) > 1:
+            (home, first), (other, second), *_ = homes.items()
+            message = (
+                f"{first!r} and {second!r} are one tensor in the checkpoint, {home!r} and {other!r} two in the module"
+            )
+            hint = "they start equal and part in training; share them in the module to keep them one"
+            yield Fault(code=Code.TIE_MISMATCH, where=first, message=message, hint=hint)
+
 
 COUNTS = re.compile(r"layer|block|depth|expert")
 """Parts of the names of config fields that say how often something is repeated."""
@@ -37,12 +114,7 @@ def leave_out(
     near: Nearest,
     unsaved: Mapping[str, str],
 ) -> tuple[tuple[LeftOut, ...], list[Fault]]:
-    """Source tensors that are dropped, and a fault for each that nothing accounts for.
-
-    Args:
-        table, alignment, sources, config, near: as in :func:`porting.plan.check.check`.
-        unsaved: tensors of the module that are not in its state, and what would put them there.
-    """
+    """Source tensors that are dropped, and a fault for each that nothing accounts for."""
     matcher = Matcher(((drop.name, drop) for drop in table.drops), table.prefix)
     faults: list[Fault] = []
     left_out: list[LeftOut] = []
@@ -157,11 +229,7 @@ def _unequal(left: LeftOut, sources: Mapping[str, Described], near: Nearest) -> 
 
 
 def differs(left: LeftOut, tensors: Container[str]) -> Fault:
-    """The fault of a tensor that cannot be left out: it does not hold the value that the table states.
-
-    Args:
-        tensors: the names of those beside it.
-    """
+    """The fault of a tensor that cannot be left out: it does not hold the value that the table states."""
     if left.made:
         said = left.equals if Content.parse(left.equals) is not None else f"that it equals {left.equals}"
         message = f"[make] says {said}, and its values are others"
@@ -174,12 +242,7 @@ def differs(left: LeftOut, tensors: Container[str]) -> Fault:
 
 
 def copies_differ(source: str, one: Sequence[str], other: Sequence[str]) -> Fault:
-    """The fault of a source tensor that comes back from several targets which do not give the same.
-
-    Args:
-        source: the tensor.
-        one, other: the targets that it comes back from.
-    """
+    """The fault of a source tensor that comes back from several targets which do not give the same."""
     first, second = (" and ".join(map(repr, names)) for names in (one, other))
     message = f"it would be made of {first}, and of {second} as well, and their values differ"
     hint = "the checkpoint has one tensor for them: set them equal, or give the checkpoint a tensor for each"
@@ -334,11 +397,7 @@ def made_by(table: Table, names: Iterable[str]) -> dict[str, Make]:
 
 
 def content_of(make: Make, config: Mapping[str, object]) -> Content:
-    """The content that a line of [make] gives under a config.
-
-    Raises:
-        NotationError: its number cannot be computed.
-    """
+    """The content that a line of [make] gives under a config."""
     if isinstance(make.value, Content):
         return make.value
     if isinstance(make.value, Name):

@@ -17,8 +17,7 @@ from torch import Tensor
 from porting.errors import Code, Fault, PortingError
 from porting.ops import NOTHING, Arithmetic, Content, InexactError, require_held, widen
 from porting.plan.align import Step
-from porting.plan.clipping import ENDLESS, clip, row_major, window
-from porting.plan.copies import Copy, whole
+from porting.plan.copies import ENDLESS, Copy, clip, row_major, whole, window
 from porting.plan.formulas import Applied
 from porting.plan.recipe import Recipe, Tensors, backward_recipes, forward_recipes
 
@@ -91,11 +90,7 @@ class Casts:
     """Puts values to their places, cast to the dtype there; a subclass may count what that loses."""
 
     def put(self, values: Tensor, place: Tensor) -> None:
-        """Put values, whose dtype may be another, to a place of the same sizes.
-
-        Raises:
-            InexactError: the dtype there does not hold them.
-        """
+        """Put values, whose dtype may be another, to a place of the same sizes."""
         require_held(values, place.dtype)
         place.copy_(values)
 
@@ -135,10 +130,6 @@ def compute(
 
     Returns:
         A 1-D tensor of ``recipe.dtype``: the elements in row-major order.
-
-    Raises:
-        ValueError: some elements are written by no move, and the recipe has nothing to put there.
-        InexactResultError: the dtype does not hold what is computed.
     """
     try:
         return _computed(recipe, where, read, base, take or _allocate, casts or Casts())
@@ -271,11 +262,7 @@ def compute_whole(recipe: Recipe, read: Read, base: Read | None = None, device: 
     """A tensor as it comes about from others in memory; a view of one of them where that is possible.
 
     Args:
-        base: gives ``recipe.base``.
         device: where it is computed; that of its first source when left out.
-
-    Raises:
-        ValueError, InexactResultError: as :func:`compute`.
     """
     moves = recipe.copies
     plain = recipe.arithmetic.sum is None and recipe.applied is None
@@ -312,9 +299,6 @@ def gather(
     Args:
         copies: they fill disjoint boxes of the tensor.
         fill, base: what stands where no copy writes, as in :func:`backward`; ``base`` goes first.
-
-    Raises:
-        ValueError: some elements are written by no copy, and neither fill nor base is given.
     """
     name, first = copies[0].target, read(copies[0].source)
     recipe = Recipe(
@@ -341,7 +325,6 @@ def backward(
     """The source tensors of a step from its targets, in the targets' dtype: :func:`forward` read from right to left.
 
     Args:
-        arithmetic: what :func:`forward` computed, to be undone.
         base: gives a source tensor as it was, for the parts that the targets do not hold; without it these parts are
             the rule's ``fill``, and zero in the sources of a sum to which its inverse gives nothing.
     """
@@ -380,11 +363,7 @@ def pullback(
     what was broadcast is summed.  An element that no copy reads has none: zero.
 
     Args:
-        arithmetic: what :func:`forward` computes.
         values: gives a source tensor, which the gradient through a formula depends on.
-
-    Raises:
-        ValueError: the step has a formula, and no values are given.
     """
     if step.layout is not None:
         if values is None:

@@ -2,7 +2,7 @@
 
 Everything here is arithmetic on :class:`~porting.plan.copies.Copy`: no file is touched.  A target is written from its
 first byte to its last in blocks; a block needs those parts of each move that land in it
-(:func:`porting.plan.clipping.window`); and a part is read as a few runs of the source's bytes, laid one after the other
+(:func:`porting.plan.copies.window`); and a part is read as a few runs of the source's bytes, laid one after the other
 into a buffer in which the part is a strided view.
 """
 

@@ -12,8 +12,7 @@ import torch
 
 from porting.ops import NOTHING, Arithmetic, Content
 from porting.plan.align import Step
-from porting.plan.clipping import window
-from porting.plan.copies import Copy, grouped, whole
+from porting.plan.copies import Copy, grouped, whole, window
 from porting.plan.formulas import Applied, Layout
 
 
@@ -172,7 +171,6 @@ def backward_recipes(
     """The recipes of a step's sources from its targets: :func:`forward_recipes`, undone.
 
     Args:
-        arithmetic: what its rule computes, as in :func:`forward_recipes`.
         dtype: what floating-point tensors are cast to, last of all; None keeps the targets' dtype.
         kept: sources whose elements are known as they were: they stand where the targets hold nothing, and before the
             rule's ``fill``.
@@ -242,8 +240,4 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     >>> unravel(7, (2, 5))
     (1, 2)
     """
-    coordinates = []
-    for extent in reversed(shape):
-        position, coordinate = divmod(position, extent)
-        coordinates.append(coordinate)
-    return tuple(coordinates[::-1])
+    return tuple(map(int, torch.unravel_index(torch.tensor(position), tuple(shape))))

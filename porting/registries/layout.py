@@ -91,11 +91,7 @@ def factors(axis: Axis) -> Axis:
 
 
 def reshaped(axes: Sequence[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
-    """The axes of a tensor whose elements stay in their order and get another shape.
-
-    Raises:
-        LayoutError: the new axes end inside of a part that cannot be taken apart.
-    """
+    """The axes of a tensor whose elements stay in their order and get another shape."""
     waiting = [part for axis in axes for part in factors(axis)][::-1]
     made: list[Axis] = []
     for wanted in shape:
@@ -116,11 +112,7 @@ def reshaped(axes: Sequence[Axis], shape: Sequence[int]) -> tuple[Axis, ...]:
 
 
 def divided(axis: Axis, sizes: Sequence[int]) -> tuple[Axis, ...]:
-    """The pieces of an axis that is cut into pieces of these sizes.
-
-    Raises:
-        LayoutError: a cut falls inside of a part that cannot be taken apart.
-    """
+    """The pieces of an axis that is cut into pieces of these sizes."""
     if len(sizes) == 1:
         return (axis,)
     parts = factors(axis)
@@ -155,11 +147,7 @@ def _gathered(segments: Sequence[Axis], wanted: Sequence[int]) -> list[Axis]:
 
 
 def unify(first: Axis, second: Axis) -> None:
-    """Make the indices of two axes the same, since the elements along them belong together.
-
-    Raises:
-        LayoutError: the two are taken apart in ways that do not fit.
-    """
+    """Make the indices of two axes the same, since the elements along them belong together."""
     ours, theirs = list(factors(first))[::-1], list(factors(second))[::-1]
     while ours and theirs:
         one, other = ours.pop(), theirs.pop()
@@ -217,9 +205,6 @@ def stacked(tensors: Sequence[tuple[Axis, ...]], sources: Sequence[Source | None
 
     Args:
         sources: the tensor of the file that each is, as a whole; None where it is made of something else.
-
-    Raises:
-        LayoutError: their axes do not fit together.
     """
     for other in tensors[1:]:
         for mine, theirs in zip(tensors[0], other, strict=True):

@@ -51,15 +51,7 @@ def untranslated(rule: object, where: str, into: str, message: str, hint: str = 
 
 
 def sample(table: Table, rule: Rule, *, into: str, equal: bool = False) -> Sample:
-    """Random tensors for one rule.
-
-    Args:
-        rule: the rule, without arithmetic.
-        equal: segments whose sizes the table does not say are of one size.
-
-    Raises:
-        TableError: the rule cannot be tried: a size of it depends on a config.
-    """
+    """Random tensors for one rule."""
     fields = sorted({name for expression in table.sizes.values() for name in expression.names})
     config = {name: 4 * (number + 1) for number, name in enumerate(fields)}
     known, faults = sizes(table, config)

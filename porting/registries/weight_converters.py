@@ -77,10 +77,6 @@ def as_weight_converters(table: Table) -> str:
     Returns:
         Python source that assigns the list to ``conversions``.
 
-    Raises:
-        TableError: a rule is nothing that the list says; names it.
-        LimitError: the table has more rules than can be tried out in the time of one command.
-
     >>> from porting import parse_table
     >>> print(as_weight_converters(parse_table('[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"')))
     from transformers.core_model_loading import WeightRenaming

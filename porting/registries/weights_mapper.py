@@ -58,10 +58,6 @@ def as_weights_mapper(table: Table) -> str:
     Returns:
         Python source that assigns it to ``hf_to_vllm_mapper``.
 
-    Raises:
-        TableError: a rule is nothing that a WeightsMapper says; names it.
-        LimitError: the table has more rules than can be compared in the time of one command.
-
     >>> from porting import parse_table
     >>> print(as_weights_mapper(parse_table('[tensors]\n"h.{i}.ln.weight" = "layers.{i}.norm.weight"')))
     from vllm.model_executor.models.utils import WeightsMapper

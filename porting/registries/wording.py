@@ -30,14 +30,9 @@ def imported(
     """The table of an entry of transformers' registry for one checkpoint.
 
     Args:
-        name: ``transformers:`` and the entry.
         config: the checkpoint's config; empty for the usual one of the entry.
         tensors: its tensors; None for those that transformers itself would save.
         ported: the tensors that transformers makes of them, where only they are there.
-
-    Raises:
-        TableError: there is no such entry, or an operation of it is nothing that a rule says.
-        TargetError: the config asks for more than these tensors can be meant for.
 
     >>> table = imported("transformers:mixtral", {"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2})
     >>> print(next(rule for rule in table.rules if "moe.gate" in str(rule)))
@@ -58,11 +53,7 @@ def imported_text(
 
 
 def written(found: Loading, name: str) -> str:
-    """The text of the table for what transformers does with a checkpoint.
-
-    Raises:
-        TableError: a name is none that a table can hold.
-    """
+    """The text of the table for what transformers does with a checkpoint."""
     every = [worded(one) for one in found.conversions]
     sizes = {name: size for one in every for name, size in one.sizes}
     lines = [
@@ -96,11 +87,7 @@ def written(found: Loading, name: str) -> str:
 
 
 def worded(conversion: Conversion) -> Wording:
-    """One conversion as a rule for its names.
-
-    Raises:
-        TableError: a name is none that a table can hold.
-    """
+    """One conversion as a rule for its names."""
     terms = [one for source in conversion.sources for one in _terms(source)]
     sources = tuple(spelling for spelling, _ in terms)
     targets = tuple(Spelling.of(_checked(name)) for name in conversion.targets)
@@ -218,13 +205,10 @@ class _Namer:
 
     def _part(self, part: Part) -> str:
         if part.segments is not None:
-            return f"({'|'.join(self._segment(one) for one in part.segments)})"
+            return f"({'|'.join(' '.join(map(self._part, factors(one))) or '1' for one in part.segments)})"
         if id(part) not in self._names:
             self._names[id(part)] = self._new(part)
         return self._names[id(part)]
-
-    def _segment(self, axis: Axis) -> str:
-        return " ".join(self._part(part) for part in factors(axis)) or "1"
 
     def _new(self, part: Part) -> str:
         if id(part) in self._counts:

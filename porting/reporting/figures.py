@@ -81,7 +81,6 @@ def spread_plot(spread: ErrorProfile, name: str, case: str = "") -> str:
     """Where an activation differs: by position as a picture, by channel as a line; an SVG element.
 
     Args:
-        name: the port's module.
         case: the batch, such as "8 rows of 1 to 24 tokens, padded", by which the axes are named.
     """
     with _drawing(), mpl.rc_context({"axes.grid": False}):

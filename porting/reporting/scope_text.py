@@ -19,11 +19,7 @@ MOST_UNSEEN = 2
 
 
 def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
-    """The scope: a line of what ran, one of the outputs that were compared, and one of what did not run.
-
-    Args:
-        verbose: name each kind of mask, argument, place in the code and parameter; otherwise count them.
-    """
+    """The scope: a line of what ran, one of the outputs that were compared, and one of what did not run."""
     scope = report.scope
     mode = f"{scope.mode} mode, {_listed(scope.dtypes)}" if scope.dtypes else f"{scope.mode} mode"
     batches = report.cases if not scope.results else _batches(scope) if verbose else _counted_batches(scope)
@@ -145,11 +141,7 @@ def _further(scope: Scope) -> list[str]:
 
 
 def _signals(scope: Scope, *, every: bool = False) -> Iterator[str]:
-    """The sizes of pictures, and the lengths of sounds and series.
-
-    Args:
-        every: name each size, however many there are.
-    """
+    """The sizes of pictures, and the lengths of sounds and series."""
     sizes = [f"{height}x{width}" for height, width in scope.pictures]
     if sizes:
         most = len(sizes) > MOST_RANGES and not every
@@ -174,11 +166,7 @@ _MASKS = {
 
 
 def _ranges(numbers: Sequence[int], called: str = "") -> str:
-    """Ascending numbers as ranges without gaps.
-
-    Args:
-        called: what they are; given that, only their count is named where there are more than MOST_RANGES ranges.
-    """
+    """Ascending numbers as ranges without gaps."""
     found = stretches(numbers)
     if called and len(found) > MOST_RANGES:
         return f"{len(numbers)} {called} from {numbers[0]} to {numbers[-1]}"

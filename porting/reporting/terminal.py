@@ -53,7 +53,6 @@ def render(report: Outcome, *, every_probe: bool = False, verbose: bool = True) 
     """The report for a rich console.
 
     Args:
-        every_probe: a row for each probe in place of one for each layer.
         verbose: everything that is known; without it a row for each layer that differs by its own doing, one for
             what that comes to, and no details of what ran.
     """
@@ -80,12 +79,7 @@ def _seen(line: Text) -> Text:
 
 
 def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, verbose: bool = True) -> str:
-    """The report as plain text.
-
-    Args:
-        width: of a line; longer ones are wrapped.
-        every_probe, verbose: as of :func:`render`.
-    """
+    """The report as plain text."""
     written = StringIO()
     # In a notebook rich would show the text at once, and write nothing.
     console = Console(file=written, width=width, color_system=None, force_jupyter=False)
@@ -94,12 +88,7 @@ def as_text(report: Outcome, *, width: int = 120, every_probe: bool = False, ver
 
 
 def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
-    """The verdict in a sentence, the scope, and the largest difference in each dtype.
-
-    Args:
-        verbose: the scope in full, and a line for each dtype; otherwise the differences come first, on one line, and
-            the scope is at most a line each of what ran, what was compared and what did not run.
-    """
+    """The verdict in a sentence, the scope, and the largest difference in each dtype."""
     style, says = _SAID[report.verdict]
     if report.verdict == DIFFERENT and not report.computes_otherwise:
         says = "computes, and does not learn, what"
@@ -176,7 +165,8 @@ def _grid(report: Outcome, every_probe: bool, *, verbose: bool) -> Grid:
     else:
         rows = rows_of(report.probes)
     if not verbose:  # what differs by its own doing, and the last row for what that comes to
-        own, differing = [row for row in rows if _own_doing(row)], [row for row in rows if mark(row).plain != SAME]
+        own = [row for row in rows if any(probe.guilty or probe.imprecise for probe in row.probes)]
+        differing = [row for row in rows if mark(row).plain != SAME]
         rows = [*own, *(row for row in differing[-1:] if row not in own)] if own else differing
     for row in rows:
         probes = row.probes
@@ -210,10 +200,6 @@ def mark(row: ReportRow) -> Text:
     if any(probe.drifts for probe in row.probes):
         return Text("the rounding comes from before", "dim")
     return Text(SAME, "green")
-
-
-def _own_doing(row: ReportRow) -> bool:
-    return any(probe.guilty or probe.imprecise for probe in row.probes)
 
 
 SAME = "same"

@@ -47,11 +47,7 @@ class Shares:
     special: tuple[int, ...] = ()
 
     def of(self, layer: int, head: int) -> Tensor:
-        """One head's probabilities, [q k], float32.
-
-        Raises:
-            AttentionError: there is no such layer or head.
-        """
+        """One head's probabilities, [q k], float32."""
         heads = self.layers[self._index("layer", layer, len(self.layers))].heads
         return heads[self._index("head", head, len(heads))]
 
@@ -59,9 +55,6 @@ class Shares:
         """The number of a token: its number, or its first place in the text by its spelling.
 
         None is token 0; where that attends only to itself, as in a causal model, the last token.
-
-        Raises:
-            AttentionError: there is no such token.
         """
         if token is None:
             alone = all(bool((layer.heads[:, 0, 0] == 1).all()) for layer in self.layers)
@@ -84,9 +77,6 @@ class Shares:
 
         Returns:
             The numbers of the layer and of the head.
-
-        Raises:
-            AttentionError: there is no such layer, head or token.
         """
         place = self.place(token)
         layers = range(len(self.layers)) if layer is None else [self._index("layer", layer, len(self.layers))]

@@ -43,14 +43,7 @@ _EDGE = bytes.fromhex(EDGE[1:])
 
 
 def head_picture(attention: Shares, *, layer: int, head: int, token: int | str | None = None) -> bytes:
-    """One head as PNG, the tokens along both sides; for short texts with the numbers, in percent.
-
-    Args:
-        token: mark the row of this token.
-
-    Raises:
-        AttentionError: there is no such layer, head or token.
-    """
+    """One head as PNG, the tokens along both sides; for short texts with the numbers, in percent."""
     values = attention.of(layer, head)
     count = len(attention.tokens)
     labels = [label(one) for one in attention.tokens]
@@ -86,12 +79,6 @@ def grid_picture(attention: Shares, *, layer: int | None = None) -> bytes:
 
     Of many heads the first :data:`MOST_MAPS` are drawn, and a line below says which; a head that is named is drawn by
     :func:`head_picture`.
-
-    Args:
-        layer: the only layer to be drawn; None for all.
-
-    Raises:
-        AttentionError: there is no such layer.
     """
     if layer is not None:
         attention.of(layer, 0)

@@ -150,14 +150,7 @@ def attention(
 
 
 def attention_of_inputs(model: TextModel, inputs: Mapping[str, Tensor], encoding: Encoding) -> Attention:
-    """See what a model attends to in a text that was taken apart.
-
-    Args:
-        inputs: what the reference would be given for it.
-
-    Raises:
-        AttentionError, VerifyError: as :func:`attention_of`.
-    """
+    """See what a model attends to in a text that was taken apart."""
     special = tuple(place for place, one in enumerate(encoding.special_tokens_mask) if one)
     return _seen(model, inputs, encoding.tokens, special)
 

@@ -70,15 +70,7 @@ def attention_page(
     token: int | str | None = None,
     answer: Answer | None = None,
 ) -> str:
-    """The page.
-
-    Args:
-        layer, head, token: what is shown first; where layer or head is None, as :meth:`Shares.telling` chooses.
-        answer: what the model says about the text, shown above.
-
-    Raises:
-        AttentionError: there is no such layer, head or token, or the page would be too large.
-    """
+    """The page."""
     numbers = sum(one.heads.numel() for one in attention.layers)
     if numbers > LARGEST:
         message = f"the page would hold {numbers:,} numbers, and {LARGEST:,} are the most that it may"

@@ -69,16 +69,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def fill(plan: Plan, checkpoint: Checkpoint, module: nn.Module, rank: int = 0) -> Filled:
-    """Read this process's part of the targets; the module is not changed yet.
-
-    Args:
-        module: the module; its DTensors say which part.
-        rank: which process this is.
-
-    Raises:
-        CheckpointError: the bytes cannot be read.
-        TargetError: a tensor is placed in a way that cannot be filled, or has values of another dtype.
-    """
+    """Read this process's part of the targets; the module is not changed yet."""
     tensors = dict(named_tensors(module))
     reader = MoveReader(checkpoint, sparing=True)
     values: dict[str, Tensor] = {}
@@ -110,11 +101,7 @@ def stored_not_finite(
     """How many elements of the sources of steps are NaN or infinite in the checkpoint, and how many bytes were read.
 
     Args:
-        steps: the steps, by their numbers in the plan.
         rank, count: which of how many processes this is; each counts a share of every tensor.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     reader = MoveReader(checkpoint, sparing=True)
     found = Counter[int]()
@@ -144,11 +131,7 @@ def _part(recipe: Recipe, target: Tensor, reader: MoveReader) -> Tensor:
 
 
 def compute_box(recipe: Recipe, box: Box, reader: MoveReader) -> Tensor:
-    """Compute the elements of a box of a tensor.
-
-    Args:
-        box: the box, in the tensor's coordinates.
-    """
+    """Compute the elements of a box of a tensor."""
     return compute(recipe, Window(recipe.shape, box.starts, box.sizes), reader.read).view(box.sizes)
 
 
@@ -178,9 +161,6 @@ def unequal(
 
     Returns:
         Those of which this share differs, and how many bytes were read.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
     """
     reader = MoveReader(checkpoint, sparing=True)
     apart = (left for left in pairs if not any({left.name, left.equals} <= names for names in checkpoint.shared))
@@ -188,16 +168,7 @@ def unequal(
 
 
 def require_same(pairs: Iterable[tuple[Recipe, Recipe]], checkpoint: Checkpoint) -> None:
-    """Require that tensors which a checkpoint in the port's layout holds several times are the same, bit for bit.
-
-    Args:
-        pairs: two recipes of each such tensor.
-        checkpoint: the checkpoint that they read.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        PlanError: some are others; names the tensors of both.
-    """
+    """Require that tensors which a checkpoint in the port's layout holds several times are the same, bit for bit."""
     reader = MoveReader(checkpoint, sparing=True)
     faults = [
         copies_differ(one.name, one.sources, other.sources) for one, other in pairs if not _alike(one, other, reader)

@@ -46,11 +46,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def is_first(tensor: Tensor, rank: int) -> bool:
-    """Whether this process is the first of those that hold the same elements of a tensor.
-
-    Args:
-        rank: the number of this process, of all of them.
-    """
+    """Whether this process is the first of those that hold the same elements of a tensor."""
     if not is_dtensor(tensor):
         return rank == 0
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]  # a DTensor has it
@@ -82,12 +78,7 @@ def _between(pieces: Sequence[Run], low: int, high: int) -> Iterator[Run]:
 
 
 def boxes(tensor: Tensor, *, name: str) -> list[Box]:
-    """The elements that this process holds; all of a plain tensor.  Without elements there are no boxes.
-
-    Raises:
-        TargetError: it is placed in a way in which no process holds its elements, or this process is outside of the
-            mesh.
-    """
+    """The elements that this process holds; all of a plain tensor.  Without elements there are no boxes."""
     if not is_dtensor(tensor):
         shape = tuple(tensor.shape)
         return [] if 0 in shape else [Box((0,) * len(shape), shape, (0,) * len(shape))]

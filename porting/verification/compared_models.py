@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from porting.build import OWN_CODE, Bounds, bounds, build
 from porting.builder_config import call
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.comparing import digest
+from porting.comparing.digests import digest
 from porting.errors import Code, Fault, Message, Option, VerifyError, Wording
 from porting.loading import Into
 from porting.notation.table import Table

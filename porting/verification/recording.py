@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from porting.atomic import check_destination
 from porting.build import OWN_CODE
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.comparing import digest
+from porting.comparing.digests import digest
 from porting.errors import Code, Fault, Message, VerifyError, Wording
 from porting.loading import choose_architecture
 from porting.notation.rule import Term

@@ -25,7 +25,7 @@ import torch
 from porting.checkpoint import open_checkpoint
 from porting.checkpoint.container import DTYPES
 from porting.checkpoint.dcp_archive import state_dict_shard
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.errors import PortingError
 from porting.notation.table import parse_table
 from tests.checkpoint.test_bin_file import changed, entries, pickle_of, saved, with_pickle, zipped

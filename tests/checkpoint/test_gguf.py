@@ -33,8 +33,8 @@ from porting.checkpoint.container import WriteOptions
 from porting.checkpoint.gguf import BLOCKS, DTYPES, Gguf
 from porting.checkpoint.gguf_settings import ALIGNMENT, EXPECTED, SettingError, setting_bytes
 from porting.checkpoint.write import TensorFile
-from porting.comparing import diff
-from porting.converting import convert
+from porting.comparing.differences import diff
+from porting.converting.conversion import convert
 from porting.errors import PortingError
 from porting.notation.table import parse_table
 from tests.checkpoint.hostile import refused

@@ -12,7 +12,7 @@ import torch
 from gguf import GGUFReader
 from safetensors.torch import save_file
 
-from porting.converting import Converted, convert
+from porting.converting.conversion import Converted, convert
 from porting.export_files import LARGEST
 from porting.limits import LimitError
 from porting.notation.table import parse_table

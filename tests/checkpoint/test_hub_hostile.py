@@ -26,11 +26,10 @@ from huggingface_hub.utils._http import parse_ratelimit_headers
 from safetensors.torch import save
 
 from porting.checkpoint import CheckpointError, HubError, hub_guard, open_checkpoint
-from porting.checkpoint.hub import Fetcher
+from porting.checkpoint.hub import Fetcher, RemoteFile
 from porting.checkpoint.hub_errors import asked_to_wait
 from porting.checkpoint.hub_guard import Guard
 from porting.checkpoint.names import ModelId
-from porting.checkpoint.remote_file import RemoteFile
 from porting.limits import LimitError, Waiting, spending
 from porting.printable import quote
 from tests.hub_server import Answer, Hub

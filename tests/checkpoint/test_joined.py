@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
-from porting.checkpoint.merging import merged
-from porting.comparing import diff
-from porting.converting import convert, verify_files
+from porting.checkpoint.joined import merged
+from porting.comparing.differences import diff
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.notation.table import Table, parse_table
 from tests.checkpoint.hostile import refused
 from tests.converting.drawing import bits, values

@@ -30,8 +30,10 @@ from porting.checkpoint.files import MOST_KEPT, Stream
 from porting.checkpoint.npz import DTYPES, Npz
 from porting.checkpoint.registry import CONTAINERS
 from porting.checkpoint.zip_file import FULL
-from porting.comparing import diff, digest
-from porting.converting import convert, verify_files
+from porting.comparing.differences import diff
+from porting.comparing.digests import digest
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.converting.making import Made, Maker
 from porting.limits import LimitError
 from porting.notation.table import parse_table

@@ -22,8 +22,8 @@ import torch
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.layout import ElementType
 from porting.checkpoint.orbax_file import _Rows
-from porting.comparing import digest
-from porting.converting import convert
+from porting.comparing.digests import digest
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from tests.checkpoint.hostile import refused, tensors_of, torn
 from tests.converting.drawing import bits, values

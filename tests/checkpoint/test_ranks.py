@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from porting.checkpoint import CheckpointError, inspect_checkpoint, open_checkpoint
-from porting.checkpoint.ranks import MOST
+from porting.checkpoint.joined import MOST
 from porting.cli.app import app
-from porting.comparing import diff
-from porting.converting import convert
+from porting.comparing.differences import diff
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from tests.checkpoint.hostile import refused
 from tests.converting.drawing import bits

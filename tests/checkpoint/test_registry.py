@@ -18,8 +18,10 @@ from porting.checkpoint import CheckpointError, open_checkpoint, write_directory
 from porting.checkpoint.container import DTYPES, Container, Seal, WriteOptions
 from porting.checkpoint.layout import ElementType
 from porting.checkpoint.registry import CONTAINERS, MAINS, container_of, named, writer_of
-from porting.comparing import diff, digest
-from porting.converting import convert, verify_files
+from porting.comparing.differences import diff
+from porting.comparing.digests import digest
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.converting.making import Made, Maker
 from porting.export_files import weight_files
 from porting.notation.table import parse_table

@@ -13,7 +13,7 @@ import torch
 
 from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.tensorflow_file import DTYPES, MAGIC
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from tests.checkpoint.hostile import HostileFile, refused, tensors_of, torn
 from tests.checkpoint.test_onnx_file import field, varint

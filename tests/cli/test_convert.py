@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from porting.cli import progress
 from porting.cli.output import Screen
-from porting.converting import Progress
+from porting.converting.progress import Progress
 from tests.cli.conftest import Run
 from tests.small_checkpoint import tensors
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import typer
 
-from porting.cli.output import LONGEST_TEXT, Ended, Screen, counted, endable, size
+from porting.cli.output import LONGEST_TEXT, Ended, Screen, endable, size
 from porting.errors import LONGEST, Code, Fault, Message, Option, PortingError, Wording
-from porting.printable import safe
+from porting.printable import counted, safe
 
 FAULTS = PortingError(
     [

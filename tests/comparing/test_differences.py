@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from porting.cli.app import app
-from porting.comparing import diff
-from porting.comparing.differences import Verdict
+from porting.comparing.differences import Verdict, diff
 from porting.comparing.jobs import THREADS
 from porting.comparing.streaming import TURNED, Reader
 from porting.errors import PortingError
@@ -233,7 +232,7 @@ def test_memory_does_not_depend_on_the_size_of_a_tensor(tmp_path: Path) -> None:
     """Two tensors of 105 MB, one of them transposed: what is held are the windows of both sides in each thread."""
     code = (
         "import json, pathlib, resource, sys, torch\n"
-        "from porting.comparing import diff, digest\n"
+        "from porting import diff, digest\n"
         "from porting.notation import parse_table\n"
         "root = pathlib.Path(sys.argv[1])\n"
         "def anonymous(): return int(open('/proc/self/status').read().partition('RssAnon:')[2].split()[0]) * 1024\n"

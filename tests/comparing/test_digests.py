@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from porting.comparing import digest
+from porting.comparing.digests import digest
 from porting.errors import PortingError
 from tests import own
 from tests.comparing.conftest import Pair, columns_first

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from porting.converting import convert, writing
+from porting.converting import writing
+from porting.converting.conversion import convert
 from porting.converting.journal import Journal
 from porting.converting.making import Made, Maker
 from porting.converting.workplace import JOURNALS, Workplace

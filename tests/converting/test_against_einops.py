@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from porting import staging
-from porting.converting import convert, making, output
+from porting.converting import making
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from tests.converting.drawing import bits, values, write
 
@@ -180,9 +181,9 @@ def test_every_byte_is_that_of_einops(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         if block is not None:  # tensors of a test are small: so is what is read and written at a time
-            for module, constant in ((output, "BLOCK"), (making, "BLOCK"), (making, "STAGED"), (staging, "CAST")):
+            for module, constant in ((making, "BLOCK"), (making, "STAGED"), (staging, "CAST")):
                 patch.setattr(module, constant, block)
-            patch.setattr(output, "WRITTEN", 64)
+            patch.setattr(making, "WRITTEN", 64)
             patch.setattr(making, "LONG", 0)
             patch.setattr(staging, "LONG", 16)
         root = Path(name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from porting.plan.plan import PlanError
 from tests.converting.drawing import write

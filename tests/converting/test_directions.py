@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from porting.checkpoint import CheckpointError
-from porting.comparing import diff, digest
-from porting.converting import convert
+from porting.comparing.differences import diff
+from porting.comparing.digests import digest
 from porting.converting.casts import Losses
+from porting.converting.conversion import convert
 from porting.exporting import export
 from porting.loading import load
 from porting.notation.table import parse_table

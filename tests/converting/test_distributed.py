@@ -20,8 +20,9 @@ from porting.checkpoint.bin_file import locate_tensor
 from porting.checkpoint.dcp_archive import frame
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.layout import ElementType
-from porting.comparing import diff
-from porting.converting import convert, verify_files
+from porting.comparing.differences import diff
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.converting.making import Made, Maker
 from porting.notation.table import parse_table
 from porting.plan.recipe import Recipe

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from porting.comparing import diff, digest
-from porting.converting import convert, making, verify_files
+from porting.comparing.differences import diff
+from porting.comparing.digests import digest
+from porting.converting import making
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.errors import PortingError
 from porting.exporting import export
 from porting.loading import load

@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 
 import porting
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.converting import convert, verify_files
+from porting.converting.conversion import convert
 from porting.converting.digests import of_bytes
+from porting.converting.integrity import verify_files
 from porting.converting.making import Made, Maker
 from porting.notation.table import parse_table
 from porting.plan.recipe import Recipe
@@ -37,7 +38,7 @@ name = "t"
 
 DYING = """
 import os, signal, sys
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.converting.making import Maker
 from porting.notation.table import parse_table
 real, made = Maker.make, [0]

@@ -14,10 +14,11 @@ import pytest
 import xxhash
 
 from porting.checkpoint import CheckpointError
-from porting.converting import convert, verify_files
+from porting.comparing.jobs import work
+from porting.converting.conversion import convert
 from porting.converting.digests import of_bytes
+from porting.converting.integrity import verify_files
 from porting.converting.record import packed, read_record, record_bytes, unpacked
-from porting.converting.thread_pool import work
 from porting.opening import Folder
 from tests.small_checkpoint import write_checkpoint
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from porting import staging
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from porting.plan.copies import Copy
 from porting.plan.move import Window

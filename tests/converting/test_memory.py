@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.integrations import mxfp4
 
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 from porting.target import TargetError
 from tests.converting.drawing import write
@@ -40,7 +40,7 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 import torch
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 
 folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2], None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from porting.converting.output import BLOCK, WRITTEN, Output
+from porting.converting.making import BLOCK, WRITTEN, Output
 
 
 def test_everything_put_is_written_and_digested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.converting.processes import ProcessGroup, shared_failures, shares, torchrun_group
 from porting.errors import RankError
 from porting.notation.table import parse_table

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from porting.atomic import explained
 from porting.checkpoint import CheckpointError, open_checkpoint
-from porting.converting import Converted, Progress, convert, prepare
+from porting.converting.conversion import Converted, convert, prepare
 from porting.converting.making import Made, Maker
+from porting.converting.progress import Progress
 from porting.converting.workplace import root_of, workplace
 from porting.errors import PortingError
 from porting.notation.table import Table, parse_table

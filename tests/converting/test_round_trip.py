@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from porting.converting import convert, making, verify_files
+from porting.converting import making
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.notation.table import parse_table
 from tests.converting.drawing import Drawn, bits, tables, write
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.errors import Code, PortingError
 from porting.notation.table import parse_table
 from porting.plan.check import check

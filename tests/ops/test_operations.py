@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.converting.reverse_table import places_of
 from porting.notation.sections import KEYS
 from porting.notation.table import parse_table

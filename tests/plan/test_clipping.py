@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from porting.plan.clipping import clip, window
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, clip, make_copy, window
 from porting.plan.move import gather
 
 

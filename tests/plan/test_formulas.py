@@ -14,7 +14,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 from torch.nn.utils.parametrizations import weight_norm
 
 from porting.checkpoint import open_checkpoint
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.errors import Code
 from porting.notation.faults import TableError
 from porting.notation.table import parse_table

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from porting.plan.clipping import window
-from porting.plan.copies import Copy, make_copy
+from porting.plan.copies import Copy, make_copy, window
 from porting.plan.pieces import parts, reading
 
 

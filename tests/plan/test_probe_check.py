@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from porting.notation.table import parse_table
-from porting.plan.probe_check import doubtful
+from porting.plan.check import doubtful
 
 SOURCES = ("model.layer.0.attention.q.weight", "model.layer.1.attention.q.weight", "model.norm.weight")
 

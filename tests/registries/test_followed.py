@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from porting.notation.faults import TableError
-from porting.registries.conversions import Conversion
-from porting.registries.followed import FollowedTensor, opened
+from porting.registries.conversions import Conversion, FollowedTensor, opened
 from porting.registries.layout import LayoutError
 from porting.registries.patterns import rules
 from porting.registries.wording import worded

@@ -27,7 +27,7 @@ from porting.checkpoint.errors import FAULTS_SHOWN
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inspect import inspect_checkpoint
 from porting.checkpoint.strict_json import parse
-from porting.converting import verify_files
+from porting.converting.integrity import verify_files
 from porting.converting.journal import past
 from porting.converting.record import read_record, record_bytes
 from porting.errors import VerifyError, nearest

@@ -22,7 +22,8 @@ import porting
 from porting import atomic
 from porting.atomic import explained, new_directory, new_file
 from porting.checkpoint import CheckpointError, write_directory, write_safetensors
-from porting.converting import convert, verify_files
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.converting.journal import Past, past
 from porting.converting.making import Made, Maker
 from porting.converting.workplace import root_of, workplace
@@ -461,7 +462,7 @@ def test_what_takes_the_name_of_a_workplace_is_not_removed(tmp_path: Path) -> No
 WAITING = """
 import sys, torch
 from pathlib import Path
-from porting.converting import convert
+from porting.converting.conversion import convert
 from porting.notation.table import parse_table
 print(convert(sys.argv[1], sys.argv[2], parse_table(sys.argv[3]), threads=1, memory=1 << 20).tensors)
 """

@@ -17,7 +17,7 @@ import porting
 from porting import limits as limits_of_commands
 from porting.checkpoint import open_checkpoint
 from porting.comparing.jobs import map_jobs
-from porting.converting.thread_pool import work as share
+from porting.comparing.jobs import work as share
 from porting.limits import SMALL, LimitError, charge, moving, reading, spending, untimed, watched
 from porting.notation.table import parse_table
 from porting.registries.weight_converters import as_weight_converters

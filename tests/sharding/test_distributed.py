@@ -15,8 +15,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import porting
 from porting.checkpoint import open_checkpoint
-from porting.comparing import diff, digest
-from porting.converting import convert, verify_files
+from porting.comparing.differences import diff
+from porting.comparing.digests import digest
+from porting.converting.conversion import convert
+from porting.converting.integrity import verify_files
 from porting.converting.record import read_record, unpacked
 from porting.opening import Folder
 from tests import own

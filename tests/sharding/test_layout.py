@@ -18,7 +18,7 @@ from porting.plan.copies import Copy
 from porting.plan.move import Window
 from porting.plan.pieces import SHORT
 from porting.sharding.layout import runs
-from porting.sharding.places import pieces
+from porting.sharding.writing import pieces
 from porting.staging import MoveReader
 
 

@@ -5,7 +5,7 @@ from threading import Event, Thread
 import pytest
 
 from porting.cli.output import shortage
-from porting.converting.thread_pool import work
+from porting.comparing.jobs import work
 
 
 def failing_starts(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, first: int) -> None:
