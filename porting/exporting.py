@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
+from porting.checkpoint.write import WITHOUT_VALUES, holds_values
 from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option, PortingWarning, alike
 from porting.export_config import exported_config, whole_config
@@ -284,6 +285,8 @@ def _unwritable(tensor: Tensor) -> tuple[str, str] | None:
         return f"it is a {type(tensor).__name__}, which may be a part only", "gather it into a plain tensor first"
     if tensor.layout != torch.strided:
         return f"its layout is {tensor.layout}, and checkpoints hold dense tensors", "make it dense first"
+    if not holds_values(tensor):
+        return WITHOUT_VALUES, "load or initialise the module first"
     return None
 
 

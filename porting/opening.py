@@ -446,10 +446,15 @@ def read_opened(opened: Opened) -> bytes:
     """Read all bytes that the file had when it was opened, and close it."""
     try:
         content = _read_up_to(opened.descriptor, opened.status.st_size)
+        made = not opened.status.st_size and os.read(opened.descriptor, 1)
     except OSError as error:
         raise open_error(error, opened.path, where=opened.where) from error
     finally:
         close(opened.descriptor)
+    if made:  # it is not empty, as its size says
+        message = "its content is made when it is read, as of files in /proc, or it was written to meanwhile"
+        hint = "copy it to a file"
+        raise CheckpointError(Fault(code=Code.FILE_NOT_REGULAR, where=opened.where, message=message, hint=hint))
     if len(content) < opened.status.st_size:
         message = "the file changed after it was opened: it was truncated while it was being read"
         hint = "try again once nothing writes to it"

@@ -203,21 +203,41 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors as ``state_dict`` lists them: non-persistent buffers are left out.
 
     A part that was given to ``torch.compile`` is called what it was called before.
+
+    Raises:
+        TargetError: what was put where torch keeps tensors is none, or has no name.
     """
     for path, part in _parts(module):
         stem = f"{path}.".replace("_orig_mod.", "") if path else ""
         for name, parameter in part._parameters.items():
             if parameter is not None:
+                _require_tensor(part, name, parameter)
                 yield stem + name, parameter
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
+                _require_tensor(part, name, buffer)
                 yield stem + name, buffer
+
+
+def _require_tensor(part: nn.Module, name: object, tensor: object) -> None:
+    """Refuse what was put there without ``register_parameter`` or ``register_buffer``, and what has no shape."""
+    if isinstance(name, str) and isinstance(tensor, Tensor) and not tensor.is_nested:
+        return
+    kind = "nested tensor, which has no shape" if isinstance(tensor, Tensor) else type(tensor).__name__
+    what = f"is a {kind}" if isinstance(name, str) else f"has a name that is a {type(name).__name__}"
+    message = f"{name!r} among the parameters and buffers of {type(part).__name__} {what}"
+    hint = "register a tensor with a shape, under a text"
+    raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint=hint))
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """All modules of a module with their paths, under each of their names."""
     try:
-        yield from module.named_modules(remove_duplicate=False)
+        for path, part in module.named_modules(remove_duplicate=False):
+            if "_parameters" not in vars(part) and not hasattr(part, "_parameters"):
+                message = f"the constructor of {type(part).__name__} does not call super().__init__()"
+                raise TargetError(Fault(code=Code.BAD_TARGET, message=message, hint="let it do so first of all"))
+            yield path, part
     except RecursionError as error:
         message = f"the modules of {type(module).__name__} lie in each other too deeply to be listed, or one in itself"
         raise TargetError(

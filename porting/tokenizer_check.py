@@ -8,6 +8,7 @@ tried out first, in a process with a limit of memory and time, with the text tha
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from porting.checkpoint.strict_json import Json
 from porting.errors import Code, Fault
-from porting.limits import LimitError, Limits, limits, raised
+from porting.limits import LimitError, Limits, limits, raised, spending
 
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 TOP = {*STEPS, "version", "truncation", "padding", "added_tokens", "model"}
@@ -64,13 +65,19 @@ MOST_PIECES = 1_000_000
 ROOM = 768 << 20
 """Bytes of memory for the process that tries a tokenizer out, beside four times the file's."""
 
+START, A_SECOND = 0.25, 4 << 20
+"""Seconds of processor time that a trial may take to begin, and bytes of a file that it may take a second to load.
+
+An ordinary tokenizer takes a quarter of that.  What a trial takes beyond counts twice, since the work is done again.
+"""
+
 ELSEWHERE = "take the file from where the checkpoint came from"
 
 PANIC, MANY = 4, 6
 """Exit codes of the trial: the library failed without an ordinary exception; too many pieces."""
 
 TRIAL = """
-import json, resource, sys
+import json, resource, sys, time
 seconds, memory, most = map(int, sys.argv[1:4])
 texts, ids = json.load(sys.stdin)
 resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -89,6 +96,7 @@ except Exception:
     pass
 except BaseException:
     sys.exit(4)
+print(time.process_time())
 sys.exit(6 if many else 0)
 """
 """An exception here is raised in the library's own process as well, where it becomes a message."""
@@ -251,9 +259,10 @@ def _shortens(part: Mapping[str, Json]) -> bool:
 
 def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = (), *, where: str) -> None:
     """Try a tokenizer in a process of its own: load it, encode these texts, and decode what they become."""
-    seconds = limits().seconds
-    room = (ROOM + 4 * len(raw)) * max(seconds // Limits.seconds, 1)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    usual, most = START + len(raw) / A_SECOND, limits().seconds
+    room = (ROOM + 4 * len(raw)) * max(most // Limits.seconds, 1)
+    with spending() as budget, tempfile.NamedTemporaryFile(suffix=".json") as file:
+        seconds = min(most, math.ceil(usual + max(budget.left, 0.0) / 2)) if budget.left < math.inf else most
         file.write(raw)
         file.flush()
         words = [str(seconds), str(room), str(MOST_PIECES), file.name]
@@ -261,16 +270,17 @@ def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = 
         command = [sys.executable, "-I", "-c", TRIAL, *words]
         given = json.dumps([texts, ids]).encode()
         done = subprocess.run(command, env=environment, input=given, capture_output=True, check=False)  # noqa: S603  # our own program
+        if done.returncode == 0:
+            budget.spend(2 * max(float(done.stdout.split()[-1]) - usual, 0.0), where)
+            return
     tried, code, hint = "tried out in a process of its own, it", Code.TOKENIZER_INVALID, ELSEWHERE
     if done.returncode == MANY:
         message = f"{tried} made more than {MOST_PIECES} word pieces of the text"
     elif done.returncode == PANIC:
         message = f"{tried} made the tokenizers library fail"
-    elif done.returncode:
+    else:
         message = f"{tried} took more than {seconds} s, or {room} bytes of memory"
         if -done.returncode in {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}:  # memory may also run out so
             message += ", or the tokenizers library aborted"
-        code, hint = Code.LIMIT, f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * seconds)}"
-    else:
-        return
+        code, hint = Code.LIMIT, f"if you trust where it comes from, raise the limit: {raised('seconds', 10 * most)}"
     raise LimitError(Fault(code=code, where=where, message=message, hint=hint))

@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import porting
 from porting import models
@@ -278,6 +280,30 @@ def test_tensors_that_cannot_be_written_are_all_named(table: Path, source: Path,
         "shift: it is on the meta device and has no values (load or initialise the module first) [tensor-unwritable]",
         f"scaled: {sparse} [tensor-unwritable]",
     ]
+
+
+def freed(values: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory was given back."""
+    values.untyped_storage().resize_(0)
+    return values
+
+
+def fake(values: torch.Tensor) -> torch.Tensor:
+    mode: AbstractContextManager[object] = FakeTensorMode()
+    with mode:
+        return torch.zeros(values.shape)
+
+
+@pytest.mark.parametrize("make", [freed, fake])
+@pytest.mark.parametrize("anew", [True, False])
+def test_tensors_without_memory_are_named(
+    make: Callable[[torch.Tensor], torch.Tensor], anew: bool, table: Path, source: Path, tmp_path: Path
+) -> None:
+    module = own.Own(own.SIZES)
+    module._parameters["scaled"] = make(torch.ones(6))  # type: ignore[assignment]  # no parameter can be made of it
+    with pytest.raises(TargetError, match=r"^scaled: its values are not in memory: .*\[tensor-unwritable\]$"):
+        porting.export(module, table, tmp_path / "new", **({"anew": True} if anew else {"like": source}))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_module_that_changed_since_it_was_loaded_says_so(module: own.Own, source: Path, tmp_path: Path) -> None:

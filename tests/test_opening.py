@@ -100,6 +100,14 @@ def test_a_limit_is_looked_at_first(folder: Path) -> None:
     refused(lambda: read_file(folder / "file", limit=100), "1099511627776 bytes, where at most 100 can be meant")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system has no /proc")
+def test_a_file_whose_size_is_not_that_of_its_content_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert read_file(tmp_path / "empty", limit=10) == b""
+    with pytest.raises(CheckpointError, match="status: its content is made when it is read"):
+        read_file(Path("/proc/self/status"), limit=10)
+
+
 def test_a_folder_stays_the_one_that_was_opened(folder: Path) -> None:
     opened = Folder(folder)
     folder.rename(folder.parent / "moved")

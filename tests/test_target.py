@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,39 @@ def test_a_place_knows_what_it_is() -> None:
     assert all(place.built for place in places.values())
     with torch.device("meta"):
         assert not any(place.built for place in slots(nn.Linear(2, 2)).values())
+
+
+class Unmade(nn.Module):
+    """Its constructor does not call that of its base."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def holding(name: object, value: object) -> nn.Module:
+    """A module with something among its parameters that torch would not have put there."""
+    module = nn.Linear(1, 1)
+    module._parameters[name] = value  # type: ignore[index, assignment]  # that is the point
+    return module
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Unmade, r"the constructor of Unmade does not call super\(\).__init__\(\)"),
+        (lambda: nn.Sequential(nn.Linear(1, 1), Unmade()), "the constructor of Unmade does not call"),
+        (lambda: holding(7, torch.zeros(1)), "7 among the parameters and buffers of Linear has a name that is a int"),
+        (lambda: holding("b", "text"), "'b' among the parameters and buffers of Linear is a str"),
+        (lambda: holding("b", nested()), "'b' among the parameters and buffers of Linear is a nested tensor"),
+    ],
+)
+def test_what_torch_would_not_register_is_named(make: Callable[[], nn.Module], said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        slots(make())
 
 
 def test_a_module_that_stands_in_two_places_is_listed_in_both() -> None:

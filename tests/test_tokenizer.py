@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -18,9 +20,10 @@ from porting.checkpoint import CheckpointError, open_checkpoint
 from porting.checkpoint.strict_json import Json
 from porting.embedded import embedded_checkpoint
 from porting.errors import PortingError
+from porting.limits import LimitError, spending
 from porting.opening import Folder
 from porting.tokenizer import TextTokenizer, TokenizerError, read_tokenizer
-from porting.tokenizer_check import is_known
+from porting.tokenizer_check import is_known, require_bounded
 from tests.small_checkpoint import WORDS, tokenizer_json, write_checkpoint
 
 
@@ -386,6 +389,29 @@ def test_what_a_strange_decoder_makes_is_tried_out(tmp_path: Path, monkeypatch: 
     for use in (lambda: tokenizer.decode([6]), lambda: tokenizer.encode("bank a")):
         with pytest.raises(PortingError, match="tried out in a process of its own"):
             use()
+
+
+def test_all_trials_of_a_command_have_its_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial is repeated by the command itself, so that its time counts twice; loading an ordinary one is free."""
+    allowed: list[int] = []
+
+    def trial(seconds: float) -> Callable[..., CompletedProcess[bytes]]:
+        def run(command: list[str], **_: object) -> CompletedProcess[bytes]:
+            allowed.append(int(command[4]))
+            return CompletedProcess(command, 0, stdout=f"{seconds}\n".encode())
+
+        return run
+
+    with spending() as budget:
+        monkeypatch.setattr("porting.tokenizer_check.subprocess.run", trial(0.2))
+        require_bounded(b"{}", where="a file")
+        assert budget.left == 8
+        monkeypatch.setattr("porting.tokenizer_check.subprocess.run", trial(3.25))
+        require_bounded(b"{}", where="a file")
+        assert budget.left == pytest.approx(2)
+        with pytest.raises(LimitError, match="a file: this takes more than 8 seconds of reading descriptions"):
+            require_bounded(b"{}", ("text",), where="a file")
+    assert allowed == [5, 5, 2]
 
 
 def test_an_added_token_of_a_megabyte_is_tried_out_first() -> None:

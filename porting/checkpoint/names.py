@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import unicodedata
@@ -14,6 +15,10 @@ from porting.errors import Code
 
 MODEL_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/[A-Za-z0-9][\w.+-]*)*")
+
+
+MOST_JOINED = 64
+"""Checkpoints that are joined to one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,9 @@ def split_sources(text: str) -> tuple[str, dict[str, str]]:
     words = re.split(r"\+([A-Za-z_][A-Za-z0-9_]*)=", text)
     if len(words) == 1:
         return text, {}
+    if len(words) > 2 * MOST_JOINED:
+        message = f"{len(words) // 2} names with checkpoints behind them, and at most {MOST_JOINED} are joined"
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, "join them in several steps")
     ways = list(_ways(words))
     least = min(map(_missing, ways))
     best = [way for way in ways if _missing(way) == least]
@@ -94,6 +102,15 @@ def _missing(way: list[str]) -> int:
 def exists(text: str) -> bool:
     """Whether a path exists, as a file, a directory or anything else."""
     return os.path.lexists(expanded(text))
+
+
+def is_too_long(path: Path) -> bool:
+    """Whether a path, or a part of it, is longer than the system lets it be."""
+    try:
+        os.lstat(path)
+    except (OSError, ValueError) as error:
+        return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def expanded(text: str) -> Path:

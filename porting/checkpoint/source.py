@@ -16,7 +16,7 @@ from porting.checkpoint.errors import CheckpointError, HubError, checkpoint_erro
 from porting.checkpoint.files import LocalFile
 from porting.checkpoint.inner_path import InnerPathNeededError
 from porting.checkpoint.joined import RANK, find_ranks, home_of, join, joined
-from porting.checkpoint.names import expanded, parse_model_id, split_inner_path, split_sources
+from porting.checkpoint.names import expanded, is_too_long, parse_model_id, split_inner_path, split_sources
 from porting.checkpoint.registry import (
     CONTAINERS,
     EXPECTED,
@@ -104,10 +104,8 @@ def _open(
 ) -> Checkpoint:
     text = os.fspath(source)
     outer, part = split_inner_path(text)
-    if not outer:  # as of a variable of the shell that is not set: the current directory is not meant
-        hint = "name a directory or a file; '.' is the current directory"
-        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, "the path is empty", hint)
     path = expanded(outer)
+    _require_possible(outer, path, text)
     if os.path.lexists(path):
         if revision is not None:
             message = f"a revision, {quote(revision)}, was given for a path on this machine"
@@ -144,6 +142,16 @@ def _open(
         fault = Fault(code=Code.CHECKPOINT_NOT_FOUND, where=text, message=message, hint=near or "check the path")
         raise HubError([*error.faults, fault]) from error
     return _open_directory(Folder(snapshot.root), location=text, commit=snapshot.commit, part=part)
+
+
+def _require_possible(outer: str, path: Path, text: str) -> None:
+    """Refuse what no path can be, before the system is asked about it."""
+    if not outer:  # as of a variable of the shell that is not set: the current directory is not meant
+        hint = "name a directory or a file; '.' is the current directory"
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, "the path is empty", hint)
+    if is_too_long(path):
+        message = "it is longer than the system lets a path be"
+        raise checkpoint_error(Code.CHECKPOINT_NOT_FOUND, text, message, "check the path")
 
 
 def _main_of(path: Path) -> tuple[str, str | None] | None:

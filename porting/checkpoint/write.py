@@ -27,6 +27,8 @@ from porting.printable import dtype_name
 if TYPE_CHECKING:
     import torch
 
+WITHOUT_VALUES = "its values are not in memory: it is a fake tensor, or its memory was freed"
+
 PIECE = 1 << 18
 """Bytes copied at a time; pieces above a megabyte are several times slower."""
 
@@ -232,6 +234,22 @@ def tensor_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
             yield view[start : start + PIECE]  # `tensor` lives until the last piece is taken
 
 
+def holds_values(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor's values lie in memory: not those of a fake tensor, or of one whose memory was freed."""
+    if not tensor.numel():
+        return True
+    try:
+        storage = tensor.untyped_storage()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+        if storage.device.type == "meta" or (last + 1) * tensor.itemsize > storage.nbytes():
+            return False
+        tensor.data_ptr()
+    except RuntimeError:  # a tensor of functorch has no storage, or none with an address
+        return False
+    return True
+
+
 def _unwritable(tensor: torch.Tensor) -> str:
     """The reason why a tensor cannot be stored; empty if it can."""
     if str(tensor.layout) != "torch.strided":
@@ -240,6 +258,8 @@ def _unwritable(tensor: torch.Tensor) -> str:
         return "it is on the meta device and has no values"
     if tensor.is_quantized or dtype_name(tensor.dtype) not in DTYPE_NAMES:
         return f"the format has no name for its dtype {tensor.dtype}"
+    if not holds_values(tensor):
+        return WITHOUT_VALUES
     return ""
 
 

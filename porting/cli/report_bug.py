@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,20 @@ def _record(error: BaseException) -> str:
 ENDINGS = r"\.(?:bin|ckpt|gguf|h5|hdf5|html|index|json|msgpack|npz|ocdbt|onnx|png|pt|pth|py|safetensors|toml)"
 """Kinds of files: which kind it is helps, and says nothing about whose it is."""
 
+LONG, SHORT = (
+    re.compile(r"(?P<option>--[a-z][a-z-]*)(?:=(?P<value>.*))?", re.DOTALL),
+    re.compile(r"(?P<option>-[A-Za-z])(?P<value>.*)", re.DOTALL),
+)
+"""Words of a command line that are options, with their values: ``--dtype=float32``, ``-otable.toml``."""
+
+NUMBER = re.compile(r"-?[\d.,]*")
+
+URL, TOKEN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+"), re.compile(r"(?<!\w)hf_\w{8,}")
+"""Addresses, which may hold passwords, and tokens of the hub."""
+
+SECRET, SHORTEST_SECRET = re.compile("TOKEN|SECRET|PASSWORD|_KEY"), 8
+"""Names of variables of the environment whose values are secret, and the fewest characters of one that is."""
+
 START = r"(?:~|\.{1,2})?/"
 PATH = re.compile(
     rf"""(?<=['"]){START}[^'"\n]+(?=['"])|(?<![\w.<>/]){START}[^\s'",:;()\[\]{{}}<>]+""",
@@ -94,17 +108,29 @@ class Shortened:
         for kind, found in (("user", _user()), ("host", platform.node())):
             if len(found) > 2 and found not in {"root", "localhost", *self.known}:
                 self.replaced[found] = f"<{kind}>"
+        for name, found in os.environ.items():
+            if SECRET.search(name) and len(found) >= SHORTEST_SECRET:
+                self.replaced[found] = "<secret>"
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line: behind a ``--`` there are no options."""
+        end = words.index("--") if "--" in words else len(words)
+        return [*map(self.word, words[:end]), *words[end : end + 1], *map(self._value, words[end + 1 :])]
 
     def word(self, word: str) -> str:
-        """One word of a command line."""
-        option, equals, value = word.partition("=")
-        if word.startswith("--") and equals:
-            return f"{option}={self.word(value)}"
-        if word.startswith("-") or word in self.known or re.fullmatch(r"[\d.,]*", word):
+        """One word of a command line: an option, with or without its value, or a value."""
+        if found := LONG.fullmatch(word):
+            return found["option"] if found["value"] is None else f"{found['option']}={self._value(found['value'])}"
+        if (found := SHORT.fullmatch(word)) and not NUMBER.fullmatch(word):
+            return found["option"] + (self._value(found["value"]) if found["value"] else "")
+        return self._value(word)
+
+    def _value(self, word: str) -> str:
+        if word in self.known or NUMBER.fullmatch(word):
             return word
         place, colon, name = word.rpartition(":")
         if colon and place:
-            return f"{self.word(place)}:{self._placeholder(name, 'word')}"
+            return f"{self._value(place)}:{self._placeholder(name, 'word')}"
         return self._placeholder(word, "path" if "/" in word or re.search(f"{ENDINGS}$", word) else "word")
 
     def text(self, text: str) -> str:
@@ -112,6 +138,8 @@ class Shortened:
         for found in sorted(self.replaced, key=len, reverse=True):
             if len(found) > 2:
                 text = re.sub(rf"(?<![\w-]){re.escape(found)}(?![\w-])", self.replaced[found], text)
+        text = URL.sub(lambda found: self._placeholder(found[0], "url"), text)
+        text = TOKEN.sub("<secret>", text)
         return PATH.sub(lambda found: self._place(found[0]), text)
 
     def traceback(self, text: str) -> str:
@@ -150,7 +178,9 @@ class Shortened:
         return self.replaced[found]
 
     def __str__(self) -> str:
-        kinds = {kind: sum(one.startswith(f"<{kind}") for one in self.replaced.values()) for kind in ("path", "word")}
+        kinds = {
+            kind: sum(one.startswith(f"<{kind} ") for one in self.replaced.values()) for kind in ("path", "word", "url")
+        }
         parts = [counted(number, kind) for kind, number in kinds.items() if number]
         return ", ".join([*parts, *([f"the code of {counted(self.frames, 'frame')}"] if self.frames else [])])
 
@@ -230,7 +260,7 @@ def _command(argv: str, shortened: Shortened) -> str:
         words = [str(one) for one in ast.literal_eval(argv)]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return "(it cannot be read)"
-    return " ".join(["porting", *map(shortened.word, words[1:])])
+    return " ".join(["porting", *shortened.words(words[1:])])
 
 
 def _known(group: object) -> set[str]:

@@ -31,7 +31,7 @@ from porting.registries.layout import (
     stacked,
     unify,
 )
-from porting.verification.reference import declared, model_class, quiet, usual_classes
+from porting.verification.reference import declared, model_class, plain_fields, quiet, usual_classes, written_out
 
 
 class FollowedTensor(Tensor):
@@ -322,8 +322,8 @@ def _on_meta(entry: str, config: Mapping[str, object], tensors: Mapping[str, Des
     try:
         with quiet(), torch.device("meta"), bounded(bounds(tensors, config) if config else OWN_CODE):
             own = known[kind] if kind in known else make.config_class  # noqa: SIM401  # a lazy mapping
-            given = own.from_dict(copy.deepcopy(dict(config))) if config else own()  # which may change what it is given
-            model: Any = make._from_config(given)
+            given = own.from_dict(plain_fields(config)) if config else own()
+            model: Any = make._from_config(given, **written_out(make))
     except (PortingError, MemoryError):
         raise
     except Exception as error:  # a config that fits no model fails in its constructor, in any way

@@ -7,6 +7,7 @@ neither.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,23 +88,19 @@ def load_reference(
         raise VerifyError(Fault(code=Code.NO_REFERENCE, where=checkpoint.location, message=message))
     _require_small(checkpoint)
     _require_same_files(checkpoint)
-    config: Any = make.config_class
     values = {
         name: checkpoint.read(name, own=info.dtype == dtype and not untouched)  # others are cast, and so copied
         for name, info in checkpoint.tensors.items()
     }
-    given: dict[str, Any] = {"state_dict": values}
-    if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
-        given["experts_implementation"] = "eager"
     with quiet(), bounded(bounds(checkpoint.tensors, checkpoint.config)):
         try:
             model: nn.Module = make.from_pretrained(
                 None,
-                config=config.from_dict(dict(checkpoint.config)),
+                config=make.config_class.from_dict(plain_fields(checkpoint.config)),
+                state_dict=values,
                 dtype=dtype,
-                attn_implementation="eager",
                 local_files_only=True,
-                **given,
+                **written_out(make),
             )
         except PortingError:
             raise
@@ -113,6 +110,36 @@ def load_reference(
     checkpoint.require_in_place()
     _restore_padding_rows(model, values)
     return model.eval()
+
+
+IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_\w+)?")
+"""Fields of a config, in its parts too, that say by which code attention or experts are computed."""
+
+
+def plain_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """A copy of a config for transformers, without the fields that say which code computes.
+
+    ``"attn_implementation": "org/name"`` makes transformers fetch code from the hub and import it, where the package
+    ``kernels`` is installed.
+
+    >>> plain_fields({"attn_implementation": "org/name", "text_config": {"_attn_implementation": "x", "n": [1]}})
+    {'text_config': {'n': [1]}}
+    """
+    return {name: _plain(value) for name, value in config.items() if not IMPLEMENTATION.fullmatch(str(name))}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return plain_fields(value)
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def written_out(make: Any) -> dict[str, str]:  # its methods have no types
+    """The arguments by which a class of transformers writes attention and mixtures of experts out."""
+    given = {"attn_implementation": "eager"}
+    if hasattr(make, "set_experts_implementation"):  # the first releases with 5 have one way for experts
+        given["experts_implementation"] = "eager"
+    return given
 
 
 @torch.no_grad()
@@ -418,7 +445,8 @@ def coverage(checkpoint: Checkpoint, name: str) -> Coverage | None:
     try:
         with quiet():
             with torch.device("meta"), bounded(bounds(checkpoint.tensors, checkpoint.config)):
-                model = make._from_config(make.config_class.from_dict(dict(checkpoint.config)))
+                config = make.config_class.from_dict(plain_fields(checkpoint.config))
+                model = make._from_config(config, **written_out(make))
             return _loaded(name, model, empty)
     except TargetError:
         raise  # no class of this config stays within the bounds

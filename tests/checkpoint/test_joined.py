@@ -185,3 +185,8 @@ def test_files_of_the_second_that_are_exchanged_are_noticed(base: Path, adapter:
     (adapter / "adapter_model.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match="another file"):
         checkpoint.require_in_place()
+
+
+@pytest.mark.parametrize("count", [64, 3000])
+def test_too_many_checkpoints_are_refused(base: Path, count: int) -> None:
+    refused(str(base) + "".join(f"+a{number}={base}" for number in range(count)), "at most 64 are joined")

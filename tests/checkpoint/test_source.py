@@ -117,6 +117,12 @@ def test_an_empty_path_is_not_the_current_directory(
     assert open_checkpoint(".").tensors.keys() == weights.keys()
 
 
+@pytest.mark.parametrize("name", ["x/" * 5000, "x" * 300, "x" * 300 + "/model", "x/" * 5000 + "#inside"])
+def test_a_path_that_is_too_long_is_none(name: str) -> None:
+    with pytest.raises(CheckpointError, match="longer than the system lets a path be"):
+        open_checkpoint(name)
+
+
 def test_two_sets_of_weights(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
     shard(tmp_path, [{"a": weights["a"]}])
     save_file(weights, tmp_path / "model.safetensors")

@@ -84,6 +84,39 @@ def porting_version() -> str:
     return version("porting")
 
 
+@pytest.mark.parametrize(
+    ("word", "left"),
+    [
+        ("-o/home/ada/secret/t.toml", "-o<path 1>.toml"),
+        ("-osecret", "-o<word 1>"),
+        ("-my secret", "-m<word 1>"),
+        ("--my secret", "<word 1>"),
+        ("--table=secret", "--table=<word 1>"),
+        ("--table=-secret", "--table=<word 1>"),
+        ("-1.5", "-1.5"),
+        ("--verbose", "--verbose"),
+        ("-v", "-v"),
+    ],
+)
+def test_what_begins_like_an_option_is_left_out_with_its_value(word: str, left: str) -> None:
+    assert Shortened().words([word]) == [left]
+
+
+def test_behind_two_dashes_there_are_no_options() -> None:
+    typed = ["fill-mask", "--top", "3", "--", "--secret", "-secret", "fill-mask"]
+    assert Shortened({"fill-mask"}).words(typed) == [
+        *("fill-mask", "--top", "3", "--", "<word 1>", "<word 2>", "fill-mask")
+    ]
+
+
+def test_passwords_and_tokens_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "s3cr3t-of-mine")
+    shortened = Shortened()
+    said = "GET https://ada:pass@host.org/x?token=abcdefgh failed: 'hf_AbCdEfGhIjKl' and s3cr3t-of-mine are wrong"
+    assert shortened.text(said) == "GET <url 1> failed: '<secret>' and <secret> are wrong"
+    assert str(shortened) == "1 url"
+
+
 def test_code_of_the_library_stays_in_a_traceback() -> None:
     here = str(Path(__file__).parents[2] / "porting" / "build.py")
     other = "/home/ada/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -17,6 +18,8 @@ from safetensors.torch import save_file
 from porting import verify
 from porting.checkpoint import open_checkpoint
 from porting.errors import VerifyError
+from porting.registries.conversions import loading
+from porting.suggesting.subjects.model_pair import completed_config
 from porting.verification.reference import coverage, load_reference, model_class, reference_class
 from tests.models.twins import realistic
 from tests.pretraining import SCRATCH, tied, write_base
@@ -209,3 +212,25 @@ def test_weights_that_transformers_would_read_from_another_file_are_refused(tmp_
             load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)
     with pytest.raises(VerifyError, match=r"another file of weights for transformers: transformers_weights = "):
         load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_no_code_of_the_hub_that_a_config_names_is_fetched(
+    tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package ``kernels`` transformers would fetch it and import it."""
+    asked: list[object] = []
+    hub_kernels: Any = importlib.import_module("transformers.integrations.hub_kernels")
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda *_, **__: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **_: asked.append(name))
+    folder = generator(tmp_path / "c")
+    path = folder / "config.json"
+    named = "org/attention:forward"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: named, "more": [{field: named}]}))
+    checkpoint = open_checkpoint(folder)
+    assert not reference_class(checkpoint).lacks
+    assert coverage(checkpoint, "GPT2LMHeadModel") is not None
+    load_reference(checkpoint, "GPT2LMHeadModel", torch.float32)
+    assert loading("gpt2", checkpoint.config, checkpoint.tensors).conversions
+    assert named not in str(completed_config(checkpoint.config, "GPT2LMHeadModel"))
+    assert asked == []

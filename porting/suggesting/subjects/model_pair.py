@@ -70,7 +70,7 @@ from porting.tracing.float64 import forced_float64
 from porting.tracing.running import limit_threads
 from porting.trials.modalities import DECODER_IDS, IDS, PIXELS, POSITIONS, text_fields
 from porting.trials.padding import MASK
-from porting.verification.reference import model_class
+from porting.verification.reference import model_class, plain_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
     if kind is None:
         return dict(config)
     try:
-        made = kind.config_class.from_dict(dict(config))
+        made = kind.config_class.from_dict(plain_fields(config))
     except Exception as error:  # it may raise anything of what a config says
         said = " ".join(str(error).split())
         message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"

@@ -35,7 +35,7 @@ from porting.suggesting.subjects.config_fields import (
 )
 from porting.suggesting.subjects.sampler import Sampler
 from porting.target import named_tensors
-from porting.verification.reference import load_reference, model_class, refusal
+from porting.verification.reference import load_reference, model_class, plain_fields, refusal
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def make_twin(
 
 def _configured(kind: Any, fields: Mapping[str, object]) -> Any:  # transformers' classes have no types
     try:
-        return kind.config_class.from_dict(dict(fields))
+        return kind.config_class.from_dict(plain_fields(fields))
     except Exception as error:  # it checks the fields against one another, and may raise anything
         raise _no_twin(kind.__name__, error, fields) from error
 
