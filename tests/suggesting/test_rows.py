@@ -106,10 +106,8 @@ class Square(Words):
 
 
 class Optional(Words):
-    """It runs on batches too, and takes their rows for the tokens of one."""
-
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.seen(ids.reshape(-1), torch.ones(ids.numel()) if mask is None else mask.reshape(-1))
+        return self.seen(ids, torch.ones(len(ids)) if mask is None else mask)
 
 
 class Picture(Words):
@@ -145,6 +143,19 @@ def test_one_row_is_given_where_no_batch_is_taken(kind: type[Words], lines: dict
     found = find_argument_mapping(kind(), sampler, causal=causal, ask=Asker())
     assert dict(found.rules) == lines
     assert found.by_row
+
+
+class Mixes(Words):
+    """It runs on batches, and takes their rows for the tokens of one."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.seen(ids.reshape(-1), torch.ones(ids.numel())).reshape(*ids.shape, -1)
+
+
+def test_a_module_that_runs_on_a_batch_and_mixes_its_rows_is_given_no_single_rows() -> None:
+    found = find_argument_mapping(Mixes(), Sampler(available=(IDS, MASK)), causal=False, ask=Asker())
+    assert found.mixes_rows
+    assert not found.by_row
 
 
 class Nothing(Words):

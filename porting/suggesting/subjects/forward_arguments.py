@@ -274,7 +274,7 @@ class _Search:
             tried, found = self._grouped(tried, found, loose)
         if not tried.ways and (way := self.with_unnamed_indices()):
             return way
-        if (not tried.ways or tried.fewest() > len({PADDED, AHEAD})) and (way := self.by_rows(found, loose)):
+        if not tried.ways and (way := self.by_rows(found, loose)):  # one that runs on batches is called with these
             return way
         return self._least_wrong(tried, found)
 
