@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 import porting
@@ -225,3 +226,12 @@ def test_videos(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(pixel_values=video).last_hidden_state
         assert float((loaded(video.transpose(1, 2)) - expected).abs().max() / expected.abs().max()) < BOUND
+
+
+def test_tokens_are_drawn_from_the_vocabulary_of_the_part_that_reads_them() -> None:
+    text = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    picture = {**text, "image_size": 8, "patch_size": 4}
+    config = transformers.CLIPConfig(text_config=text, vision_config=picture)
+    sampler = Sampler.of(transformers.CLIPModel(config), config.to_dict())
+    assert sampler.vocabulary == 11
+    assert int(sampler.batch(("input_ids",))["input_ids"].max()) < 11

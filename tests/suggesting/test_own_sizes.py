@@ -273,6 +273,7 @@ def test_what_two_say_differently_or_no_config_says_is_asked_for(
         ("vit_img_size", "image_size"),
         ("rope_local_base", "rope_local_base_freq"),
         ("rope_base_global", "rope_theta"),
+        ("base", "rope_theta"),
     ],
 )
 def test_a_name_that_is_made_of_usual_words_is_understood(name: str, field: str | None) -> None:

@@ -127,12 +127,13 @@ class Sampler:
             message = f"{title} takes {', '.join(list(taken)[:3])} ..., and no batches are made of these"
             hint = Message("write the table, and verify it with ", Option("inputs"), " of your own")
             raise VerifyError(Fault(code=Code.NO_INPUTS, where=title, message=message, hint=hint))
+        text = text_fields(config)
         return cls(
             available=(*usual, *boxes, *others),
-            vocabulary=config_number(config, Role.VOCABULARY, 97),
-            padding=config_number(config, Role.PADDING),
+            vocabulary=config_number(text, Role.VOCABULARY, 97),
+            padding=config_number(text, Role.PADDING),
             end=end_token(config),
-            never=special_places(text_fields(config)),
+            never=special_places(text),
             shapes={**_shapes(config), **others},
             reference=reference,
             config=config,

@@ -217,10 +217,10 @@ def _signals(subjects: ModelPair, config: Mapping[str, object], rows: int, seed:
 
 
 def _case(subjects: ModelPair, config: dict[str, object], lengths: Sequence[int], seed: int, *, padded: bool) -> Case:
-    way = subjects.way
-    vocabulary = config_number(config, Role.VOCABULARY, 97)
-    padding = config_number(config, Role.PADDING, NONE)
-    types = config_number(config, Role.SEGMENTS, 0)
+    way, text = subjects.way, text_fields(config)
+    vocabulary = config_number(text, Role.VOCABULARY, 97)
+    padding = config_number(text, Role.PADDING, NONE)
+    types = config_number(text, Role.SEGMENTS, 0)
     generator = torch.Generator().manual_seed(seed)
     words = _words(lengths, vocabulary, padding, generator, end_token(config))
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
