@@ -229,7 +229,13 @@ def test_videos(tmp_path: Path) -> None:
 
 
 def test_tokens_are_drawn_from_the_vocabulary_of_the_part_that_reads_them() -> None:
-    text = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {
+        "vocab_size": 11,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     picture = {**text, "image_size": 8, "patch_size": 4}
     config = transformers.CLIPConfig(text_config=text, vision_config=picture)
     sampler = Sampler.of(transformers.CLIPModel(config), config.to_dict())
