@@ -49,6 +49,7 @@ class Batches:
         withheld: arguments that neither side is given, since [inputs] does not name them.
         more: makes another batch with rows of these lengths; None where the cases were given.
         longest: no row that is made is longer; 0 where the cases were given.
+        whole: the reference has no place for longer rows, whatever its config says.
         special: token ids that have a meaning of their own.
     """
 
@@ -57,6 +58,7 @@ class Batches:
     withheld: tuple[str, ...] = ()
     more: Callable[[str, Sequence[int]], Case] | None = None
     longest: int = 0
+    whole: bool = False
     special: tuple[int, ...] = ()
 
 
@@ -88,7 +90,7 @@ def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Ba
         except VerifyError as error:
             if not TOO_LONG.search(str(error)):
                 return batch
-            fitting = make(shorter)
+            fitting = replace(make(shorter), whole=shorter == fitting.longest - 1)
         else:
             return fitting
     return batch

@@ -207,13 +207,16 @@ def _edges(config: Mapping[str, object], longest: int) -> Iterator[Unseen]:
             yield Unseen("the window's edge", f"{field} = {size}, and rows of at most {longest} tokens")
 
 
-def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = ()) -> list[Unseen]:
+def unseen(
+    cases: Sequence[Case], config: Mapping[str, object], withheld: Sequence[str] = (), *, whole: bool = False
+) -> list[Unseen]:
     """List what these inputs could not show.
 
     Args:
         cases: the inputs.
         config: its fields under their usual names.
         withheld: arguments that neither side is given, since [inputs] does not name them.
+        whole: the reference has no place for longer rows, though its config names more positions.
     """
     given: dict[str, set[float]] = {}
     for case in cases:
@@ -237,7 +240,7 @@ def unseen(cases: Sequence[Case], config: Mapping[str, object], withheld: Sequen
     lengths = [int(case.inputs[WORDS].shape[-1]) for case in cases if WORDS in case.inputs]
     found += _edges(config, max(lengths, default=0))
     positions = config.get("max_position_embeddings")
-    if isinstance(positions, int) and lengths and max(lengths) < positions:
+    if isinstance(positions, int) and lengths and max(lengths) < positions and not whole:
         beyond = (
             f"positions {max(lengths)} to {positions - 1}"
             if max(lengths) < positions - 1

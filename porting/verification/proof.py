@@ -353,7 +353,7 @@ def _verify(
         cases=tuple(case.name for case in cases),
         scope=scope,
         padded=comparison.padded,
-        unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld), *exact.reach.unseen),
+        unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld, whole=batch.whole), *exact.reach.unseen),
         seed=seed,
         environment=versions(),
         warnings=(*warned(subject, random), *comparison.warnings, *comparison.misfits, *exact.searched.failed, *failed),

@@ -360,7 +360,7 @@ def verify_streamed(
         scope=Scope(dtypes=("float64", *(dtype_name(one) for one in dtypes)), returned=returned),
         unseen=(
             Unseen("which weights reach a probe", "a streamed run does not measure it"),
-            *unseen(cases, batch.fields, batch.withheld),
+            *unseen(cases, batch.fields, batch.withheld, whole=batch.whole),
             *found.unseen,
         ),
         branches=found.branches,

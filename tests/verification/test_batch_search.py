@@ -186,7 +186,7 @@ def test_a_row_that_is_too_long_for_the_reference_is_made_shorter() -> None:
     report = verify(reference=Counted(), into=Counted)
     assert report.faithful, str(report)
     assert report.cases[0] == "8 rows of 1 to 10 tokens, padded"
-    assert "positions 10 to 11 (rows of at most 10 tokens)" in map(str, report.unseen)
+    assert not any(str(one).startswith("position") for one in report.unseen)  # longer rows are none
     assert report.shown.rows == {"position.weight": (0, 1)}
     assert "nothing of rows 0-1 of position.weight was shown at work" in report.details()
 
