@@ -243,9 +243,13 @@ def _limits(report: Outcome, *, verbose: bool) -> Iterator[str]:
 def never_ran(module: nn.Module, ran: set[str], shown: Shown) -> tuple[str, ...]:
     """The outermost modules with weights that were never called, nor their weights used by others.
 
+    Where nothing tells which weights were used, as in a forward without gradients, none is named.
+
     Args:
         ran: the modules that ran, of those with weights of their own or without parts.
     """
+    if not shown.activation:
+        return ()
     idle: list[str] = []
     unshown = {*shown.copy, *shown.nothing, *shown.differing}
     for path, part in module.named_modules():
