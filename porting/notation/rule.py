@@ -135,8 +135,8 @@ class Rule:
         rest: it reads and writes what no other rule does, as a line of [rest].
         again: its sources are read by the rule in front of it as well: the two come from one line with several targets.
         besides: of such a rule, the names that it neither reads (first) nor writes (second): other sections list them.
-        by_row: a line of [inputs] whose first axis, the batch's, has no place in the module: it is called once for each
-            row.  The targets have that axis here.
+        by_row: a line of [inputs] into a module without an axis for the batch, which is called once for each row.  The
+            targets have that axis here.
         turned: its sides were exchanged, to see what it makes of the checkpoint; messages show it as the table has it.
         where: its place in the table, ``bert.toml:12:3``.
     """

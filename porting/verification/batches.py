@@ -49,7 +49,7 @@ class Batches:
         withheld: arguments that neither side is given, since [inputs] does not name them.
         more: makes another batch with rows of these lengths; None where the cases were given.
         longest: no row that is made is longer; 0 where the cases were given.
-        whole: the reference has no place for longer rows, whatever its config says.
+        whole: the reference fails on longer rows, though its config names more positions.
         special: token ids that have a meaning of their own.
     """
 

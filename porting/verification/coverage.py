@@ -216,7 +216,7 @@ def unseen(
         cases: the inputs.
         config: its fields under their usual names.
         withheld: arguments that neither side is given, since [inputs] does not name them.
-        whole: the reference has no place for longer rows, though its config names more positions.
+        whole: the reference fails on longer rows, though its config names more positions.
     """
     given: dict[str, set[float]] = {}
     for case in cases:

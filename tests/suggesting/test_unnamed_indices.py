@@ -30,7 +30,7 @@ class Encoder(nn.Module):
 class Half(Encoder):
     """Its segments are required."""
 
-    def forward(self, ids: Tensor, half, attention_mask: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(self, ids: Tensor, half, attention_mask: Tensor) -> Tensor:  # type: ignore[no-untyped-def]  # neither name nor type tells what half is
         return self.attend(self.words(ids) + self.kinds(half), attention_mask)
 
 
@@ -44,7 +44,7 @@ class HalfByDefault(Encoder):
 class MaybeHalf(Encoder):
     """It is called with None or with segments."""
 
-    def forward(self, ids: Tensor, attention_mask: Tensor, half) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(self, ids: Tensor, attention_mask: Tensor, half) -> Tensor:  # type: ignore[no-untyped-def]  # neither name nor type tells what half is
         x = self.words(ids)
         return self.attend(x if half is None else x + self.kinds(half), attention_mask)
 
@@ -93,7 +93,7 @@ def test_segments_and_positions_are_found_by_what_they_do(kind: type[nn.Module],
 class Shift(Encoder):
     """A number that is added to places."""
 
-    def forward(self, ids: Tensor, attention_mask: Tensor, shift) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(self, ids: Tensor, attention_mask: Tensor, shift) -> Tensor:  # type: ignore[no-untyped-def]  # neither name nor type tells what half is
         places = self.places(torch.arange(ids.shape[1]) + shift)
         return self.attend(self.words(ids) + places, attention_mask)
 

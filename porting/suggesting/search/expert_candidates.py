@@ -1,8 +1,9 @@
 """Candidates for the experts of a layer, whose products no run of the reference shows.
 
 transformers keeps all experts of a layer in one tensor for each of their matrices, and files have a tensor for each
-expert.  A module may have either, run every expert on every token or each on its own, and join the gate with what it
-opens.  So the tensors are told by their names and shapes, and what comes behind the experts decides.
+expert.  A module may have either, run every expert on every token or each on those that chose it, and have the gate and
+the up projection in one matrix.  Names and shapes give the candidates; the right one is that with which the next
+activation behind the experts is the reference's.
 """
 
 from __future__ import annotations

@@ -293,11 +293,13 @@ class WeightSearch(WaySearch):
 
         Those that were tried already are left out.
         """
-        layer = next(reversed(layers_of(unit.names[0])), None)
         count = config_number(self._config, Role.EXPERTS)
-        known = [rule for rule in self.found.moves if layer is not None and all(map(layer.holds, rule.writes))]
+        layer = next(reversed(layers_of(unit.names[0])), None) if count > 1 else None
+        if layer is None or layer in self._tried_experts:
+            return Experts()
+        known = [rule for rule in self.found.moves if all(map(layer.holds, rule.writes))]
         mates = Counter(mate for rule in known for one in rule.reads for mate in layers_of(one)[-1:])
-        if layer is None or layer in self._tried_experts or count <= 1 or not mates:
+        if not mates:
             return Experts()
         mate = mates.most_common(1)[0][0]
         held = {**self._stored, **self.reference.leaves}
