@@ -132,15 +132,15 @@ JOINED = 'source = ["{experts}w1.weight [a e]", "{experts}w3.weight [b e]"]\ntar
 
 LINES = {
     Chosen: [
-        f'{JOINED}"layers.{{{{i}}}}.feed_forward.pool.{{{{n}}}}.both.weight [(a|b) e]"',
-        '"{experts}w2.weight" = "layers.{{i}}.feed_forward.pool.{{n}}.back.weight"',
+        f'{JOINED}"layers.{{{{i}}}}.feed_forward.pool.{{{{j}}}}.both.weight [(a|b) e]"',
+        '"{experts}w2.weight" = "layers.{{i}}.feed_forward.pool.{{j}}.back.weight"',
     ],
     Stacked: [
-        f'{JOINED}"layers.{{{{i}}}}.feed_forward.wi [n e (a|b)]"',
-        '"{experts}w2.weight [o e]" = "layers.{{i}}.feed_forward.wo [n e o]"',
+        f'{JOINED}"layers.{{{{i}}}}.feed_forward.wi [j e (a|b)]"',
+        '"{experts}w2.weight [o e]" = "layers.{{i}}.feed_forward.wo [j e o]"',
     ],
     Listed: [
-        f'"{{experts}}{name}.weight [o e]" = "layers.{{{{i}}}}.feed_forward.{name}.{{{{n}}}} [e o]"'
+        f'"{{experts}}{name}.weight [o e]" = "layers.{{{{i}}}}.feed_forward.{name}.{{{{j}}}} [e o]"'
         for name in ("w1", "w2", "w3")
     ],
 }
@@ -151,7 +151,7 @@ def test_the_experts_of_each_layer_are_in_the_draft(tmp_path: Path, mixture: typ
     source("MixtralForCausalLM", MIXTRAL, tmp_path)
     text = drafted(tmp_path, built(mixture)).text
     for line in LINES[mixture]:
-        assert line.format(experts="model.layers.{i}.block_sparse_moe.experts.{n}.") in text, text
+        assert line.format(experts="model.layers.{i}.block_sparse_moe.experts.{j}.") in text, text
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_stacked_experts_are_taken_apart_for_a_list() -> None:
     each = {"gate": (5, 4), "up": (5, 4), "down": (4, 5)}
     ours = expert_tensors({f"e.{n}.{name}": shape for n in range(3) for name, shape in each.items()}, 3)
     rules = [[str(rule) for rule in way] for way in candidates(ours, theirs, 3)]
-    assert ["gate_up [n e (a|b)] = e.{n}.gate [a e] + e.{n}.up [b e]", "down [n o e] = e.{n}.down [e o]"] in rules
+    assert ["gate_up [j e (a|b)] = e.{j}.gate [a e] + e.{j}.up [b e]", "down [j o e] = e.{j}.down [e o]"] in rules
 
 
 @pytest.mark.parametrize("turned", [False, True])

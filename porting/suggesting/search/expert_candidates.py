@@ -22,7 +22,7 @@ from porting.suggesting.search.name_similarity import similarity
 MOST = 48
 """How many ways are tried for the experts of a layer."""
 
-EACH = "n"
+EACH = "j"
 """The index of the expert, in a name or among the axes."""
 
 
@@ -31,7 +31,7 @@ class ExpertTensors:
     """The tensors of a layer's experts that stand for one matrix, or for one bias.
 
     Attributes:
-        pattern: the name, with ``{n}`` where each expert has a tensor.
+        pattern: the name, with ``{j}`` where each expert has a tensor.
         names: one for each expert, or one for all.
         shape: of each.
     """
@@ -59,7 +59,7 @@ def expert_tensors(shapes: Mapping[str, Shape], count: int) -> list[ExpertTensor
 
     >>> found = expert_tensors({"e.0.w": (4, 6), "e.1.w": (4, 6), "down": (2, 6, 4), "norm": (4,)}, 2)
     >>> [(one.pattern, one.shape) for one in found]
-    [('e.{n}.w', (4, 6)), ('down', (2, 6, 4))]
+    [('e.{j}.w', (4, 6)), ('down', (2, 6, 4))]
     """
     lists: dict[tuple[str, str], dict[int, str]] = {}
     for name in shapes:
