@@ -15,7 +15,7 @@ from porting.suggesting import Verdict, suggest
 from porting.suggesting.search.search_result import DifferingPlace, SearchResult
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.traced_model import TracedModel
-from porting.suggesting.verdict import judgement
+from porting.suggesting.verdict import part_differences
 from porting.suggesting.verdict.architecture import Place, matrices, missing_tables, other_axes
 from porting.target import named_tensors
 from tests.suggesting import llama
@@ -213,8 +213,8 @@ def test_what_is_due_behind_a_place_that_fits_nothing_is_a_guess(size: float, *,
         DifferingPlace(what="activation", port="first", reference="first", size=size, at=1),
     ]
     found = SearchResult(trace=OperationTrace(units=units), divergences=places)
-    assert judgement._is_behind_a_guess(found, places[0]) == guessed
-    assert not judgement._is_behind_a_guess(found, replace(places[0], at=0))
+    assert part_differences._is_behind_a_guess(found, places[0]) == guessed
+    assert not part_differences._is_behind_a_guess(found, replace(places[0], at=0))
 
 
 class NormedQueries(nn.Module):

@@ -26,7 +26,7 @@ class Patched(nn.Module):
         e, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         self.patch = config.patch_size
         self.proj = nn.Linear(3 * self.patch**2, e)
-        self.start = nn.Parameter(torch.zeros(1, 1, e))
+        self.start: nn.Parameter | None = nn.Parameter(torch.zeros(1, 1, e))
         self.places = nn.Parameter(torch.zeros(1, (config.image_size // self.patch) ** 2 + 1, e))
         self.heads = config.num_attention_heads
         self.layers = nn.ModuleList(
@@ -38,11 +38,15 @@ class Patched(nn.Module):
         )  # fmt: skip
         self.end = nn.LayerNorm(e, eps)
 
+    def joined(self, patches: Tensor) -> Tensor:
+        assert self.start is not None
+        return torch.cat([self.start.expand(len(patches), 1, -1), patches], 1)
+
     def forward(self, images: Tensor) -> Tensor:
         cut = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
         if self.last:
             cut = cut.reshape(*cut.shape[:2], 3, -1).transpose(-1, -2).flatten(-2)
-        x = torch.cat([self.start.expand(len(cut), 1, -1), self.proj(cut)], 1) + self.places
+        x = self.joined(self.proj(cut)) + self.places
         for layer in self.layers:
             assert isinstance(layer, nn.ModuleDict)
             q, k, v = (
@@ -65,6 +69,7 @@ class PatchedBare(PatchedLast):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        assert self.start is not None
         self.start, self.places = (nn.Parameter(one.detach()[0].squeeze(0)) for one in (self.start, self.places))
 
 
@@ -98,3 +103,38 @@ def test_a_kernel_is_laid_out_as_the_patches_are(vit: Path, kind: type[nn.Module
     found = suggest(vit, kind)
     assert found.verdict is Verdict.TRUNK, str(found)
     assert f'"embeddings.patch_embeddings.projection.weight [o a b f]" = "proj.weight [o {axes}]"' in found.text
+
+
+class Tokens(Patched):
+    """No token in front of the patches, or one more than the checkpoint's model has."""
+
+    more = -1
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        e, patches = config.hidden_size, self.places.shape[1] - 1
+        self.start = nn.Parameter(torch.zeros(1, 1, e)) if self.more > 0 else None
+        self.register = nn.Parameter(torch.zeros(e)) if self.more > 0 else None
+        self.places = nn.Parameter(torch.zeros(patches + 1 + self.more, e))
+
+    def joined(self, patches: Tensor) -> Tensor:
+        begin = [one for one in (self.start, self.register) if one is not None]
+        return torch.cat([*(one.expand(len(patches), 1, -1) for one in begin), patches], 1)
+
+
+class MoreTokens(Tokens):
+    more = 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Tokens, "and your module no such token"),
+        (MoreTokens, "and your module puts start and register"),
+    ],
+)
+def test_another_number_of_tokens_is_impossible(vit: Path, kind: type[nn.Module], said: str) -> None:
+    found = suggest(vit, kind)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    said = f"the checkpoint's model puts embeddings.cls_token beside the tokens of the input, {said}"
+    assert any(said == reason.said and reason.shown for reason in found.reasons), str(found)
