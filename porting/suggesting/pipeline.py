@@ -26,7 +26,7 @@ from porting.limits import untimed
 from porting.loading import maker
 from porting.notation.table import Table, parse_table
 from porting.plan.check import check
-from porting.suggesting.draft.layer_patterns import Line
+from porting.suggesting.draft.layer_patterns import Line, fill_slices
 from porting.suggesting.draft.probes import NEAR, attention, attention_probes, ordered, prefixed
 from porting.suggesting.draft.table_draft import draft, heads_of, onto, scales_of, sizes_of
 from porting.suggesting.draft.table_writer import TableDraft, write
@@ -56,7 +56,7 @@ from porting.suggesting.verdict.judgement import Judgement, judge, whatever_the_
 from porting.suggesting.verdict.proof import LARGE, TRIED, Proof, differing, prove
 from porting.suggesting.verdict.reasons import evidence, known, unknown
 from porting.suggesting.verdict.suggestion import Reason, Stop, Suggestion, Verdict
-from porting.target import TargetError, named_tensors
+from porting.target import TargetError
 from porting.tracing.devices import repeated_on_cpu
 from porting.tracing.measure import MEANING
 from porting.tracing.running import restored_threads
@@ -271,7 +271,7 @@ def _proposed(
     proof = prover.proven(subjects.twin.checkpoint, made, fresh=fresh)
     unnamed = bool(differing(proof)) and (bool(unknown(proof)) or not known(proof))
     theirs = {key: tuple(one.shape) for key, one in subjects.twin.tensors.items()}
-    ours = {key: tuple(one.shape) for key, one in named_tensors(subjects.built.module)}
+    ours = found.models[0].shapes if found.models is not None else {}
     other = found.in_stored_order(theirs, ours) if unnamed else None
     if other is not None:  # a cause is an alteration of the reference, whose weights lie in the stored order
         drafted, others, left = draft(subjects, other, name, (), close=bool(other.divergences))
@@ -365,7 +365,21 @@ def _searched(
     subjects: ModelPair, seed: int, trials: int, until: Deadline, tell: Callable[[str, int, int], None]
 ) -> tuple[SearchResult, list[tuple[str, str]]]:
     """The result of the search, and the lines of [probes] for the inside of attention."""
-    port, reference = traced_models(subjects, seed)
+    found, inner = _found(traced_models(subjects, seed), subjects, trials, until, tell)
+    if found.models is None or fill_slices(found.moves, found.models[0].stacked, found.models[0].shapes):
+        return found, inner
+    return _found(traced_models(subjects, seed, sliced=False), subjects, trials, until, tell)
+
+
+def _found(
+    models: tuple[TracedModel, TracedModel],
+    subjects: ModelPair,
+    trials: int,
+    until: Deadline,
+    tell: Callable[[str, int, int], None],
+) -> tuple[SearchResult, list[tuple[str, str]]]:
+    """See :func:`_searched`."""
+    port, reference = models
     searching = partial(
         WeightSearch,
         port,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, pairwise
+from types import MappingProxyType
 
 from porting.notation.name import Name
-from porting.suggesting.search.layouts import CandidateRule
+from porting.suggesting.search.layouts import CandidateRule, Shapes
 from porting.suggesting.search.matrix_candidates import PARTS
 from porting.suggesting.search.name_similarity import meanings, parted, pattern, words
 from porting.suggesting.search.search_result import GUESS
@@ -69,8 +70,17 @@ class Line:
         return len(self.sources) == 1 and (len(self.targets) == 1 or self.copies) and plain
 
 
-def lines(moves: Iterable[CandidateRule]) -> list[Line]:
-    """The rules of a table for these moves, in order of execution."""
+def lines(
+    moves: Iterable[CandidateRule],
+    stacked: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+    shapes: Shapes = MappingProxyType({}),
+) -> list[Line]:
+    """The rules of a table for these moves, in order of execution.
+
+    Args:
+        stacked: see :class:`TracedModel`.
+        shapes: of the module's tensors.
+    """
     single = [
         Line(
             tuple((one.pattern, one.axes) for one in move.sources),
@@ -86,9 +96,64 @@ def lines(moves: Iterable[CandidateRule]) -> list[Line]:
         )
         for move in moves
     ]
-    counted = _counted(single)
+    counted = _stacked(_counted(single), stacked, shapes)
     paired = _merged(counted, "w", _weight_and_bias)
     return _told_apart(_merged(paired, "p", _projections))
+
+
+def _stacked(
+    some: Sequence[Line], stacked: Mapping[str, tuple[str, int]], shapes: Mapping[str, Sequence[int]]
+) -> list[Line]:
+    """The lines with those into slices of a parameter as lines into it: its first axis counts layers, or is ``p``."""
+    found: list[Line] = []
+    rows: dict[str, list[Line]] = {}
+    for line in some:
+        if len(line.targets) > 1 or not line.writes or not all(one in stacked for one in line.writes):
+            found.append(line)
+            continue
+        plain = " ".join(_AXES[: len(shapes[line.writes[0]])])
+        sources = tuple((name, axes or plain) for name, axes in line.sources)
+        (name, axes) = line.targets[0]
+        own = replace(line, sources=sources, targets=((name, axes or plain),))
+        path, _, last = name.rpartition(".")
+        outer, _, number = path.rpartition(".")
+        whole = f"{outer}.{last}" if outer else last
+        if number.isdigit():
+            rows.setdefault(whole, []).append(own)
+        elif number == "{i}" and all("{i}" in one for one, _ in sources) and not _uses(own, "i"):
+            found.append(replace(own, targets=((whole, f"i {axes or plain}"),)))
+        else:
+            found.append(line)
+    for whole, vectors in rows.items():
+        vectors.sort(key=lambda one: stacked[one.writes[0]][1])
+        first = stacked[vectors[0].writes[0]][0]
+        every = len(vectors) == sum(name == first for name, _ in stacked.values())
+        merged = _joined(vectors, "p") if every and all(_mergeable(one, "p") for one in vectors) else None
+        found += vectors if merged is None else [replace(merged, targets=((whole, f"p {merged.targets[0][1]}"),))]
+    return found
+
+
+def _uses(line: Line, index: str) -> bool:
+    """Whether an axis of a line has this index."""
+    return any(re.search(rf"\b{index}\b", axes) for _, axes in line.terms)
+
+
+def fill_slices(moves: Sequence[CandidateRule], stacked: Mapping[str, tuple[str, int]], shapes: Shapes) -> bool:
+    """Whether a table can say what fills the slices of parameters: those of all layers, or all of one parameter.
+
+    Args:
+        moves: the rules that fill them.
+        stacked: see :class:`TracedModel`.
+        shapes: of the module's tensors.
+    """
+    some = [line for line in lines(moves, stacked, shapes) if any(one in stacked for one in line.writes)]
+    return not any(
+        name_pattern(name).fullmatch(one) for line in some for name, _ in line.targets for one in line.writes
+    )
+
+
+_AXES = "oefmnp"
+"""Letters for axes that are only counted."""
 
 
 def _told_apart(found: Sequence[Line]) -> list[Line]:
@@ -431,7 +496,7 @@ def _same_layers(line: Line, other: Line) -> bool:
 
 
 def _mergeable(line: Line, index: str) -> bool:
-    free = not any(re.search(rf"\b{index}\b", axes) or f"{{{index}" in name for name, axes in line.terms)
+    free = not (_uses(line, index) or any(f"{{{index}" in name for name, _ in line.terms))
     return line.short and not line.copies and free
 
 

@@ -130,17 +130,20 @@ def draft(
         The draft, its lines, and the tensors of both sides that have no counterpart.
     """
     twin, module = subjects.twin, subjects.built.module
-    made = with_own_parts([plainer(line) for line in lines(found.moves)])
+    port = found.models[0] if found.models is not None else None
+    stacked = {} if port is None else port.stacked
+    made = with_own_parts([plainer(line) for line in lines(found.moves, stacked, {} if port is None else port.shapes)])
     held = {
         **{name: tuple(one.shape) for name, one in twin.tensors.items()},
         **{name: slot.shape for name, slot in slots(module).items()},
     }
     parts = part_sizes(_projected(twin.config, subjects.config), made, held)
     used = {one for move in found.moves for one in move.reads}
-    written = {one for move in found.moves for one in move.writes}
+    written = {stacked.get(one, (one, 0))[0] for move in found.moves for one in move.writes}
+    makes = {stacked.get(one, (one, 0))[0]: content for one, content in found.made.items()}
     drops, copies = _left_out(subjects, used | set(found.ignored_biases) | _counts(twin))
     drops |= dict.fromkeys(_told_once(found.ignored_biases), SOFTMAX_IGNORES)
-    fresh, ties, rest = _unwritten(module, written | set(found.made))
+    fresh, ties, rest = _unwritten(module, written | set(makes))
     tied = {name: other for name, other in found.seconds.items() if spelled(name) in fresh}
     fresh |= {
         spelled(name): f"tie it to {other}: the checkpoint has one tensor for both" for name, other in tied.items()
@@ -187,7 +190,7 @@ def draft(
             drops=drops,
             copies=copies,
             ties=ties,
-            makes=_makes(found.made),
+            makes=_makes(makes),
             fresh=fresh,
             inputs=_inputs((*subjects.way.rules, *subjects.way.more)),
             arguments=subjects.built.constants,

@@ -278,6 +278,8 @@ class WeightSearch(WaySearch):
             for number, one in enumerate(group)
             if not any(set(one.weights) & set(b.weights) for b in group[:number])
         ]
+        if not group:  # it belongs to the experts of the layer
+            return
         ours, others = first_part(group, trace.units), first_part(matches, theirs)
         if element_count(ours, self.port.shapes) == element_count(others, self.reference.shapes):
             group, matches = ours, others

@@ -26,12 +26,12 @@ MANY_LAYERS = 5
 def cut_depths(config: Mapping[str, object], depth: int) -> dict[str, object]:
     """The fields of a config that say how many layers there are, with this number in the place of each larger one.
 
-    >>> cut_depths({"num_hidden_layers": 12, "num_attention_heads": 12, "layer_types": ["full"] * 12}, 2)
+    >>> cutdepths_of({"num_hidden_layers": 12, "num_attention_heads": 12, "layer_types": ["full"] * 12}, 2)
     {'num_hidden_layers': 2, 'layer_types': ['full', 'full']}
-    >>> cut_depths({"depths": [3, 3, 27, 3], "encoder_layers": 4}, 2)
+    >>> cutdepths_of({"depths": [3, 3, 27, 3], "encoder_layers": 4}, 2)
     {'depths': [3, 3, 2, 3]}
     """
-    found: dict[str, object] = {name: depth for name, count in _depths(config) if count >= MANY_LAYERS}
+    found: dict[str, object] = {name: depth for name, count in depths_of(config) if count >= MANY_LAYERS}
     stages = stage_field(Role.DEPTH, config)
     if stages is not None and isinstance(listed := config[stages], list):
         few = [depth if count >= MANY_LAYERS else count for count in listed]
@@ -46,7 +46,8 @@ KINDS = "layer_types"
 """The field that has a word for each layer."""
 
 
-def _depths(config: Mapping[str, object]) -> list[tuple[str, int]]:
+def depths_of(config: Mapping[str, object]) -> list[tuple[str, int]]:
+    """The fields that count layers, with their values."""
     return [(name, one) for name, one in config.items() if type(one) is int and one > 0 and role_of(name) is Role.DEPTH]
 
 
@@ -60,7 +61,7 @@ def fewer(config: Mapping[str, object], twin: Mapping[str, object]) -> dict[int,
     >>> fewer({"depths": [3, 3, 27, 3]}, {"depths": [3, 3, 2, 3]})
     {27: 2}
     """
-    depths = [(count, twin.get(name)) for name, count in _depths(config)]
+    depths = [(count, twin.get(name)) for name, count in depths_of(config)]
     stages = stage_field(Role.DEPTH, config)
     if stages is not None:
         depths += [*zip(_listed(config[stages]), _listed(twin.get(stages)), strict=False)]

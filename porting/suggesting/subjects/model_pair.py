@@ -30,7 +30,7 @@ from porting.suggesting.subjects.building import (
     with_own_options,
 )
 from porting.suggesting.subjects.config_fields import NESTED, SHARE, Role, config_number, is_switch, stage_field
-from porting.suggesting.subjects.fixed_depth import cut, cut_depths, fewer, stacks, uncut
+from porting.suggesting.subjects.fixed_depth import cut, cut_depths, depths_of, fewer, stacks, uncut
 from porting.suggesting.subjects.forward_arguments import (
     find_argument_mapping,
     optional,
@@ -51,7 +51,7 @@ from porting.suggesting.subjects.solved_sizes import (
     solved_sizes,
     told_apart,
 )
-from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic
+from porting.suggesting.subjects.traced_model import TracedModel, check_deterministic, with_slices
 from porting.suggesting.subjects.twin import (
     IMAGES,
     OWN,
@@ -657,8 +657,11 @@ def _longest(twin: Twin, module: nn.Module, way: ArgumentMapping) -> int:
     return 7
 
 
-def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedModel]:
+def traced_models(subjects: ModelPair, seed: int, *, sliced: bool = True) -> tuple[TracedModel, TracedModel]:
     """The module and the reference as they are run in the search, on one batch.
+
+    Args:
+        sliced: take the slices of a parameter that holds the weights of several places for weights.
 
     Raises:
         VerifyError: the module makes parameters while it runs, or draws random numbers.
@@ -695,6 +698,8 @@ def traced_models(subjects: ModelPair, seed: int) -> tuple[TracedModel, TracedMo
     }
     port = TracedModel(module, leaves, loadable, lambda one: one(**given), list(given.values()))
     check_deterministic(port)
+    if sliced:
+        port = with_slices(port, {depth for _, depth in depths_of(twin.config) if depth > 1})
     theirs = way.for_reference(theirs)
     reference = TracedModel(twin.reference, files, frozenset(), lambda one: one(**theirs), list(theirs.values()))
     kinds = [name for name in batch if name in (IDS, DECODER_IDS, *VISUAL, *SOUNDS)]

@@ -336,6 +336,7 @@ class _OperationRecorder(DispatchMode):
         for name, tensor in leaves.items():
             self._storages.setdefault(tensor.untyped_storage().data_ptr(), name)
             self._origins.setdefault(id(tensor), TensorOrigin(weights=(name,)))
+        self._joined |= _slices(leaves)
         for tensor in inputs:
             self._origins[id(tensor)] = TensorOrigin(active=True)
 
@@ -382,6 +383,8 @@ class _OperationRecorder(DispatchMode):
         found = self._origins.get(id(tensor))
         if self._stored and tensor.numel() and tensor.untyped_storage().data_ptr() in self._stored:
             return self._stored[tensor.untyped_storage().data_ptr()]
+        if found is None and tensor.numel() and tensor.untyped_storage().data_ptr() in self._joined:
+            return self._part(tensor, CONSTANT)  # the parameter whose slices are weights
         if found is None and not isinstance(tensor, nn.Parameter) and tensor.numel():
             name = self._storages.get(tensor.untyped_storage().data_ptr())
             found = None if name is None else TensorOrigin(weights=(name,))
@@ -695,6 +698,9 @@ class _OperationRecorder(DispatchMode):
         axis = effective.ndim - 1 if left or effective.ndim == 1 else effective.ndim - 2
         unit.summed = effective.shape[axis]
         name = self._storages.get(effective.untyped_storage().data_ptr())
+        if name is not None and effective.untyped_storage().data_ptr() in self._joined:
+            names = self._part(effective, CONSTANT).weights
+            name = names[0] if len(names) == 1 else None
         leaf = self._leaves.get(name) if name is not None else None
         if leaf is None or leaf.ndim != 2 or effective.ndim < 2:
             return
@@ -703,6 +709,17 @@ class _OperationRecorder(DispatchMode):
     @property
     def _scope(self) -> str:
         return self._scopes[-1] if self._scopes else ""
+
+
+def _slices(leaves: Mapping[str, Tensor]) -> dict[int, list[tuple[int, int, tuple[str, ...]]]]:
+    """Where each of several weights lies that are slices of one tensor: its memory -> (first, end, name)."""
+    found: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
+    for name, one in leaves.items():
+        if one.numel() and one.is_contiguous():
+            place = (int(one.storage_offset()), int(one.storage_offset()) + one.numel(), (name,))
+            found.setdefault(one.untyped_storage().data_ptr(), []).append(place)
+    apart = {key: sorted(some) for key, some in found.items() if len(some) > 1}
+    return {key: some for key, some in apart.items() if all(a[1] <= b[0] for a, b in pairwise(some))}
 
 
 def _given_back(result: Any, value: Tensor, args: tuple[Any, ...]) -> Any:  # what an operation gives

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 
@@ -56,6 +58,8 @@ class TracedModel:
         loadable: the names of those that a table can write.
         call, inputs: how it is run, and the tensors that it is given.
         sides: the same with other values in one of two kinds of inputs, say the encoder's tokens and the decoder's.
+        stacked: the name of a layer's slice of a parameter that holds the weights of all layers -> the parameter's name
+            and the layer.
     """
 
     module: nn.Module
@@ -64,6 +68,7 @@ class TracedModel:
     call: Call
     inputs: Sequence[Tensor]
     sides: tuple[tuple[Call, Sequence[Tensor]], ...] = ()
+    stacked: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _latest: tuple[tuple[object, ...], ForcedActivations, OperationTrace] | None = field(default=None, init=False)
 
     def run(
@@ -164,6 +169,69 @@ def _where_used(units: Sequence[Unit]) -> list[Unit]:
         return until - 0.5 if moves else at
 
     return [units[at] for at in sorted(range(len(units)), key=place)]
+
+
+def with_slices(port: TracedModel, depths: Collection[int]) -> TracedModel:
+    """The model with a weight for each layer in the place of a parameter [layers ...] that holds those of all.
+
+    That it is one shows in a run: layer after layer, each uses its own slice of such parameters and no other.  Where
+    each layer has the parameter for itself, say one of [2 ...] for a gate and a projection, all slices are used in
+    every layer.  A few vectors in one parameter, as the gains of both norms of a layer, are weights by themselves too.
+
+    Args:
+        depths: how many layers there may be.
+    """
+    some = {
+        name
+        for name, one in port.leaves.items()
+        if isinstance(one, nn.Parameter) and one.is_contiguous()
+        and ((one.ndim > 1 and len(one) in depths) or (one.ndim == 2 and 1 < len(one) <= ROWS))
+    }  # fmt: skip
+    while some:
+        sliced = _sliced(port, some)
+        seen: dict[str, list[int]] = {name: [] for name in some}
+        order: dict[str, list[int]] = {}
+        whole = set[str]()
+        for unit in sliced.run().units:
+            used = [sliced.stacked[one] for one in unit.names if one in sliced.stacked]
+            counts = Counter(name for name, _ in used)
+            whole |= {name for name in counts if counts[name] > 1 or unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE}}
+            for name, number in used:
+                seen[name].append(number)
+                order.setdefault(_any_layer(name), []).append(number)
+        wrong = whole | {name for name, used in seen.items() if {*used} != {*range(len(port.leaves[name]))}}
+        wrong = wrong or {
+            name
+            for name in some
+            if port.leaves[name].ndim > 2 and (numbers := order[_any_layer(name)]) != sorted(numbers)
+        }
+        if not wrong:
+            return sliced
+        some -= wrong
+    return port
+
+
+ROWS = 8
+"""A parameter [n e] may be so many vectors: the gains of a layer's norms, tokens beside those of the input."""
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _sliced(port: TracedModel, some: Collection[str]) -> TracedModel:
+    """The model with the slices along the first axis in the place of some parameters, named as layers in a list are."""
+    leaves: dict[str, Tensor] = {}
+    stacked: dict[str, tuple[str, int]] = {}
+    for name, one in port.leaves.items():
+        path, _, last = name.rpartition(".")
+        for number, part in enumerate(one.detach() if name in some else ()):
+            own = ".".join(filter(None, (path, str(number), last)))
+            leaves[own], stacked[own] = nn.Parameter(part, requires_grad=False), (name, number)
+        if name not in some:
+            leaves[name] = one
+    loadable = port.loadable.difference(some) | {own for own, (name, _) in stacked.items() if name in port.loadable}
+    return replace(port, leaves=leaves, loadable=loadable, stacked=stacked)
 
 
 def check_deterministic(port: TracedModel, times: int = 1) -> None:

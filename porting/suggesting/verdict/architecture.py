@@ -21,7 +21,6 @@ from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 from porting.suggesting.subjects.traced_model import TracedModel
 from porting.suggesting.verdict.suggestion import Reason
-from porting.target import named_tensors
 
 _STANDING = frozenset({WeightUse.TABLE, WeightUse.OTHER})
 """Weights that meet what no other weight has met: a mask, or positions."""
@@ -135,7 +134,7 @@ def differs(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
     written = {name for move in found.moves for name in move.writes} | {*found.made}
     read = {name for move in found.moves for name in move.reads}
     every = [{name for unit in trace.units for name in unit.names} for trace in (found.trace, found.reference)]
-    sizes = {name: one.numel() for name, one in named_tensors(subjects.built.module)}
+    sizes = {name: one.numel() for name, one in found.models[0].leaves.items()} if found.models is not None else {}
     others = {name: one.numel() for name, one in subjects.twin.tensors.items()}
     for mine, other in ((written, read), every):  # without what ends one of them, or both as a whole
         ours, theirs = (
@@ -263,7 +262,7 @@ def _too_few(
         )
         for trace, numbers in ((found.trace, sizes), (found.reference, others))
     ]
-    held = _used(subjects, found) - min(tables)
+    held = _used(found) - min(tables)
     read = {_layer(name) for move in found.moves for name in move.reads}
     lacking = [name for unit in theirs.units for name in unit.weights if unit in found.lacking and _layer(name) in read]
     same = {one.summed for one in ours.units} == {one.summed for one in theirs.units}  # else a size may be a default
@@ -350,10 +349,11 @@ def _depends_on_place(apart: Tensor) -> bool:
     return float((apart - apart.mean(-2, keepdim=True)).abs().max()) > CLOSE * float(apart.abs().max())
 
 
-def _used(subjects: ModelPair, found: SearchResult) -> int:
+def _used(found: SearchResult) -> int:
     """How many of the module's numbers its forward uses: a matrix that it never reads holds nothing."""
     run = {name for unit in found.trace.units for name in unit.names} - found.trace.idle
-    named = {name: one for name, one in named_tensors(subjects.built.module) if isinstance(one, nn.Parameter)}
+    leaves = {} if found.models is None else found.models[0].leaves
+    named = {name: one for name, one in leaves.items() if isinstance(one, nn.Parameter)}
     used = {id(named[name]) for name in run & named.keys()}
     single = {id(one): one for one in named.values()}
     return sum(one.numel() for one in single.values() if id(one) in used or one.ndim < 2)

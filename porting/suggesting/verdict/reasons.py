@@ -82,17 +82,12 @@ def known(proof: Proof, *, guessed: bool = False, but: Collection[str] = ()) -> 
         if _fine(one) or {*one.probes} <= {*but}:
             continue
         if one.name or _dominated(one):
-            sure = (not guessed and one.probes[0] in order[:first]) or _reproduced(one)
+            sure = (not guessed and one.probes[0] in order[:first]) or (one.residual <= SAME and bool(one.name))
             reason = _reason(one) if one.name else _mostly(one)
             found.append(reason if sure else replace(reason, shown=False))
         elif _near(one):
             found.append(_mostly(one))
     return found
-
-
-def _reproduced(one: Finding) -> bool:
-    """Whether nothing but rounding is left when the reference is altered in this way."""
-    return (one.residual if one.name else one.nearest[0].residual) <= SAME
 
 
 def unnamed(proof: Proof) -> list[Finding]:
