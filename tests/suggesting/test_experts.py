@@ -191,3 +191,11 @@ def test_matrices_of_experts_are_turned_together_or_not_at_all(*, turned: bool) 
         "x.0.c": "e.0.down",
     }
     assert all(bool(rule.sources[0].axes) == turned for rule in first)
+
+
+def test_a_gate_and_a_projection_may_have_an_axis_of_their_own() -> None:
+    each = {"gate": (5, 4), "up": (5, 4), "down": (4, 5)}
+    theirs = expert_tensors({f"e.{n}.{name}": shape for n in range(3) for name, shape in each.items()}, 3)
+    ours = expert_tensors({"enter": (3, 4, 2, 5), "leave": (3, 5, 4)}, 3)
+    rules = [[str(rule) for rule in way] for way in candidates(ours, theirs, 3)]
+    assert ["e.{j}.{p:gate,up} [o e] = enter [j e p o]", "e.{j}.down [o e] = leave [j e o]"] in rules

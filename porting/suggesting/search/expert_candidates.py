@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from porting.notation.name import spelled
 from porting.suggesting.search.layer_repeats import Layer
@@ -171,6 +172,24 @@ def _joined(our: ExpertTensors, theirs: Sequence[ExpertTensors], count: int) -> 
                 lefts = [_with(left, "o", part) for part in "ab"]
                 sources = one.term(lefts[0]), other.term(lefts[1])
                 yield CandidateRule(sources, (our.term(_with(right, "o", "(a|b)")),)), (one, other, our)
+            if one.is_list and len(our.shape) > 2 and (named := _either(one.pattern, other.pattern)):
+                source = ExpertTensors(named, (*one.names, *other.names), one.shape)
+                for left, right in _arranged(one, our, count, more={"p": 2}):
+                    if any(axis == ("p",) for axis in right):
+                        yield CandidateRule((source.term(left),), (our.term(right),)), (one, other, our)
+
+
+def _either(one: str, other: str) -> str:
+    """The pattern of two names that differ in one of their parts; empty for others.
+
+    >>> _either("experts.{j}.gate.weight", "experts.{j}.up.weight")
+    'experts.{j}.{p:gate,up}.weight'
+    """
+    pairs = [*zip(one.split("."), other.split("."), strict=False)]
+    apart = [pair for pair in pairs if pair[0] != pair[1]]
+    if len(apart) != 1 or one.count(".") != other.count(".") or "{" in "".join(apart[0]):
+        return ""
+    return ".".join(f"{{p:{a},{b}}}" if a != b else a for a, b in pairs)
 
 
 def _parts(
@@ -186,11 +205,19 @@ def _parts(
 
 
 def _arranged(
-    one: ExpertTensors, other: ExpertTensors, count: int, *, both: bool = False
+    one: ExpertTensors,
+    other: ExpertTensors,
+    count: int,
+    *,
+    both: bool = False,
+    more: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[tuple[list[tuple[str, ...]], tuple[tuple[str, ...], ...]]]:
     """The axes of a tensor with those of another that holds the same, or ``both``: twice as much along one axis.
 
     The axes are ``o`` and ``e``, of which ``o`` is the one that has twice as much.
+
+    Args:
+        more: axes that the other has besides, with their sizes.
     """
     sizes = [*one.shape]
     if not one.is_list:
@@ -208,6 +235,7 @@ def _arranged(
         ]
         if both:
             atoms["o"] *= 2
+        atoms |= more
         if not other.is_list:
             atoms = {EACH: count, **atoms}
         for right in factorings(atoms, other.shape):

@@ -15,7 +15,7 @@ from porting.suggesting.search.layouts import distance
 from porting.suggesting.search.name_similarity import blank
 from porting.suggesting.search.search_result import CLOSE, SAME, DifferingPlace, SearchResult
 from porting.suggesting.subjects.model_pair import ModelPair
-from porting.suggesting.subjects.operation_trace import Unit, WeightUse
+from porting.suggesting.subjects.operation_trace import TABLES, Unit, WeightUse
 from porting.suggesting.verdict.architecture import other_axes
 from porting.suggesting.verdict.proof import Proof
 from porting.suggesting.verdict.reasons import unknown
@@ -115,9 +115,19 @@ def different_parts(subjects: ModelPair, found: SearchResult, proof: Proof, chec
             case "activation" | "norm" if puzzled and not one.size <= CLOSE and not one.cause:
                 return  # what stands behind is a guess
     for unit in found.lacking:
-        if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and not found.exhausted:
+        if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and _is_used(unit, found) and not found.exhausted:
             said = f"your module has no {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
             yield Reason(kind="table", said=said, shown=True, places=(unit.names[0],))
+
+
+def _is_used(unit: Unit, found: SearchResult) -> bool:
+    """Whether the module has what a table of the reference stands in front of.
+
+    Where a decoder is missing as a whole, its table of positions is no difference of the encoder.
+    """
+    units = found.reference.units
+    following = next((one for one in units[units.index(unit) + 1 :] if one.kind not in TABLES), None)
+    return following is None or any(one is following for one in found.mates.values())
 
 
 def tokens_beside(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
