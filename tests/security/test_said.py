@@ -104,6 +104,27 @@ def test_whatever_draws_it_nothing_unseen_is_printed(
     assert plain.count("\n") == 2
 
 
+@pytest.mark.parametrize("mark", ["\u0301", "\u0338", "\u0e49", "\u0903", "\u20dd"])  # one of each category, and others
+def test_marks_are_not_piled_up(mark: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A thousand of them on one letter would cover the lines above and below; a word of a vocabulary may be that."""
+    piled = "a" + 4096 * mark
+    spelled = f"a{8 * mark}\\u{ord(mark):04x}"
+    assert safe(piled).startswith(spelled)
+    assert mark not in quote(piled)
+    for text in (safe(piled), safe_lines(piled), str(PortingError(Fault(code=Code.FILE_MISSING, message=piled)))):
+        assert 9 * mark not in text
+    with Screen("verify") as screen:
+        screen.rows(["token", ""], [(piled, "7 %")])
+        screen.line(piled)
+        screen.note(piled)
+    shown = capsys.readouterr()
+    assert spelled in shown.out
+    assert 9 * mark not in shown.out + shown.err
+    assert max(map(len, shown.out.splitlines())) < 1100
+    (tmp_path / "t.toml").write_text(f'# {piled}\n[mapping]\nname = "t"\n[tensors]\n"a" = "b"\n')
+    assert 9 * mark not in run("tables", str(tmp_path / "t.toml")).stdout
+
+
 def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:
     text = '# Zürich, 東京\n[mapping]\n\tname = "t"\n[tensors]\n"a" = "b"\n'
     (tmp_path / "t.toml").write_text(text)
@@ -111,7 +132,7 @@ def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path:
 
 
 def test_what_is_seen_is_not_escaped() -> None:
-    text = "Zürich 東京 한국어 עברית «x» 😀 é"
+    text = "Zürich 東京 한국어 עברית «x» 😀 é हिन्दी น้ำ བརྒྱུད e\u0301\u0323\u0330"
     assert safe(text) == text
 
 
