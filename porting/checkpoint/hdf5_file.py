@@ -274,8 +274,7 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
         return
     dtype, shape, start = np.dtype(described["dtype"]), tuple(described["shape"]), described["start"]
     nbytes = math.prod(shape) * dtype.itemsize
-    inside = start is not None and start + described["storage"] <= end
-    if inside and dtype.newbyteorder("<") == dtype and described["storage"] == nbytes:
+    if start is not None and dtype.newbyteorder("<") == dtype and described["storage"] == nbytes:
         tensors.add(path, shape, element, start=start)
         return
     chunks = described["chunks"]

@@ -276,9 +276,10 @@ def test_what_lies_behind_the_stated_end_is_refused_as_h5py_refuses_it(
     assert open_checkpoint(tmp_path / "honest.h5").read("w").tolist() == [0, 1, 2, 3]
     for end in (len(raw), len(moved) - 1):
         (tmp_path / "b.h5").write_bytes(honest[:STATED_END] + end.to_bytes(8, "little") + honest[STATED_END + 8 :])
-        with h5py.File(tmp_path / "b.h5") as file, pytest.raises(OSError, match=r"[Rr]ead"):
+        with h5py.File(tmp_path / "b.h5") as file, pytest.raises((OSError, KeyError)):
             file["w"][()]
-        refused(tmp_path / "b.h5", f"tensor 'w': a part of its elements does not lie in the file's {end} bytes")
+        told = f"tensor 'w': a part of its elements does not lie in the file's {end} bytes"
+        refused(tmp_path / "b.h5", told if chunks else "invalid dataset size")
 
 
 FILTERS = [("shuffle",), ("deflate",), ("shuffle", "deflate"), ("deflate", "shuffle"), ("fletcher32",),
