@@ -24,8 +24,8 @@ Python calls some of them printable: the fillers of Hangul are letters, and vari
 MOST_MARKS = 8
 """Combining marks in a row that are shown: scripts need six at most, and more would cover the lines around them."""
 
-LONGEST_ERROR = 200
-"""Characters of what an error says."""
+LONGEST_ERROR, LONGEST_TEXT = 200, 3_000
+"""Characters of the line that names an error, and of all that it says."""
 
 
 def dtype_name(dtype: object) -> str:
@@ -128,16 +128,25 @@ def _spelled(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says, shortened; nothing where its class, which may be anybody's, fails to say it.
+
+    >>> text_of(ValueError("odd")), len(text_of(ValueError("odd" * 10**6))) < 2 * LONGEST_TEXT
+    ('odd', True)
+    """
+    try:
+        return shortened(str(error), LONGEST_TEXT)
+    except Exception:  # noqa: BLE001  # see above
+        return ""
+
+
 def told(error: BaseException) -> str:
     """The first line of what an error says, behind its class; the class alone where it says nothing.
 
     >>> told(ValueError("odd")), told(MemoryError())
     ('ValueError: odd', 'MemoryError')
     """
-    try:
-        text = str(error).strip().partition("\n")[0]
-    except BaseException:  # noqa: BLE001  # of somebody's own class
-        text = ""
+    text = text_of(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text[:LONGEST_ERROR]}" if text else type(error).__name__
 
 
