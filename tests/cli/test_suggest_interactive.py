@@ -65,15 +65,6 @@ def assert_asked(run: Run, checkpoint: Path) -> None:
     assert again.stdout.splitlines()[0].startswith("TRUNK ONLY  ")
 
 
-UNREADABLE: dict[str, Callable[[], TextIO | None]] = {
-    "closed by the shell": lambda: None,
-    "closed": lambda: _closed(),
-    "for writing only": lambda: io.TextIOWrapper(io.BufferedWriter(_Nothing())),
-    "a directory": lambda: io.TextIOWrapper(io.BufferedReader(_Directory())),
-    "no text": lambda: io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"),
-}
-
-
 def _closed() -> TextIO:
     stream = io.StringIO()
     stream.close()
@@ -95,6 +86,15 @@ class _Directory(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         raise IsADirectoryError(errno.EISDIR, "Is a directory")
+
+
+UNREADABLE: dict[str, Callable[[], TextIO | None]] = {
+    "closed by the shell": lambda: None,
+    "closed": _closed,
+    "for writing only": lambda: io.TextIOWrapper(io.BufferedWriter(_Nothing())),
+    "a directory": lambda: io.TextIOWrapper(io.BufferedReader(_Directory())),
+    "no text": lambda: io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"),
+}
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
