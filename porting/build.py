@@ -24,6 +24,7 @@ from porting.errors import Code, Fault, PortingError
 from porting.frames import users_line
 from porting.limits import Budget, limits, raised
 from porting.plan.recipe import Described
+from porting.printable import text_of
 from porting.target import TargetError, named_tensors
 from porting.tracing.devices import or_on_cpu
 from porting.tracing.torch_modes import FunctionMode
@@ -407,5 +408,5 @@ def _without_values(part: nn.Module, name: str) -> TargetError:
 
 def one_line(error: Exception) -> str:
     """An error's message in one line, without torch's C++ frames."""
-    text = str(error).partition("Exception raised from")[0].rstrip(" ;\n")
+    text = text_of(error).partition("Exception raised from")[0].rstrip(" ;\n")
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":; ", ": ")

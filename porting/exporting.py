@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from porting.checkpoint import Checkpoint, TensorFile, open_checkpoint, write_directory
 from porting.checkpoint.config import CONFIG_NAME
-from porting.checkpoint.write import WITHOUT_VALUES, holds_values
+from porting.checkpoint.write import WITHOUT_VALUES, holds_values, repeated_bytes
 from porting.checkpoint.write import Content as FileContent
 from porting.errors import Code, Fault, Message, Option, PortingWarning, alike
 from porting.export_config import exported_config, whole_config
 from porting.export_files import check_directory_name, chosen_writer, companions, protected, weight_files
+from porting.limits import charge
 from porting.loading import cast, provenance, require_floating, same_bits
 from porting.notation.table import Table
 from porting.opening import Member
@@ -272,6 +273,8 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
     ]
     if faults:
         raise TargetError(faults)
+    repeated = {name: repeated_bytes(tensor) for name, tensor in values.items()}
+    charge("made", sum(repeated.values()), where=max(repeated, key=repeated.__getitem__, default=""))
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
@@ -20,8 +21,11 @@ Python calls some of them printable: the fillers of Hangul are letters, and vari
 """
 
 
-LONGEST_ERROR = 200
-"""Characters of what an error says."""
+MOST_MARKS = 8
+"""Combining marks in a row that are shown: scripts need six at most, and more would cover the lines around them."""
+
+LONGEST_ERROR, LONGEST_TEXT = 200, 3_000
+"""Characters of the line that names an error, and of all that it says."""
 
 
 def dtype_name(dtype: object) -> str:
@@ -43,29 +47,40 @@ def package_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def is_printable(text: str) -> bool:
-    r"""Whether all characters of a text are visible and none controls the terminal.
+    r"""Whether all characters of a text are visible, and none controls the terminal or covers the lines around it.
 
-    >>> is_printable("layer.0"), is_printable("a\x9b2J"), is_printable("a\u3164b")
-    (True, False, False)
+    >>> is_printable("layer.0"), is_printable("a\x9b2J"), is_printable("a\u3164b"), is_printable("a" + 9 * "\u0301")
+    (True, False, False, False)
     """
-    return text.isprintable() and (text.isascii() or _UNSEEN.search(text) is None)
+    if text.isascii() or not text.isprintable():
+        return text.isprintable()
+    return _UNSEEN.search(text) is None and not any(escaped for _, escaped in _characters(text))
+
+
+def _characters(text: str) -> Iterator[tuple[str, bool]]:
+    """The characters of a text, and whether each has to be escaped."""
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.category(character).startswith("M") else 0
+        yield character, marks > MOST_MARKS or not character.isprintable() or _UNSEEN.match(character) is not None
+
+
+def _backslashed(text: str) -> Iterator[str]:
+    """The characters of a text as :func:`safe` spells them."""
+    for character, escaped in _characters(text):
+        yield character.encode("unicode_escape").decode("ascii") if escaped else character
 
 
 def safe(text: str) -> str:
     r"""Escape a text for a terminal or a page, so that a name from a file cannot control it.
 
     Whatever is not seen is spelled out: control characters, line breaks, the marks that set text from right to left,
-    and fillers.
+    and fillers; and so are combining marks behind :data:`MOST_MARKS` others.
 
     >>> safe("a\x1b[2Jb"), safe("a\u3164b")
     ('a\\x1b[2Jb', 'a\\u3164b')
     """
-    if is_printable(text):
-        return text
-    return "".join(
-        character if is_printable(character) else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
+    return text if is_printable(text) else "".join(_backslashed(text))
 
 
 def safe_lines(text: str) -> str:
@@ -79,7 +94,8 @@ def safe_lines(text: str) -> str:
     if is_printable(text.replace("\n", "").replace("\t", "")):
         return text
     return "".join(
-        character if character in "\n\t" or is_printable(character) else _spelled(character) for character in text
+        _spelled(character) if escaped and character not in "\n\t" else character
+        for character, escaped in _characters(text)
     )
 
 
@@ -101,8 +117,8 @@ def shortened(text: str, most: int) -> str:
 
 def _fitting(text: str, most: int) -> int:
     """How many of the first characters of a text take no more than so many when they are escaped."""
-    for place, character in enumerate(text):
-        most -= len(safe(character))
+    for place, spelled in enumerate(_backslashed(text)):
+        most -= len(spelled)
         if most < 0:
             return place
     return len(text)
@@ -112,16 +128,25 @@ def _spelled(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says, shortened; nothing where its class, which may be anybody's, fails to say it.
+
+    >>> text_of(ValueError("odd")), len(text_of(ValueError("odd" * 10**6))) < 2 * LONGEST_TEXT
+    ('odd', True)
+    """
+    try:
+        return shortened(str(error), LONGEST_TEXT)
+    except Exception:  # noqa: BLE001  # see above
+        return ""
+
+
 def told(error: BaseException) -> str:
     """The first line of what an error says, behind its class; the class alone where it says nothing.
 
     >>> told(ValueError("odd")), told(MemoryError())
     ('ValueError: odd', 'MemoryError')
     """
-    try:
-        text = str(error).strip().partition("\n")[0]
-    except BaseException:  # noqa: BLE001  # of somebody's own class
-        text = ""
+    text = text_of(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text[:LONGEST_ERROR]}" if text else type(error).__name__
 
 

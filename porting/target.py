@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Option, PortingError, nearest
+from porting.printable import text_of
 from porting.users_code import import_users
 
 DEEPEST = 4
@@ -376,7 +377,7 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     except PortingError:
         raise
     except Exception as error:  # importing a file runs it, and it may raise anything
-        message = f"importing {where!r} failed: {type(error).__name__}: {error}"
+        message = f"importing {where!r} failed: {type(error).__name__}: {text_of(error)}"
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
     for part in name.split("."):
         if not hasattr(found, part):

@@ -21,6 +21,7 @@ from porting import models
 from porting.checkpoint import CheckpointError, TensorFile, open_checkpoint, write_directory
 from porting.errors import PortingWarning
 from porting.export_files import weight_files
+from porting.limits import LimitError
 from porting.loading import same_bits
 from porting.notation.faults import TableError
 from porting.opening import Folder
@@ -304,6 +305,32 @@ def test_tensors_without_memory_are_named(
     with pytest.raises(TargetError, match=r"^scaled: its values are not in memory: .*\[tensor-unwritable\]$"):
         porting.export(module, table, tmp_path / "new", **({"anew": True} if anew else {"like": source}))
     assert not (tmp_path / "new").exists()
+
+
+REPEATED: dict[str, Callable[[], torch.Tensor]] = {
+    "a number": lambda: torch.zeros(1).expand(10**12),
+    "axes": lambda: torch.zeros(1, 1, 1).expand(10**4, 10**4, 10**4),
+    "windows": lambda: torch.zeros(2 * 10**4).as_strided((10**4, 10**4), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+@pytest.mark.parametrize("anew", [True, False])
+def test_elements_that_are_repeated_are_written_within_the_limit(
+    kind: str, anew: bool, table: Path, source: Path, tmp_path: Path
+) -> None:
+    """They take no memory, and the file would have gigabytes or terabytes."""
+    module = own.Own(own.SIZES)
+    module.head = nn.Linear(6, 2)
+    module.head.bias = nn.Parameter(REPEATED[kind]())
+    with pytest.raises(LimitError, match=r"^head.bias: this takes more than 268435456 bytes .*PORTING_LIMITS=made="):
+        porting.export(module, table, tmp_path / "new", **({"anew": True} if anew else {"like": source}))
+    assert not (tmp_path / "new").exists()
+    module.head = nn.Linear(6, 7)
+    module.head.bias = nn.Parameter(torch.ones(1).expand(7))
+    with pytest.warns(PortingWarning, match="are not in it"):
+        porting.export(module, table, tmp_path / "new", like=source)
+    assert load_file(tmp_path / "new" / "model.safetensors")["head.bias"].tolist() == [1] * 7
 
 
 def test_a_module_that_changed_since_it_was_loaded_says_so(module: own.Own, source: Path, tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ LONGEST_LINE = 1 << 20
 LONGEST_TIME = 1 << 30
 """Seconds."""
 
+FIRST_BLOCK = 128
+"""Bytes in which the first block lies that says where the file ends, with the widest addresses."""
+
 CHECKSUM = 4
 """Bytes of a checksum behind a chunk."""
 
@@ -91,12 +94,13 @@ class Hdf5(Container):
         tensors = TensorList(source, Code.HDF5_FILE, name=name, format=self.name)
         others: list[str] = []
         links = _Links(source.where)
+        end = min(_stated_end(source), source.size)
         with reading(source.where) as budget:
             seconds = min(max(math.ceil(budget.left), 1), LONGEST_TIME) if budget.left < math.inf else LONGEST_TIME
             with _Walk(source, seconds) as walk:
                 for count, (path, described, stored) in enumerate(_datasets(walk, others, links, source.where), 1):
                     grant_tensors(count, where=source.where)
-                    _add(tensors, path, described, stored)
+                    _add(tensors, path, described, stored, end)
         return tensors.contents(notes=(*not_read(others, source.where), *links.notes()))
 
 
@@ -238,8 +242,21 @@ def _datasets(
                 yield path, described, stored
 
 
-def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: list[_Stored]) -> None:
-    """Add a dataset to the tensors, or note why it is none."""
+def _stated_end(source: ByteSource) -> int:
+    """Where the file ends, as its first block says: HDF5 reads no elements behind that."""
+    block = source.pread(0, min(source.size, FIRST_BLOCK)).ljust(FIRST_BLOCK, b"\0")
+    version = block[len(MAGIC)]
+    starts, width = ({0: 24, 1: 28}[version], block[13]) if version <= 1 else (12, block[9])
+    base, _, end = (int.from_bytes(block[starts + width * at :][:width], "little") for at in range(3))
+    return end - base  # addresses count from the first block, whatever the base is
+
+
+def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: list[_Stored], end: int) -> None:
+    """Add a dataset to the tensors, or note why it is none.
+
+    Args:
+        end: where the file ends.
+    """
     import numpy as np  # noqa: PLC0415  # takes time to import
 
     from porting.checkpoint.npz import DTYPES  # noqa: PLC0415  # numpy's types
@@ -272,8 +289,8 @@ def _add(tensors: TensorList, path: str, described: Mapping[str, Any], stored: l
     ordered = tuple(sorted(stored, key=lambda part: part.starts))
     if any(part.starts == other.starts for part, other in pairwise(ordered)):
         reason = reason or "two parts of its elements have one place"
-    if any(not 0 <= part.start <= tensors.size - part.size for part in stored):
-        reason = reason or f"a part of its elements does not lie in the file's {tensors.size} bytes"
+    if any(not 0 <= part.start <= end - part.size for part in stored):
+        reason = reason or f"a part of its elements does not lie in the file's {end} bytes"
     if reason:
         tensors.refuse(path, reason, "save it with gzip, or without compression")
         return

@@ -11,7 +11,7 @@ from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_err
 from porting.checkpoint.layout import TensorInfo
 from porting.checkpoint.strict_json import Json, JsonError, parse
 from porting.errors import Code, Fault
-from porting.printable import is_printable
+from porting.printable import is_printable, shown
 
 MAX_INDEX = 256 << 20
 """Bytes; an index of a million tensors is smaller."""
@@ -39,7 +39,8 @@ class ShardIndex:
         name: its file's name inside the checkpoint.
         weight_map: tensor to shard, in the file's order.
         shards: the shards, each once, in the order in which they are first named.
-        total_size: the bytes of all tensors, as the index says; None when it does not say a whole number.
+        total_size: the bytes of all tensors, as the index says; None when it does not say a whole number.  One that is
+            written with an exponent is an int where 64 bits hold it, as ``1e308`` in full has 309 digits.
         raw: the file's bytes, with which it is written again unchanged.
     """
 
@@ -47,7 +48,7 @@ class ShardIndex:
     content: Mapping[str, object]
     weight_map: Mapping[str, str]
     shards: tuple[str, ...]
-    total_size: int | None
+    total_size: int | float | None
     raw: bytes = field(repr=False)
 
 
@@ -110,10 +111,12 @@ def shard_fault(shard: str) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def _total_size(content: Mapping[str, Json]) -> int | None:
+def _total_size(content: Mapping[str, Json]) -> int | float | None:
     metadata = content.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return int(total) if isinstance(total, int | float) and total == total // 1 else None
+    if not isinstance(total, int | float) or total != total // 1:
+        return None
+    return int(total) if abs(total) < 1 << 64 else total
 
 
 def check_against_shards(index: ShardIndex, found: Mapping[str, Mapping[str, TensorInfo]], *, where: str) -> FaultList:
@@ -151,7 +154,7 @@ def total_size_warning(index: ShardIndex, tensors: Mapping[str, TensorInfo], *, 
     return Fault(
         code=Code.INDEX_TOTAL,
         where=where,
-        message=f"total_size is {index.total_size}, and the shards' tensors have {total} bytes",
+        message=f"total_size is {shown(index.total_size)}, and the shards' tensors have {total} bytes",
         hint="compare the files with where they came from",
     )
 

@@ -240,14 +240,25 @@ def holds_values(tensor: torch.Tensor) -> bool:
         return True
     try:
         storage = tensor.untyped_storage()
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
-        if storage.device.type == "meta" or (last + 1) * tensor.itemsize > storage.nbytes():
+        if (
+            storage.device.type == "meta"
+            or (tensor.storage_offset() + _span(tensor)) * tensor.itemsize > storage.nbytes()
+        ):
             return False
         tensor.data_ptr()
     except RuntimeError:  # a tensor of functorch has no storage, or none with an address
         return False
     return True
+
+
+def repeated_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of a dense tensor's elements beyond those that lie in memory, as of one that was expanded."""
+    return max(tensor.numel() - _span(tensor), 0) * tensor.itemsize if tensor.numel() else 0
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The elements in memory from a tensor's first one to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _unwritable(tensor: torch.Tensor) -> str:

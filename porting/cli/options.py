@@ -18,6 +18,7 @@ import typer
 from porting.embedded import embedded_checkpoint
 from porting.errors import Code, Fault, PortingError, nearest
 from porting.frames import users_line
+from porting.printable import text_of
 
 if TYPE_CHECKING:  # torch takes a second to import, which `porting --help` need not wait for
     import torch
@@ -356,7 +357,7 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
     except PortingError:
         raise
     except Exception as error:  # importing a file runs it, and it may raise anything
-        message = f"importing it failed: {type(error).__name__}: {error}"
+        message = f"importing it failed: {type(error).__name__}: {text_of(error)}"
         raise TargetError(
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error

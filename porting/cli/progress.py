@@ -55,7 +55,7 @@ class Prompt:
     """Asks on standard error and reads answers from standard input, a line each.
 
     An empty line, and the end of the input, take the default: so does a command whose input is not a terminal and has
-    nothing in it.
+    nothing in it, or cannot be read.
 
     Attributes:
         silent: take every default without reading an answer: as asked for, or since standard input has ended.
@@ -93,7 +93,10 @@ class Prompt:
         out = self._screen.err.file
         out.write(f"[{safe(default)}] > ")
         out.flush()
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline() if sys.stdin is not None else ""  # None: it was closed by whoever started us
+        except (OSError, ValueError):  # it is a directory, or open for writing only; or its bytes are no text
+            line = ""
         if not line.endswith("\n"):
             self.silent = not line  # standard input has ended
             out.write("\n")

@@ -25,6 +25,7 @@ from typing import Annotated
 
 import typer
 
+from porting.checkpoint.names import COMPANIONS
 from porting.cli import options
 from porting.cli.output import Screen, free
 from porting.errors import CheckpointError, Code, Fault
@@ -75,17 +76,22 @@ LONG, SHORT = (
 
 NUMBER = re.compile(r"-?[\d.,]*")
 
-URL, TOKEN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+"), re.compile(r"(?<!\w)hf_\w{8,}")
-"""Addresses, which may hold passwords, and tokens of the hub."""
-
 SECRET, SHORTEST_SECRET = re.compile("TOKEN|SECRET|PASSWORD|_KEY"), 8
 """Names of variables of the environment whose values are secret, and the fewest characters of one that is."""
 
-START = r"(?:~|\.{1,2})?/"
-PATH = re.compile(
-    rf"""(?<=['"]){START}[^'"\n]+(?=['"])|(?<![\w.<>/]){START}[^\s'",:;()\[\]{{}}<>]+""",
+URL, TOKEN = r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", r"(?<!\w)hf_\w{8,}"
+"""Addresses, which may hold passwords, and tokens of the hub."""
+
+QUOTED_PATH = r"""(?<=['"])(?!\s)[^'"\n]*(?:/[^'"\n]*|{ENDINGS})(?<!\s)(?=['"])""".replace("{ENDINGS}", ENDINGS)
+PATH = (
+    r"""(?<![\w.<>/])(?!\d+/\d+\b)(?:(?:~|\.{1,2})?/[^\s'",:;()\[\]{}<>]+|[\w.@+-]+"""
+    rf"(?:(?:/[\w.@+-]+)+/?|{ENDINGS}(?!\w)))"
 )
-"""A path in a text; a quoted one may have spaces."""
+"""A path in a text, relative ones and names of files too; a quoted one may have spaces."""
+
+USUAL = re.compile(r"(?:pytorch_)?model(?:-\d{5}-of-\d{5})?\.(?:bin|safetensors)(?:\.index\.json)?|[a-z_]*config\.json")
+"""Names that files of checkpoints have whoever made them, besides those of :data:`COMPANIONS`."""
+
 FRAME = re.compile(r'(?P<before>[ |+]*File )"(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<name>.*))?')
 LIBRARY = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/")
 
@@ -135,12 +141,18 @@ class Shortened:
 
     def text(self, text: str) -> str:
         """Any text: what was replaced before, and every path that is not of an installed package."""
-        for found in sorted(self.replaced, key=len, reverse=True):
-            if len(found) > 2:
-                text = re.sub(rf"(?<![\w-]){re.escape(found)}(?![\w-])", self.replaced[found], text)
-        text = URL.sub(lambda found: self._placeholder(found[0], "url"), text)
-        text = TOKEN.sub("<secret>", text)
-        return PATH.sub(lambda found: self._place(found[0]), text)
+        known = [re.escape(found) for found in sorted(self.replaced, key=len, reverse=True) if len(found) > 2]
+        inside = rf"(?<![\w-])(?:{'|'.join(known)})(?![\w-])(?:/[^\s'\",:;]*)?" if known else "(?!)"
+        anything = f"(?P<url>{URL})|(?P<secret>{TOKEN})|(?P<path>{QUOTED_PATH}|{inside}|{PATH})"
+        return re.sub(anything, self._replacement, text)
+
+    def _replacement(self, found: re.Match[str]) -> str:
+        """What stands in the place of an address, a secret, a path or a word that was replaced before."""
+        if found[0] in self.replaced:
+            return self.replaced[found[0]]
+        if found["secret"] is not None:
+            return "<secret>"
+        return self._placeholder(found[0], "url") if found["url"] is not None else self._place(found[0])
 
     def traceback(self, text: str) -> str:
         """A traceback: frames of installed packages as they are, those of other files as their line number alone."""
@@ -168,7 +180,8 @@ class Shortened:
             return f"porting{path.removeprefix(here)}"
         if LIBRARY.match(path):
             return LIBRARY.sub("", path)
-        return path if path.startswith("<") else self._placeholder(path, "path")
+        usual = path.startswith("<") or path in COMPANIONS or USUAL.fullmatch(path)
+        return path if usual else self._placeholder(path, "path")
 
     def _placeholder(self, found: str, kind: str) -> str:
         if found not in self.replaced:

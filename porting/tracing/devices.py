@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from porting.errors import PortingError
+from porting.printable import text_of
 from porting.tracing.torch_modes import Call, redirecting
 
 P = ParamSpec("P")
@@ -51,7 +52,9 @@ def is_device_error(error: BaseException) -> bool:
     >>> is_device_error(ValueError("a barracuda"))
     False
     """
-    return isinstance(error, AssertionError | RuntimeError | TypeError | ValueError) and bool(_ABOUT.search(str(error)))
+    return isinstance(error, AssertionError | RuntimeError | TypeError | ValueError) and bool(
+        _ABOUT.search(text_of(error))
+    )
 
 
 def redirected(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from porting.printable import text_of
 from porting.tracing.torch_modes import DispatchMode, FunctionMode, eagerly
 
 LESS = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -232,7 +233,7 @@ class Decomposed(FunctionMode):
             return func(*args, **kwargs)
         except RuntimeError as error:
             dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-            if not _MIXED.search(str(error)) or not {torch.float32, torch.float64} <= dtypes:
+            if not _MIXED.search(text_of(error)) or not {torch.float32, torch.float64} <= dtypes:
                 raise
             # A constant that the model always makes in float32; in a float32 run the dtypes would agree.
             args, kwargs = tree_map_only(Tensor, _to_float64, (args, kwargs))

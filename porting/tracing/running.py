@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from porting.errors import Code, Fault, Message, Option, VerifyError
 from porting.frames import is_users, signature_of, users_line
-from porting.printable import package_versions, safe
+from porting.printable import package_versions, safe, text_of
 from porting.tracing.activations import Activations
 from porting.tracing.conditions import Conditions
 from porting.tracing.devices import on_cpu
@@ -233,7 +233,7 @@ class Side:
             takes = "" if is_users(error) else signature_of(self.module.forward)
             where = f"its forward takes {takes}" if takes else f"at {users_line(error)}"
             hint = f"{where}; [inputs] says which arguments it is given"
-            if isinstance(error, IndexError) or "out of bounds" in str(error) or "out of range" in str(error):
+            if isinstance(error, IndexError) or any(one in text_of(error) for one in ("out of bounds", "out of range")):
                 hint += Message("; if a row is too long for it, ", Option("longest"), " makes shorter ones")
             elif any("mask" in name for name in arguments):
                 hint += " and how a mask: -> bool, -> padding or -> additive"
@@ -310,7 +310,7 @@ def failure_reason(failure: VerifyError) -> str:
 
 def _exception_line(error: BaseException) -> str:
     """The type of an exception and the first line of its message."""
-    first, *_ = [*str(error).strip().splitlines(), ""]
+    first, *_ = [*text_of(error).strip().splitlines(), ""]
     return f"{type(error).__name__}: {first}"
 
 

@@ -27,6 +27,7 @@ from porting.errors import PortingError
 from porting.frames import users_attribute
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
+from porting.printable import text_of
 from porting.tracing.attention import KERNELS, Softmaxes, WrittenOut, is_whole, whole, written_out
 from porting.tracing.calls import Kind, kind_of
 from porting.tracing.torch_modes import FunctionMode
@@ -220,7 +221,7 @@ class _Recorder(FunctionMode):
         except (PortingError, EndOfPass):
             raise
         except Exception as error:  # raised inside the model's forward, but not by the model
-            raise SeeingError(f"{type(error).__name__}: {error}, at {point}") from error
+            raise SeeingError(f"{type(error).__name__}: {text_of(error)}, at {point}") from error
         self.seconds += time.perf_counter() - start
         self._changed = self._changed or replacement is not None
         return replacement

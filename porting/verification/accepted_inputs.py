@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import VerifyError
+from porting.printable import text_of
 from porting.tracing.trace import ROOT, leaves
 from porting.trials.inputs import Case, Maker
 from porting.trials.modalities import (
@@ -87,7 +88,7 @@ def ask(reference: LiveReference, config: Mapping[str, object], maker: Maker | N
             if tried > TRIALS or time.thread_time() - begun > SECONDS:
                 break
             error = trial(reference, inputs)
-            told = _COUNTED.search(str(error)) if error is not None and one.token is not None else None
+            told = _COUNTED.search(text_of(error)) if error is not None and one.token is not None else None
             if told and int(told[1]) % 2 == 0 and int(told[1]) // 2 != one.places:  # of two rows
                 one = replace(one, places=int(told[1]) // 2)
                 inputs = one.placed({**text, **signal.arguments(2, torch.Generator().manual_seed(1))})

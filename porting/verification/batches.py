@@ -17,6 +17,7 @@ from porting.notation.field import spellings
 from porting.notation.rule import Rule
 from porting.notation.table import Table
 from porting.plan.config import arguments
+from porting.printable import text_of
 from porting.target import signature_parameters
 from porting.trials.derived_inputs import LENGTHS
 from porting.trials.inputs import Case, Maker, named_inputs, positions_of, special_tokens, withheld
@@ -88,7 +89,7 @@ def that_fits(reference: LiveReference, batch: Batches, make: Callable[[int], Ba
             for number in range(len(longest)):
                 side.run(number, lambda point, value: None)
         except VerifyError as error:
-            if not TOO_LONG.search(str(error)):
+            if not TOO_LONG.search(text_of(error)):
                 return batch
             fitting = replace(make(shorter), whole=shorter == fitting.longest - 1)
         else:

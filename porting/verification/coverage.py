@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.loading import same_bits
+from porting.printable import text_of
 from porting.reporting.outcome import Shown, Unseen
 from porting.target import named_tensors, signature_parameters
 from porting.tracing.code_coverage import Branch, Executed, never_ran_in, not_watched
@@ -76,7 +77,7 @@ class Observer:
             with GradientOfEveryRow():  # the padding word's has none else, and what is computed there is compared too
                 found = torch.autograd.grad(value, weights, given, retain_graph=True, allow_unused=True)
         except RuntimeError as error:  # what was changed in place cannot be differentiated, and may still be right
-            self.failed = self.failed or str(error).strip().partition("\n")[0].partition(". Hint:")[0]
+            self.failed = self.failed or text_of(error).strip().partition("\n")[0].partition(". Hint:")[0]
             return
         for name, gradient in zip(self._weights, found, strict=True):
             if gradient is not None:

@@ -19,7 +19,7 @@ from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import users_attribute
 from porting.notation.rule import Term
 from porting.plan.matching import Matcher
-from porting.printable import dtype_name
+from porting.printable import dtype_name, text_of
 from porting.target import signature_parameters
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, ROOT, Point, select, split
@@ -387,4 +387,4 @@ def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return text_of(error).strip().partition("\n")[0]

@@ -420,12 +420,15 @@ def usual_classes(config: Mapping[str, object]) -> tuple[str, ...]:
     import transformers  # noqa: PLC0415  # costs more than loading a model: only those who run the reference pay for it
     from transformers.models.auto import modeling_auto  # noqa: PLC0415  # as above
 
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return ()
     ending = "_MAPPING_NAMES"
     tasks = [name.removesuffix(ending) for name in vars(modeling_auto) if name.endswith(ending)]
     tasks = [*FIRST, *(name for name in tasks if name.startswith("MODEL_") and name not in FIRST)]
     named: list[str] = []
     for task in tasks:
-        found = getattr(modeling_auto, task + ending, {}).get(config.get("model_type"), ())
+        found = getattr(modeling_auto, task + ending, {}).get(kind, ())
         named += [found] if isinstance(found, str) else found
     return tuple(name for name in dict.fromkeys(named) if hasattr(transformers, name))
 

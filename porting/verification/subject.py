@@ -28,6 +28,7 @@ from porting.plan.align import Step, align
 from porting.plan.check import check
 from porting.plan.move import compute_whole, forward
 from porting.plan.plan import Plan
+from porting.printable import text_of
 from porting.target import assign, in_eval_mode, named_tensors, plain_tensors, unwrapped, with_arguments
 from porting.verification.reference import reference_class
 
@@ -146,7 +147,7 @@ def _copied(module: nn.Module, memo: dict[int, object] | None = None) -> nn.Modu
     try:
         return duplicate(module, memo)
     except Exception as error:  # a module may hold anything
-        message = f"the module cannot be copied: {type(error).__name__}: {error}"
+        message = f"the module cannot be copied: {type(error).__name__}: {text_of(error)}"
         hint = "pass a function that builds it, or keep in it only what can be copied"
         raise VerifyError(Fault(code=Code.BAD_TARGET, message=message, hint=hint)) from error
 

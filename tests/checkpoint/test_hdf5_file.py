@@ -248,6 +248,40 @@ def test_stored_chunks_share_no_bytes_and_lie_in_the_file(tmp_path: Path) -> Non
     refused(tmp_path / "b.h5", "tensor 'w': a part of its elements does not lie in the file's")
 
 
+STATED_END = 40
+"""Where the address of a file's end stands in the oldest version of the format, which has no checksums."""
+
+
+@pytest.mark.parametrize("chunks", [None, (2,)])
+@pytest.mark.parametrize("kind", ["<f4", ">f4"])  # mapped, and decoded
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_what_lies_behind_the_stated_end_is_refused_as_h5py_refuses_it(
+    tmp_path: Path, chunks: tuple[int, ...] | None, kind: str, compression: str | None
+) -> None:
+    if compression and not chunks:
+        pytest.skip("HDF5 compresses chunks only")
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        made = file.create_dataset("w", data=np.arange(4, dtype=kind), chunks=chunks, compression=compression)
+        stored = made.id.get_chunk_info(1) if chunks else None
+        place, size = (
+            (stored.byte_offset, stored.size) if stored else (made.id.get_offset(), made.id.get_storage_size())
+        )
+    raw = (tmp_path / "a.h5").read_bytes()
+    assert int.from_bytes(raw[STATED_END : STATED_END + 8], "little") == len(raw)
+    address, other = place.to_bytes(8, "little"), len(raw).to_bytes(8, "little")
+    behind = b"" if chunks else size.to_bytes(8, "little")  # other numbers have the bytes of a round address
+    moved = raw.replace(address + behind, other + behind) + raw[place : place + size]
+    honest = moved[:STATED_END] + len(moved).to_bytes(8, "little") + moved[STATED_END + 8 :]
+    (tmp_path / "honest.h5").write_bytes(honest)
+    assert open_checkpoint(tmp_path / "honest.h5").read("w").tolist() == [0, 1, 2, 3]
+    for end in (len(raw), len(moved) - 1):
+        (tmp_path / "b.h5").write_bytes(honest[:STATED_END] + end.to_bytes(8, "little") + honest[STATED_END + 8 :])
+        with h5py.File(tmp_path / "b.h5") as file, pytest.raises((OSError, KeyError)):
+            file["w"][()]
+        told = f"tensor 'w': a part of its elements does not lie in the file's {end} bytes"
+        refused(tmp_path / "b.h5", told if chunks else "invalid dataset size")
+
+
 FILTERS = [("shuffle",), ("deflate",), ("shuffle", "deflate"), ("deflate", "shuffle"), ("fletcher32",),
            ("shuffle", "deflate", "fletcher32"), ("fletcher32", "deflate", "shuffle")]  # fmt: skip
 

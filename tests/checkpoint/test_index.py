@@ -78,6 +78,10 @@ def test_wrong_total_size_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_bytes(index({"a": "s0.safetensors"}, 13))
     (warning,) = open_checkpoint(tmp_path).warnings
     assert "total_size is 13, and the shards' tensors have 12 bytes" in str(warning)
+    for huge, told in ((1e308, "1e+308"), (10**299, "a whole number of 994 bits"), (-1e308, "-1e+308"), (1e19, 10**19)):
+        (tmp_path / INDEX).write_bytes(index({"a": "s0.safetensors"}, huge))
+        (warning,) = open_checkpoint(tmp_path).warnings
+        assert f"total_size is {told}, and the shards' tensors have 12 bytes" in str(warning)
     for right in (12, 12.0, None, "much"):
         (tmp_path / INDEX).write_bytes(index({"a": "s0.safetensors"}, right))
         assert open_checkpoint(tmp_path).warnings == ()

@@ -117,6 +117,28 @@ def test_passwords_and_tokens_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert str(shortened) == "1 url"
 
 
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("acme/secret/run.safetensors: no such file", "<path 1>.safetensors: no such file"),
+        ("[Errno 2] No such file or directory: 'acme/run 7'", "[Errno 2] No such file or directory: '<path 1>'"),
+        ("acme-7.bin and 'acme 7.bin' (acme/secret)", "<path 1>.bin and '<path 2>.bin' (<path 3>)"),
+        ("typed/secret/acme.toml:5:1: 'a' is no key", "<path 2>.toml:5:1: 'a' is no key"),
+        ("typed/secret of ./typed/secret, ../acme/, ~acme/x", "<path 1> of <path 2>, <path 3>, ~<path 4>"),
+        ("secret.py: typed", "<path 2>.py: typed"),
+        ("config.json, tokenizer.json, model-00001-of-00002.safetensors", None),
+        ("a config of 3/4 layers; 2 tokens/s", "a config of 3/4 layers; 2 <path 1>"),
+        ("layers.0.attention [h d], 'bert.pooler.dense.weight' = 1e-5", None),
+    ],
+)
+def test_relative_paths_are_left_out(said: str, left: str | None) -> None:
+    """Of a file as of a folder, and below a folder that was typed."""
+    shortened = Shortened()
+    if "typed" in said or said.startswith("secret"):
+        shortened.word("typed/secret")
+    assert shortened.text(said) == (said if left is None else left)
+
+
 def test_code_of_the_library_stays_in_a_traceback() -> None:
     here = str(Path(__file__).parents[2] / "porting" / "build.py")
     other = "/home/ada/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
+from porting.cli.output import Screen
+from porting.cli.progress import Prompt
+from porting.suggesting import Question
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
@@ -56,6 +63,51 @@ def assert_asked(run: Run, checkpoint: Path) -> None:
     assert questions(again.stderr)[-1] == "own_model.toml exists: write over it? (what is in it would be lost)"
     assert again.stderr.splitlines()[-1] == "own_model.toml is left as it is"
     assert again.stdout.splitlines()[0].startswith("TRUNK ONLY  ")
+
+
+def _closed() -> TextIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class _Nothing(io.RawIOBase):
+    """What ``0> file`` gives."""
+
+    def writable(self) -> bool:
+        return True
+
+
+class _Directory(io.RawIOBase):
+    """What ``< /`` gives."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise IsADirectoryError(errno.EISDIR, "Is a directory")
+
+
+UNREADABLE: dict[str, Callable[[], TextIO | None]] = {
+    "closed by the shell": lambda: None,
+    "closed": _closed,
+    "for writing only": lambda: io.TextIOWrapper(io.BufferedWriter(_Nothing())),
+    "a directory": lambda: io.TextIOWrapper(io.BufferedReader(_Directory())),
+    "no text": lambda: io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_an_input_that_cannot_be_read_takes_the_defaults(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Question(about="accept", said="Write it?", why="w", choices={"yes": "", "no": ""}, default="no")
+    monkeypatch.setattr(sys, "stdin", UNREADABLE[kind]())
+    with Screen("suggest") as screen:
+        dialogue = Prompt(screen)
+        assert dialogue.ask(asked) == "no"
+        assert dialogue.silent
+    assert capsys.readouterr().err.endswith("taken: no\n")
 
 
 @pytest.mark.slow

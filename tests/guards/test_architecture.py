@@ -50,7 +50,7 @@ PACKAGES = {
         "porting.tracing",
         "porting.trials.scope",
     ),
-    "porting.target": ("porting.errors", "porting.users_code"),
+    "porting.target": ("porting.errors", "porting.printable", "porting.users_code"),
     "porting.users_code": ("porting.errors",),
     "porting.tracing": ("porting.errors", "porting.frames", "porting.notation", "porting.plan", "porting.printable"),
     "porting.trials": (

@@ -104,6 +104,82 @@ def test_whatever_draws_it_nothing_unseen_is_printed(
     assert plain.count("\n") == 2
 
 
+@pytest.mark.parametrize("mark", ["\u0301", "\u0338", "\u0e49", "\u0903", "\u20dd"])  # one of each category, and others
+def test_marks_are_not_piled_up(mark: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A thousand of them on one letter would cover the lines above and below; a word of a vocabulary may be that."""
+    piled = "a" + 4096 * mark
+    spelled = f"a{8 * mark}\\u{ord(mark):04x}"
+    assert safe(piled).startswith(spelled)
+    assert mark not in quote(piled)
+    for text in (safe(piled), safe_lines(piled), str(PortingError(Fault(code=Code.FILE_MISSING, message=piled)))):
+        assert 9 * mark not in text
+    with Screen("verify") as screen:
+        screen.rows(["token", ""], [(piled, "7 %")])
+        screen.line(piled)
+        screen.note(piled)
+    shown = capsys.readouterr()
+    assert spelled in shown.out
+    assert 9 * mark not in shown.out + shown.err
+    assert max(map(len, shown.out.splitlines())) < 1100
+    (tmp_path / "t.toml").write_text(f'# {piled}\n[mapping]\nname = "t"\n[tensors]\n"a" = "b"\n')
+    assert 9 * mark not in run("tables", str(tmp_path / "t.toml")).stdout
+
+
+ODD_ERRORS = {
+    "no text": """class Odd(Exception):
+    def __str__(self):
+        return 5
+raise Odd""",
+    "raises": """class Odd(Exception):
+    def __str__(self):
+        raise ValueError
+raise Odd""",
+    "endless": "raise ValueError('A' * 10**7)",
+}
+"""Errors of a user's own module that cannot say what they are, or do not end."""
+
+
+@pytest.mark.parametrize("command", ["load", "check", "verify", "suggest"])
+@pytest.mark.parametrize("where", ["import", "builder", "forward"])
+@pytest.mark.parametrize("kind", ODD_ERRORS)
+def test_an_error_of_a_users_module_is_told_whatever_its_class_says(
+    kind: str, where: str, command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "forward" and command in {"load", "check"}:
+        pytest.skip("it is not run")
+    code = {place: ODD_ERRORS[kind] if place == where else "pass" for place in ("import", "builder", "forward")}
+    indented = {place: text.replace("\n", "\n" + 8 * " ") for place, text in code.items()}
+    text = f"""{code["import"]}
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, vocab_size, hidden_size):
+        super().__init__()
+        {indented["builder"]}
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None):
+        {indented["forward"]}
+        return self.tokens(input_ids)
+"""
+    table = """[mapping]
+name = "net"
+[tensors]
+"bert.embeddings.word_embeddings.weight" = "tokens.weight"
+[drop]
+"{*rest}" = "a net of words"
+[probes]
+". -> last_hidden_state" = "."
+"""
+    monkeypatch.chdir(write_checkpoint(tmp_path / "c").parent)
+    Path("net.py").write_text(text)
+    Path("net.toml").write_text(table)
+    more = [] if command == "suggest" else ["--table", "net.toml"]
+    refused = run(command, "c", "--into", "net.py:Net", *more)
+    assert refused.exit_code == 2, refused.output
+    assert f"{'ValueError: A' if kind == 'endless' else 'Odd'}" in refused.stderr
+    assert "net.py" in refused.stderr
+    assert len(refused.stderr) < 10_000
+
+
 def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:
     text = '# Zürich, 東京\n[mapping]\n\tname = "t"\n[tensors]\n"a" = "b"\n'
     (tmp_path / "t.toml").write_text(text)
@@ -111,7 +187,7 @@ def test_a_table_without_such_characters_is_printed_as_it_is(run: Run, tmp_path:
 
 
 def test_what_is_seen_is_not_escaped() -> None:
-    text = "Zürich 東京 한국어 עברית «x» 😀 é"
+    text = "Zürich 東京 한국어 עברית «x» 😀 é हिन्दी น้ำ བརྒྱུད e\u0301\u0323\u0330"
     assert safe(text) == text
 
 

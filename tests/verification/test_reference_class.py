@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 from porting import verify
 from porting.checkpoint import open_checkpoint
-from porting.errors import VerifyError
+from porting.errors import PortingError, VerifyError
 from porting.registries.conversions import loading
 from porting.suggesting.subjects.model_pair import completed_config
 from porting.verification.reference import coverage, load_reference, model_class, reference_class
@@ -212,6 +213,17 @@ def test_weights_that_transformers_would_read_from_another_file_are_refused(tmp_
             load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)
     with pytest.raises(VerifyError, match=r"another file of weights for transformers: transformers_weights = "):
         load_reference(open_checkpoint(folder), "GPT2LMHeadModel", torch.float32)
+
+
+ODD = [{}, {"a": []}, [], [[1]], [{}], [None], float("nan"), 1e308, -1, True, 10**299, "", "a" * 10_000, "\x1b[2J"]
+
+
+@pytest.mark.parametrize("field", ["model_type", "architectures", "hidden_act", "torch_dtype", "quantization_config"])
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+def test_a_field_of_any_kind_is_no_fault_of_ours(tmp_path: Path, field: str, value: object) -> None:
+    """The class is the one that fits or the one that is named, or the config is refused."""
+    with suppress(PortingError):
+        assert chosen(write_base(tmp_path / "c"), **{field: value}) in {"BertForPreTraining", "BertForMaskedLM"}
 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "experts_implementation"])

@@ -23,6 +23,7 @@ from porting.duplicate import duplicate
 from porting.errors import Code, Fault, Message, PortingError, Wording
 from porting.frames import place_of, users_line
 from porting.notation.field import value_of
+from porting.printable import text_of
 from porting.suggesting.subjects.argument_names import constant_arguments
 from porting.suggesting.subjects.config_fields import (
     Role,
@@ -357,7 +358,7 @@ def build_for(into: Builder, config: Mapping[str, object]) -> BuiltModule:
         try:
             copied = duplicate(into)
         except Exception as error:  # a module may hold anything
-            message = f"the module cannot be copied: {type(error).__name__}: {error}"
+            message = f"the module cannot be copied: {type(error).__name__}: {text_of(error)}"
             hint = "pass a function that builds it"
             where = place_of(type(into))
             raise TargetError(Fault(code=Code.BAD_TARGET, where=where, message=message, hint=hint)) from error
@@ -590,12 +591,12 @@ def _with_config(
         with _device():
             made = into(fields) if positional else into(**{parameter.name: fields})
     except TypeError as error:
-        names = _behind(into, str(error))
+        names = _behind(into, text_of(error))
         if names is None:
             raise _failed(error) from error
         asked = _arguments(names, fields._config, fields._given)
         unknown = [name for name, one in names.items() if one.default is one.empty and name not in asked]
-        if unknown and _was_given(str(error), fields):
+        if unknown and _was_given(text_of(error), fields):
             raise _unknown(into, unknown, fields._config, asked) from error
         fields = Fields(fields._config, fields._given, tuple(asked), into)
         made = _guarded(into, fields) if positional else _guarded(into, **{parameter.name: fields})
@@ -681,7 +682,7 @@ def _guarded(into: Callable[..., Any], *args: object, **kwargs: object) -> Any: 
 def _failed(error: BaseException) -> PortingError:
     if isinstance(error, PortingError):
         return error
-    said = " ".join(str(error).split())
+    said = " ".join(text_of(error).split())
     message, hint = f"building the module failed: {type(error).__name__}: {said}", f"at {users_line(error)}"
     if is_device_error(error):
         hint += "; leave it on the CPU, where it is run"

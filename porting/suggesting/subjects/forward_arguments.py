@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, VerifyError
 from porting.frames import place_of, users_line
+from porting.printable import text_of
 from porting.suggesting.subjects.argument_names import (
     ArgumentMapping,
     MaskArguments,
@@ -486,11 +487,11 @@ def optional(module: nn.Module, way: ArgumentMapping, reference: nn.Module) -> t
 
 def _usual(errors: Sequence[tuple[Exception, int]]) -> Exception:
     """The error of the run that came furthest: the others failed at values that were given on trial."""
-    said = Counter(f"{type(one).__name__}: {one}" for one, _ in errors)
+    said = Counter(f"{type(one).__name__}: {text_of(one)}" for one, _ in errors)
 
     def rank(raised: tuple[Exception, int]) -> tuple[bool, int, int]:
         error, operations = raised
-        return isinstance(error, VerifyError), operations, said[f"{type(error).__name__}: {error}"]
+        return isinstance(error, VerifyError), operations, said[f"{type(error).__name__}: {text_of(error)}"]
 
     return max(errors, key=rank)[0]
 
@@ -513,7 +514,7 @@ def refusal(
                 hint += " Or the mask has another shape or meaning than those that were tried: name it in the inputs"
         message = f"{title} {said}, whichever way it is given {given}"
         return VerifyError(Fault(code=Code.FORWARD_FAILED, where=where, message=message, hint=hint))
-    said, hint = f"{type(error).__name__}: {' '.join(str(error).split())}", f"at {users_line(error)}"
+    said, hint = f"{type(error).__name__}: {' '.join(text_of(error).split())}", f"at {users_line(error)}"
     message = f"{title} failed on {given}: {said}"
     if is_device_error(error):
         message, hint = f"{title} moves data to another device: {said}", f"{hint}; {STAY}"

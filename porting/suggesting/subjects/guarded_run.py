@@ -26,6 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.frames import is_users, users_line
+from porting.printable import text_of
 from porting.tracing.devices import is_device_error
 from porting.tracing.running import undisturbed
 from porting.verification.reference import quiet
@@ -162,7 +163,7 @@ def guarded(seed: int) -> Iterator[None]:
                 if is_device_error(error)
                 else "running the module failed"
             )
-            message = f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"
+            message = f"{what}: {type(error).__name__}: {' '.join(text_of(error).split())}"
             hint = f"at {users_line(error)}"
             raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from error
 

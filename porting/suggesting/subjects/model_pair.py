@@ -18,6 +18,7 @@ from porting.checkpoint import Checkpoint
 from porting.duplicate import duplicate
 from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.notation.field import held, spellings, value_of
+from porting.printable import text_of
 from porting.suggesting.subjects.argument_names import SOUNDS, VISUAL, ArgumentMapping, given_argument_mapping
 from porting.suggesting.subjects.building import (
     Builder,
@@ -129,7 +130,7 @@ def completed_config(config: Mapping[str, object], architecture: str) -> dict[st
     try:
         made = kind.config_class.from_dict(plain_fields(config))
     except Exception as error:  # it may raise anything of what a config says
-        said = " ".join(str(error).split())
+        said = " ".join(text_of(error).split())
         message = f"transformers refuses the checkpoint's config for {architecture}: {said[:300]}"
         raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message)) from error
     found: dict[str, object] = {**_properties(made), **made.to_dict()}
@@ -196,8 +197,8 @@ def prepare(
         if not any(one.code is Code.FORWARD_FAILED for one in error.faults):
             raise
         padding = max(config_number(completed_config(checkpoint.config, architecture), Role.PADDING), 0)
-        tries = [(one, most) for one in _named_lengths(str(error)) for most in (0, one + padding + 1)]
-        tries += [(one, 0) for one in _likely_lengths(str(error), checkpoint.config) if (one, 0) not in tries]
+        tries = [(one, most) for one in _named_lengths(text_of(error)) for most in (0, one + padding + 1)]
+        tries += [(one, 0) for one in _likely_lengths(text_of(error), checkpoint.config) if (one, 0) not in tries]
         for number, (rows, positions) in enumerate(tries):
             use_rows_of(rows)
             with suppress(PortingError):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from porting.errors import Code, Fault, VerifyError
+from porting.printable import text_of
 from porting.suggesting.subjects.argument_names import ArgumentMapping, argument_mappings, roles
 from porting.suggesting.subjects.sampler import Sampler
 from porting.suggesting.subjects.traced_model import TracedModel
@@ -48,7 +49,7 @@ def materialized(module: nn.Module, sampler: Sampler) -> nn.Module:
             continue
         break
     if is_lazy(module):
-        said = "" if first is None else f": {type(first).__name__}: {' '.join(str(first).split())}"
+        said = "" if first is None else f": {type(first).__name__}: {' '.join(text_of(first).split())}"
         message = f"{type(module).__name__} has lazy parameters that a run on ids leaves without a shape{said}"
         hint = "run it once and pass it built"
         raise VerifyError(Fault(code=Code.FORWARD_FAILED, message=message, hint=hint)) from first

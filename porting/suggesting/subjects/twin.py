@@ -24,6 +24,7 @@ from porting.checkpoint import Checkpoint, open_checkpoint
 from porting.errors import Code, Fault, Message, Option, PortingError, VerifyError
 from porting.loading import same_bits
 from porting.notation.field import held, spellings
+from porting.printable import text_of
 from porting.suggesting.subjects.config_fields import (
     NESTED,
     SHARE,
@@ -409,7 +410,7 @@ def _no_twin(architecture: str, error: Exception, fields: Mapping[str, object]) 
     said = (
         refusal(error, fields)
         if isinstance(error, KeyError)
-        else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else f"{type(error).__name__}: {' '.join(text_of(error).split())}"
     )
     message = f"transformers cannot build {architecture} with these sizes: {said}"
     return VerifyError(Fault(code=Code.NO_REFERENCE, message=message))
