@@ -96,8 +96,12 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     stop = report.scope.returned.stop if report.scope.returned is not None else None
     if report.short and stop is not None:
         sentence = f"{report.port} ends where {report.reference} goes on: it returns what {stop.point} gives"
-    if report.verdict == APPROXIMATE and report.approximate:
-        sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
+    if report.approximate and report.verdict in (APPROXIMATE, DIFFERENT):
+        allowed = report.approximate.within
+        if report.verdict == APPROXIMATE:
+            sentence += f", within the {allowed:.0e} of the scale that the table allows"
+        elif any(probe.meaning.worst > allowed for probe in report.probes):
+            sentence += f", and is off by more than the {allowed:.0e} of the scale that the table allows"
     if report.learned and report.learned.untrained:
         sentence += f"; training leaves {listed(report.learned.untrained)} as it is here"
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
@@ -134,14 +138,17 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         found = report.divergence
         if found is not None and found.line:
             yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
-    cause, kept = next((cause for cause in report.causes if cause.name), None), _kept_between_calls(report)
+    named = [cause for cause in report.causes if cause.name]
+    kept = _kept_between_calls(report)
     if kept is not None:
         inside = f" in {kept.detail}" if kept.detail else ""
         yield Text(f"  cause: state kept between calls{inside}: your model {kept.kind}")
         yield Text("  fix: let each call depend on its own arguments alone")
-    elif cause is not None:
+    elif named:
+        cause, others = named[0], len(named) - 1
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
-        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
+        more = f"; and {others} more, below" if others else ""
+        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}{more}")
         yield Text(f"  fix: {cause.fix}")
 
 
