@@ -30,7 +30,9 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
         pairs = [ours if ours == theirs else f"{ours} = {theirs}" for ours, theirs in named]
         probed = [f"{', '.join(map(_counted, returned.given))} (paired in [probes])"] if returned.given else []
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
-        parts += [f"your model does not return {', '.join(map(_counted, returned.missing))}"] if returned.missing else []
+        parts += (
+            [f"your model does not return {', '.join(map(_counted, returned.missing))}"] if returned.missing else []
+        )
         if returned.stop is not None and returned.stop.weighed:
             parts.append(f"it ends before {first_few(returned.stop.weighed, 3 if verbose else 1)}")
         if returned.alone:

@@ -23,6 +23,7 @@ from porting.reporting.outcome import (
     MOST_NAMED,
     UNPROVEN,
     Outcome,
+    Probe,
     ReportRow,
     listed,
     ranges,
@@ -242,7 +243,7 @@ def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 def _guilty_lines(report: Outcome) -> Iterator[Text]:
     """All that is known of the first module at fault, and the names of the others."""
     first = report.guilty[0]
-    yield Text.assemble(("first guilty module: ", "bold"), (listed([first.port]), "bold red"))
+    yield Text.assemble(("first wrong module: ", "bold"), (listed([first.port]), "bold red"))
     if math.isinf(first.meaning.isolated or 0.0):
         yield from _not_a_number_lines()
     else:
@@ -255,7 +256,7 @@ def _guilty_lines(report: Outcome) -> Iterator[Text]:
     if first.rules:
         yield Text(f"  its weights are written by {', '.join(first.rules[:MOST_NAMED])}")
     if len(report.guilty) > 1:
-        yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
+        yield Text(f"  also wrong: {listed([probe.port for probe in report.guilty[1:]])}")
 
 
 def _unexplained_lines(report: Outcome) -> Iterator[Text]:
@@ -321,14 +322,23 @@ def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
         if unbounded:
             yield Text(f"shown to the working dtype's rounding only, not to float64's: {listed(unbounded)}", "yellow")
         return
-    for probe in felt[:MOST_NAMED]:
+    alike: dict[tuple[str, str], list[Probe]] = {}
+    for probe in felt:
+        if probe.leak is not None and (probe.bound.isolated or 0.0) <= MEANING:
+            continue  # nothing was raised
         operations = ", ".join(probe.lowered) or "in the reference"
-        yield Text(f"{probe.port} computes in less than float64 ({operations}):", "yellow")
-        if probe.leak is None:
+        raised = "" if probe.leak is None else f"{probe.bound.isolated or 0.0:.0e}"
+        alike.setdefault((operations, raised), []).append(probe)
+    for (operations, raised), probes in islice(alike.items(), MOST_NAMED):
+        many = len(probes) > 1
+        names = listed([probe.port for probe in probes])
+        yield Text(f"{names} compute{'' if many else 's'} in less than float64 ({operations}):", "yellow")
+        if not raised:
             yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
         else:
-            here, moved = probe.bound.isolated or 0.0, probe.leak.isolated or 0.0
-            said = f"  tolerance raised to {here:.0e} here, since its rounding moves it by {moved:.0e} of its scale"
+            moved = max((probe.leak.isolated or 0.0) for probe in probes if probe.leak is not None)
+            by = f"its rounding moves it by {'up to ' if many else ''}{moved:.0e} of its scale"
+            said = f"  tolerance raised to {raised} here, since {by}"
             yield Text(f"{said}, and behind it to {LEAKED:.0f} times the propagated error", "yellow")
 
 

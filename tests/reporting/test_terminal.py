@@ -84,7 +84,12 @@ def pair_report(within: str, extra: float) -> porting.Report:
     table = f'{rules}{within}[inputs]\n"x" = "x"\n[probes]\n"up" = "up"\n". -> 0" = ". -> 0"\n'
     inputs = [Case("mine", {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(0))})]
     return porting.verify(
-        reference=Pair(1.0), into=Pair(extra), table=porting.parse_table(table), inputs=inputs, causes=False, trials=False
+        reference=Pair(1.0),
+        into=Pair(extra),
+        table=porting.parse_table(table),
+        inputs=inputs,
+        causes=False,
+        trials=False,
     )
 
 
