@@ -327,18 +327,18 @@ def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
         if probe.leak is not None and (probe.bound.isolated or 0.0) <= MEANING:
             continue  # nothing was raised
         operations = ", ".join(probe.lowered) or "in the reference"
-        raised = "" if probe.leak is None else f"{probe.bound.isolated or 0.0:.0e}"
-        alike.setdefault((operations, raised), []).append(probe)
-    for (operations, raised), probes in islice(alike.items(), MOST_NAMED):
+        limit = "" if probe.leak is None else f"{probe.bound.isolated or 0.0:.0e}"
+        alike.setdefault((operations, limit), []).append(probe)
+    for (operations, limit), probes in islice(alike.items(), MOST_NAMED):
         many = len(probes) > 1
         names = listed([probe.port for probe in probes])
         yield Text(f"{names} compute{'' if many else 's'} in less than float64 ({operations}):", "yellow")
-        if not raised:
+        if not limit:
             yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
         else:
             moved = max((probe.leak.isolated or 0.0) for probe in probes if probe.leak is not None)
             by = f"its rounding moves it by {'up to ' if many else ''}{moved:.0e} of its scale"
-            said = f"  tolerance raised to {raised} here, since {by}"
+            said = f"  tolerance raised to {limit} here, since {by}"
             yield Text(f"{said}, and behind it to {LEAKED:.0f} times the propagated error", "yellow")
 
 
