@@ -68,7 +68,7 @@ class TextError(PortingError):
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
-    """A masked word: its place among the word pieces, [CLS] being 0, and the best guesses, the likeliest first."""
+    """A masked word: its place among the tokens, [CLS] being 0, and the best guesses, the likeliest first."""
 
     position: int
     guesses: tuple[Guess, ...]
@@ -160,13 +160,13 @@ class TextModel:
         return encoding
 
     def numbers(self, tokens: Sequence[str]) -> list[int]:
-        """The ids of word pieces."""
+        """The ids of tokens."""
         known: dict[str, int] = {}
-        faults = [] if tokens else ["the list of word pieces is empty"]
+        faults = [] if tokens else ["the list of tokens is empty"]
         for token in dict.fromkeys(tokens):
             number = self.tokenizer.tokenizer.token_to_id(token)
             if number is None:
-                faults.append(f"the vocabulary has no word piece {token!r}")
+                faults.append(f"the vocabulary has no token {token!r}")
             else:
                 known[token] = number
         if faults:
@@ -194,13 +194,13 @@ class TextModel:
     def _fit(self, ids: Sequence[int], type_ids: Sequence[int]) -> None:
         """Refuse ids that the model has no room for."""
         if not ids:
-            message = "the tokenizer makes no word pieces of this text"
+            message = "the tokenizer makes no tokens of this text"
             raise self._refused(Code.TEXT_REFUSED, message, "give it some words")
         positions = self.positions
         if positions is not None and len(ids) > positions:
-            message = f"the text has {len(ids)} word pieces, the model has {positions} positions"
+            message = f"the text has {len(ids)} tokens, the model has {positions} positions"
             raise self._refused(Code.TEXT_TOO_LONG, message, "shorten the text")
-        for field, numbers, noun in (("vocab_size", ids, "word pieces"), ("type_vocab_size", type_ids, "segments")):
+        for field, numbers, noun in (("vocab_size", ids, "tokens"), ("type_vocab_size", type_ids, "segments")):
             known = self.config.get(field)
             if isinstance(known, int) and max(numbers) >= known:
                 message = f"the tokenizer numbers {noun} up to {max(numbers)} here, config.json has {field} = {known}"

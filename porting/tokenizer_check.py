@@ -275,7 +275,7 @@ def require_bounded(raw: bytes, texts: Sequence[str] = (), ids: Sequence[int] = 
             return
     tried, code, hint = "tried out in a process of its own, it", Code.TOKENIZER_INVALID, ELSEWHERE
     if done.returncode == MANY:
-        message = f"{tried} made more than {MOST_PIECES} word pieces of the text"
+        message = f"{tried} made more than {MOST_PIECES} tokens of the text"
     elif done.returncode == PANIC:
         message = f"{tried} made the tokenizers library fail"
     else:

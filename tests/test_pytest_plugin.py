@@ -79,7 +79,7 @@ def test_under_xdist_each_failure_has_its_report_and_its_page(suite: pytest.Pyte
     done.assert_outcomes(passed=2, failed=3)
     text = done.stdout.str()
     assert text.count("DIFFERENT  own_model.Encoder does not compute what transformers.Bert") >= 3
-    assert text.count("first guilty module: blocks.1.norm1") == 3
+    assert text.count("first wrong module: blocks.1.norm1") == 3
     assert "Traceback" not in text
     assert "def broken" not in text
     assert "the body runs after the proof" not in text
@@ -89,7 +89,7 @@ def test_under_xdist_each_failure_has_its_report_and_its_page(suite: pytest.Pyte
     for page in pages:
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,140}\.html", page.name)
         assert "gw" in page.name
-        assert "first guilty module" in page.read_text()
+        assert "first wrong module" in page.read_text()
 
 
 @pytest.mark.slow

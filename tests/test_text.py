@@ -165,7 +165,7 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_too_long(checkpoint: Path) -> None:
-    message = "the text has 25 word pieces, the model has 24 positions"
+    message = "the text has 25 tokens, the model has 24 positions"
     refusal(Code.TEXT_TOO_LONG, message, fill_mask, "[MASK] " * 23, checkpoint)
     assert len(fill_mask("[MASK] " * 22, checkpoint)) == 22
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"]["hello"] = 4000
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    message = "numbers word pieces up to 4000 here, config.json has vocab_size = 40"
+    message = "numbers tokens up to 4000 here, config.json has vocab_size = 40"
     refusal(Code.TOKENIZER_MISMATCH, message, fill_mask, "hello [MASK]", folder)
 
 

@@ -33,7 +33,7 @@ def attention(
     pieces: Annotated[
         bool,
         typer.Option(
-            "--pieces", help="TEXT is already tokenized: word pieces separated by spaces, special tokens included."
+            "--pieces", help="TEXT is already tokenized: tokens separated by spaces, special tokens included."
         ),
     ] = False,
     layer: Annotated[int | None, _numbered("layer")] = None,

@@ -52,12 +52,12 @@ def fill_mask(
         most = top or min(5, LINES // len(blanks) - 1)
         if many:
             likeliest = [(one.position, one.guesses[0]) for one in blanks[: LINES - 1]]
-            first = [(f"word piece {place}:", f"{one.probability:7.2%}  {one.token}") for place, one in likeliest]
+            first = [(f"token {place}:", f"{one.probability:7.2%}  {one.token}") for place, one in likeliest]
             screen.rows(["", ""], first)
             if len(blanks) > len(first):
                 screen.line(f"and {len(blanks) - len(first)} more masks; --top 1 shows all")
         for blank in () if many else blanks:
-            screen.line(f"word piece {blank.position}:")
+            screen.line(f"token {blank.position}:")
             screen.rows(["", ""], [(f"  {one.probability:7.2%}", one.token) for one in blank.guesses[:most]])
         screen.page(blanks, model.html)
         screen.next(*model.to_verify)

@@ -26,15 +26,17 @@ def scope_lines(report: Outcome, *, verbose: bool = True) -> Iterator[str]:
     yield f"ran: {'; '.join([mode, *batches])}"
     returned = scope.returned
     if returned is not None:
-        named = [(ours, _output(theirs)) for ours, theirs in returned.pairs.items()]
+        named = [(_counted(ours), _counted(_output(theirs))) for ours, theirs in returned.pairs.items()]
         pairs = [ours if ours == theirs else f"{ours} = {theirs}" for ours, theirs in named]
-        probed = [f"{', '.join(returned.given)} (paired in [probes])"] if returned.given else []
+        probed = [f"{', '.join(map(_counted, returned.given))} (paired in [probes])"] if returned.given else []
         parts = [*([", ".join(pairs)] if pairs else []), *probed] or ["nothing"]
-        parts += [f"your model does not return {', '.join(returned.missing)}"] if returned.missing else []
+        parts += (
+            [f"your model does not return {', '.join(map(_counted, returned.missing))}"] if returned.missing else []
+        )
         if returned.stop is not None and returned.stop.weighed:
             parts.append(f"it ends before {first_few(returned.stop.weighed, 3 if verbose else 1)}")
         if returned.alone:
-            parts.append(f"your model also returns {', '.join(returned.alone)}, compared with nothing")
+            parts.append(f"your model also returns {', '.join(map(_counted, returned.alone))}, compared with nothing")
         hides = any(mask not in ("no padding", KEPT) for mask in scope.masks)
         where = "output compared, except at padding and in rows without a token" if hides else "output compared"
         yield f"{where}: {'; '.join(parts)}"
@@ -187,6 +189,11 @@ def _output(point: str) -> str:
     """A point of the reference as a reader knows it: an output by its name, a module by its path."""
     path, arrow, name = point.partition(" -> ")
     return name if arrow and path == "." else "output" if point == "." else point
+
+
+def _counted(name: str) -> str:
+    """An output that has a number in place of a name is called one: "output 0"."""
+    return f"output {name}" if name.partition(".")[0].isdecimal() else name
 
 
 def _failures(scope: Scope, most: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ from porting.reporting.outcome import (
     MOST_NAMED,
     UNPROVEN,
     Outcome,
+    Probe,
     ReportRow,
     listed,
     ranges,
@@ -96,8 +97,12 @@ def verdict_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     stop = report.scope.returned.stop if report.scope.returned is not None else None
     if report.short and stop is not None:
         sentence = f"{report.port} ends where {report.reference} goes on: it returns what {stop.point} gives"
-    if report.verdict == APPROXIMATE and report.approximate:
-        sentence += f", within the {report.approximate.within:.0e} of the scale that the table allows"
+    if report.approximate and report.verdict in (APPROXIMATE, DIFFERENT):
+        allowed = report.approximate.within
+        if report.verdict == APPROXIMATE:
+            sentence += f", within the {allowed:.0e} of the scale that the table allows"
+        elif any(probe.meaning.worst > allowed for probe in report.probes):
+            sentence += f", and is off by more than the {allowed:.0e} of the scale that the table allows"
     if report.learned and report.learned.untrained:
         sentence += f"; training leaves {listed(report.learned.untrained)} as it is here"
     yield Text.assemble((report.verdict.upper(), style), "  ", sentence)
@@ -134,14 +139,17 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         found = report.divergence
         if found is not None and found.line:
             yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
-    cause, kept = next((cause for cause in report.causes if cause.name), None), _kept_between_calls(report)
+    named = [cause for cause in report.causes if cause.name]
+    kept = _kept_between_calls(report)
     if kept is not None:
         inside = f" in {kept.detail}" if kept.detail else ""
         yield Text(f"  cause: state kept between calls{inside}: your model {kept.kind}")
         yield Text("  fix: let each call depend on its own arguments alone")
-    elif cause is not None:
+    elif named:
+        cause, others = named[0], len(named) - 1
         ties = f"; or {', or '.join(cause.ties)}: these inputs do not tell them apart" if cause.ties else ""
-        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}")
+        more = f"; and {others} more, below" if others else ""
+        yield Text(f"  cause: {cause.name}{f' ({cause.detail})' if cause.detail else ''}{ties}{more}")
         yield Text(f"  fix: {cause.fix}")
 
 
@@ -235,7 +243,7 @@ def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
 def _guilty_lines(report: Outcome) -> Iterator[Text]:
     """All that is known of the first module at fault, and the names of the others."""
     first = report.guilty[0]
-    yield Text.assemble(("first guilty module: ", "bold"), (listed([first.port]), "bold red"))
+    yield Text.assemble(("first wrong module: ", "bold"), (listed([first.port]), "bold red"))
     if math.isinf(first.meaning.isolated or 0.0):
         yield from _not_a_number_lines()
     else:
@@ -248,7 +256,7 @@ def _guilty_lines(report: Outcome) -> Iterator[Text]:
     if first.rules:
         yield Text(f"  its weights are written by {', '.join(first.rules[:MOST_NAMED])}")
     if len(report.guilty) > 1:
-        yield Text(f"  also guilty: {listed([probe.port for probe in report.guilty[1:]])}")
+        yield Text(f"  also wrong: {listed([probe.port for probe in report.guilty[1:]])}")
 
 
 def _unexplained_lines(report: Outcome) -> Iterator[Text]:
@@ -314,14 +322,23 @@ def _leak_lines(report: Outcome, *, verbose: bool) -> Iterator[Text]:
         if unbounded:
             yield Text(f"shown to the working dtype's rounding only, not to float64's: {listed(unbounded)}", "yellow")
         return
-    for probe in felt[:MOST_NAMED]:
+    alike: dict[tuple[str, str], list[Probe]] = {}
+    for probe in felt:
+        if probe.leak is not None and (probe.bound.isolated or 0.0) <= MEANING:
+            continue  # nothing was raised
         operations = ", ".join(probe.lowered) or "in the reference"
-        yield Text(f"{probe.port} computes in less than float64 ({operations}):", "yellow")
-        if probe.leak is None:
+        limit = "" if probe.leak is None else f"{probe.bound.isolated or 0.0:.0e}"
+        alike.setdefault((operations, limit), []).append(probe)
+    for (operations, limit), probes in islice(alike.items(), MOST_NAMED):
+        many = len(probes) > 1
+        names = listed([probe.port for probe in probes])
+        yield Text(f"{names} compute{'' if many else 's'} in less than float64 ({operations}):", "yellow")
+        if not limit:
             yield Text("  what it means is shown to the working dtype's rounding only, and not to float64's", "yellow")
         else:
-            here, moved = probe.bound.isolated or 0.0, probe.leak.isolated or 0.0
-            said = f"  tolerance raised to {here:.0e} here, since its rounding moves it by {moved:.0e} of its scale"
+            moved = max((probe.leak.isolated or 0.0) for probe in probes if probe.leak is not None)
+            by = f"its rounding moves it by {'up to ' if many else ''}{moved:.0e} of its scale"
+            said = f"  tolerance raised to {limit} here, since {by}"
             yield Text(f"{said}, and behind it to {LEAKED:.0f} times the propagated error", "yellow")
 
 

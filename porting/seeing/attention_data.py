@@ -36,7 +36,7 @@ class Shares:
     Layers, heads and tokens are numbered from 0; negative numbers count from the end.
 
     Attributes:
-        tokens: the word pieces, special tokens included.
+        tokens: the tokens, special tokens included.
         layers: the layers, in the order in which they ran.
         special: the places of the tokens that the tokenizer added, as far as that is known.
     """

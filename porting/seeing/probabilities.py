@@ -121,7 +121,7 @@ def attention(
     Of an encoder-decoder it is the encoder that is seen.
 
     Args:
-        text: a text, which the checkpoint's tokenizer takes apart; or its word pieces, special tokens included.
+        text: a text, which the checkpoint's tokenizer takes apart; or its tokens, special tokens included.
         source: as in :func:`porting.load`; None for the bundled checkpoint.
         pair: a second segment that goes after the text.
         **options: table, into, architecture, revision and trust: as in :func:`porting.load`.
@@ -143,7 +143,7 @@ def attention(
         encoding = model.encode(text, pair)
         return attention_of_inputs(model, model.inputs(encoding), encoding)
     if pair is not None:
-        raise refused("a text that is given in word pieces has no second segment", "put it into the list")
+        raise refused("a text that is given in tokens has no second segment", "put it into the list")
     ids = torch.tensor([model.numbers(text)])
     rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     return _seen(model, {name: rows[name] for name in model.taken}, text, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import time
 from collections import Counter
@@ -173,6 +174,7 @@ def verify(
             causes=causes,
             trials=trials,
         )
+    linecache.checkcache()  # lines of code are shown as they are now: a notebook's reader edits a file and reloads it
     with undisturbed(seed):
         report = prove(
             resolve_models(source, into, table, reference, revision=revision, loaded=loaded, inputs=batches),

@@ -17,7 +17,7 @@ def test_fill_mask_lists_the_guesses_of_each_mask(run: Run, checkpoint: Path) ->
     assert result.exit_code == 0, result.stderr
     expected = []
     for blank in fill_mask("I [MASK] the [MASK].", checkpoint, top=3):
-        expected += [f"word piece {blank.position}:"]
+        expected += [f"token {blank.position}:"]
         expected += [f"{guess.probability:.2%} {guess.token}" for guess in blank.guesses]
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines == [*expected, "next: porting verify c"]

@@ -55,6 +55,15 @@ def test_what_is_no_number_is_counted_and_placed() -> None:
     ]
 
 
+def test_large_values_are_numbers_and_infinities_that_cancel_are_none() -> None:
+    tensors = values()
+    tensors["q.weight"].fill_(torch.finfo(torch.float32).max)  # their sum is infinite
+    assert scan(planned(), tensors.__getitem__) == ()
+    tensors["emb"][0, 0, :2] = torch.tensor([torch.inf, -torch.inf])
+    (fault,) = scan(planned(), tensors.__getitem__)
+    assert "1 +Inf (the first at [0, 0, 0]), 1 -Inf (the first at [0, 0, 1])" in str(fault)
+
+
 @pytest.mark.parametrize("place", [0, 1, 6, 7, 8, 29])
 def test_the_place_does_not_depend_on_the_pieces(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "CHUNK", 7)

@@ -211,7 +211,7 @@ def test_a_named_cause_stands_above_and_not_again_below() -> None:
     text = small(probes=(probe,), noise={}, causes=(finding,)).summary()
     assert text.splitlines()[1:4] == ["  module: p", "  cause: wrong eps (1e-5)", "  fix: 1e-12"]
     assert text.count("wrong eps") == 1
-    assert "first guilty module" not in text
+    assert "first wrong module" not in text
 
 
 def test_what_is_in_a_name_cannot_move_the_cursor() -> None:
@@ -257,7 +257,7 @@ def test_the_guilty_module_is_named(checkpoint: Path) -> None:
     (row,) = [line for line in lines if line.startswith("layer 1 ")]
     assert row.endswith("<- attention.key")
     assert [line.split()[-1] for line in lines if line.startswith(("layer 0", "bert.embeddings"))] == ["same", "same"]
-    assert "first guilty module: bert.layers.1.attention.key" in lines
+    assert "first wrong module: bert.layers.1.attention.key" in lines
     assert re.search(r"  given the reference's own inputs it is off by \d\.\de-\d\d of the scale", text)
     assert "  it is compared with bert.encoder.layer.1.attention.self.key" in lines
 

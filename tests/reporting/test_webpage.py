@@ -57,7 +57,7 @@ def test_the_verdict_and_the_culprit_come_first(guilty: Report, page: Path) -> N
         assert browser.title() == "DIFFERENT: porting.models.bert_heads.BertForPreTraining"
         assert browser.inner_text("h1") == "DIFFERENT"
         assert "does not compute what transformers.BertForPreTraining computes" in browser.inner_text("header")
-        assert "first guilty module: bert.layers.1.activation" in browser.inner_text("section >> nth=0")
+        assert "first wrong module: bert.layers.1.activation" in browser.inner_text("section >> nth=0")
         assert browser.locator("article:visible").count() == 1
         assert "bert.layers.1.activation" in browser.inner_text("article:visible")
         assert "at fault" in browser.inner_text("article:visible")
@@ -266,5 +266,5 @@ def test_a_notebook_shows_the_verdict_and_a_row_for_each_layer(guilty: Report) -
         rows = [" ".join(row.split()) for row in browser.inner_text(".porting-part table").splitlines()]
         assert any(row.startswith("layer 1 ") and row.endswith("<- activation") for row in rows)
         assert browser.inner_text(".porting-word") == "DIFFERENT"
-        assert "first guilty module: bert.layers.1.activation" in browser.inner_text(".porting-part")
+        assert "first wrong module: bert.layers.1.activation" in browser.inner_text(".porting-part")
         assert browser.eval_on_selector(".porting-part td", "el => getComputedStyle(el).color") == "rgb(221, 221, 221)"

@@ -63,6 +63,6 @@ def test_the_planted_bug_is_named() -> None:
     assert "allclose says: True" in shown
     assert "FAITHFUL" in shown
     assert "DIFFERENT" in shown
-    assert "first guilty module: blocks.1.gelu" in shown
+    assert "first wrong module: blocks.1.gelu" in shown
     assert "cause: tanh GELU" in shown
     assert "the same bytes: True" in shown

@@ -471,7 +471,7 @@ def test_a_template_that_makes_millions_of_word_pieces(
     template = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
     result = run(*tokenizer(tmp_path, {"post_processor": template}))
     assert result.exit_code == 2
-    assert "it made more than 1000000 word pieces of the text" in result.stderr
+    assert "it made more than 1000000 tokens of the text" in result.stderr
 
 
 @pytest.mark.parametrize("token", ["$A:9", ":0 x", "[CLS]:x", "$", ""])

@@ -176,11 +176,11 @@ def test_pieces_that_the_vocabulary_lacks_are_all_named() -> None:
     with pytest.raises(TextError) as caught:
         porting.attention(["[CLS]", "qqq", "return", "zzz", "qqq"])
     assert [fault.message for fault in caught.value.faults] == [
-        "the vocabulary has no word piece 'qqq'",
-        "the vocabulary has no word piece 'zzz'",
+        "the vocabulary has no token 'qqq'",
+        "the vocabulary has no token 'zzz'",
     ]
-    for wrong, message in (([], "the list of word pieces is empty"), (["a"] * 65, "the text has 65 word pieces")):
+    for wrong, message in (([], "the list of tokens is empty"), (["a"] * 65, "the text has 65 tokens")):
         with pytest.raises(PortingError, match=message):
             porting.attention(wrong)
-    with pytest.raises(AttentionError, match="word pieces has no second segment"):
+    with pytest.raises(AttentionError, match="tokens has no second segment"):
         porting.attention(["[CLS]"], pair="more")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from porting.errors import PortingError
 from porting.suggesting import Question, Suggestion, Verdict, suggest
-from porting.suggesting.draft.unmapped import Unmapped
+from porting.suggesting.draft.unmapped import Near, Unmapped
 from tests.suggesting.oracle import drafted
 from tests.suggesting.test_verdicts import Plain
 from tests.zoo.parts import Config, attend, join, split
@@ -99,3 +99,11 @@ def test_a_table_that_leaves_parameters_as_they_are_does_not_load_the_checkpoint
     whole, partly = (Suggestion(verdict=Verdict.APPROXIMATE, text="", unmapped=unmapped) for unmapped in ((), (head,)))
     assert whole.meaning.startswith("The table loads the checkpoint")
     assert partly.meaning.startswith("The table loads what both sides have")
+
+
+def test_tensors_of_a_part_that_the_module_lacks_are_not_listed() -> None:
+    near = (Near(name="classifier.weight", shape=(3, 4)),)
+    tensors = tuple(Unmapped(name=name, shape=(4, 4), side="checkpoint", near=near) for name in ("cls.up", "clsx.up"))
+    lines = Suggestion(verdict=Verdict.TRUNK, text="", missing=("cls",), unmapped=tensors).details()
+    assert lines[0] == "your module has no cls"
+    assert [line.split(" [")[0] for line in lines[1:]] == ["nothing reads clsx.up"]

@@ -62,7 +62,7 @@ def test_a_bug_is_named_in_the_users_terms(checkpoint: Path) -> None:
     assert report.verdict == "different"
     assert [probe.port for probe in report.guilty] == ["blocks.2.ln1"]
     assert report.guilty[0].span == ("blocks.2.attn", "blocks.2.attn.proj", "blocks.2", "blocks.2.ln1")
-    assert "first guilty module: blocks.2.ln1" in report.details()
+    assert "first wrong module: blocks.2.ln1" in report.details()
 
 
 @pytest.mark.slow

@@ -172,11 +172,13 @@ class Suggestion:
 
     def details(self) -> list[str]:
         """The reasons, what is missing, what was not shown, and what has no counterpart, a line each."""
+        lacked = tuple(f"{part}." for part in self.missing)  # a line says of each that the module has none
+        unmapped = [one for one in self.unmapped if one.side == "module" or not one.name.startswith(lacked)]
         return [
             *(reason.said for reason in self.reasons),
             *(f"your module has no {part}" for part in self.missing),
             *(f"not shown: {limit}" for limit in self.limits),
-            *listed(self.unmapped),
+            *listed(unmapped),
         ]
 
     def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
