@@ -31,6 +31,7 @@ from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
+from porting.verification.experiments import experiment
 from porting.verification.fixes import (
     HELD_OUT,
     SEVERAL,
@@ -91,6 +92,8 @@ def name_causes(
     drawn: Both | None = None,
     turned: Both | None = None,
     simple: Sequence[Both] = (),
+    wide: Sequence[Both] = (),
+    padding: object = None,
     layouts: Layouts | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
@@ -103,6 +106,8 @@ def name_causes(
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
         simple: makes the two sides on small cases, in which the port may be right where it is wrong in all others.
+        wide: make the two sides on batches of other kinds, in each of which a cause has to hold.
+        padding: the token id of padding, if the config has one.
         layouts: other lines of the table; None where the weights were not loaded by it.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
@@ -126,6 +131,8 @@ def name_causes(
                 held_out=_held_out(comparison, same(drawn)),
                 turned=_held_out(comparison, turned and same(turned)),
                 simple=[partial(_held_out, comparison, same(one)) for one in simple],
+                wide=[partial(_held_out, comparison, same(one)) for one in wide],
+                padding=padding if isinstance(padding, int) else None,
                 weights_compared=weights_compared,
             )
             found, diverges = guilty.causes(layouts)
@@ -151,6 +158,8 @@ class _Guilty:
         held_out: the case that was drawn to confirm a cause, if both sides take it.
         turned: the same with its rows padded in front.
         simple: make small cases.
+        wide: make cases of other kinds, in each of which a cause has to hold.
+        padding: the token id of padding, if it is known.
     """
 
     def __init__(
@@ -163,6 +172,8 @@ class _Guilty:
         held_out: CauseCase | None,
         turned: CauseCase | None,
         simple: Sequence[Callable[[], CauseCase | None]],
+        wide: Sequence[Callable[[], CauseCase | None]],
+        padding: int | None,
         weights_compared: bool,
     ) -> None:
         reference, port = both(torch.float64)
@@ -179,7 +190,9 @@ class _Guilty:
         if not self._passing:
             more = (one() for one in simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
+        self._make_wide, self._padding = wide, padding
         self._turned, self._turned_failing = passing_and_failing([] if turned is None else [turned], guilty)
+        self._held_out = held_out
         self._searched = known if held_out is None else [held_out, *known]  # the smallest first
         self._trials = _Trials(
             known=known,
@@ -189,34 +202,50 @@ class _Guilty:
             tied=turned,
             passing=self._passing,
             weights_compared=weights_compared,
+            wide=lambda: self._wide,
         )
+
+    @cached_property
+    def _wide(self) -> list[CauseCase]:
+        """The cases of other kinds that both sides take."""
+        return [case for make in self._make_wide if (case := make()) is not None]
 
     def causes(self, layouts: Layouts | None) -> tuple[list[Finding], Divergence | None]:
         """The causes, and the first step of the port whose result the reference does not have."""
         diverges = first_divergence(self._comparison, self._probes, self._both)
         found = inverted_masks(self._known, self._probes)
         # No condition on a mask is right that is only so where padding stands behind the tokens.
-        cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing]
+        cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing, *self._wide]
         for passing in (self._passing, self._turned):
             found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
         if found:
             return found, diverges
+        every = [one for one in (*self._known, *self._wide, self._held_out, *self._turned) if one is not None]
         searched, probes, until = self._searched, self._probes, self._until
+        found = experiment(every, probes, padding=self._padding, until=until)
+        if found:
+            lines = () if diverges is None else self._lines(diverges)
+            return with_edits(found, self._edited, probes, lines, until), diverges
         laid_out = [] if layouts is None else laid_out_otherwise(searched, probes, layouts, until)
         found, repaired = self._matched({point for _, one in laid_out for point in one.probes})
         found = with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, self._guilty)
         if not laid_out and diverges is not None:
-            lines = [
-                diverges.line,
-                diverges.also,
-                *([diverges.moved.line] if diverges.moved else []),
-                *diverges.callers,
-            ]
-            lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until)
+            lines = [*(repaired.lines if repaired else ()), *self._lines(diverges)]
+            found = with_edits(found, self._edited, probes, lines, until)
         return found, diverges
+
+    @property
+    def _edited(self) -> list[CauseCase]:
+        """The cases in which a change of the user's lines has to be right, the smallest first."""
+        return [*self._searched[:1], *self._turned, *self._searched[1:], *self._wide]
+
+    @staticmethod
+    def _lines(diverges: Divergence) -> list[str]:
+        """The lines of the user's code that lead to the first difference."""
+        moved = [diverges.moved.line] if diverges.moved else []
+        return [*filter(None, (diverges.line, diverges.also, *moved, *diverges.callers))]
 
     def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
         """Return the causes that the catalogue explains, and the repairs of the port's steps.
@@ -356,6 +385,7 @@ class _Trials:
     tied: CauseCase | None
     passing: Sequence[CauseCase]
     weights_compared: bool
+    wide: Callable[[], Sequence[CauseCase]]
     repaired: RepairSet | None = None
     _marks: dict[int, dict[Point, Mark]] = field(default_factory=dict)
 
@@ -485,8 +515,18 @@ class _Trials:
         """
         if not self._all_others(cause_case, mark, lambda one, there: one.reproduces(there, candidate)):
             return False
+        if not candidate.rough and not self._holds_widely(mark, candidate):
+            return False
         alone = is_returned(mark.name) and sum(probe.guilty for probe in self.probes) == 1
         return not alone or candidate.rough or self._returns(cause_case, candidate, mark.bound)
+
+    def _holds_widely(self, mark: Mark, candidate: Candidate) -> bool:
+        """Whether a candidate reproduces the port in cases of other kinds: other masks, segments, rows, embeddings."""
+        for one in self.wide():
+            there = self._marks_of(one).get(mark.name)
+            if there is not None and not one.search(candidate.causes).reproduces(there, candidate):
+                return False
+        return True
 
     def _all_others(self, cause_case: CauseCase, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
         """Whether something holds of a probe in the cases that it was not found in, and that reach the probe."""

@@ -14,7 +14,7 @@ import torch
 
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.finding import Finding
-from porting.causes.line_edits import condition_edits, line_edits
+from porting.causes.line_edits import NOTHING, condition_edits, line_edits
 from porting.reporting.outcome import Probe
 from porting.tracing.code_coverage import branches_apart
 from porting.tracing.trace import Point
@@ -232,13 +232,13 @@ def with_edits(
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
-        written = f"{edit.place}: write `{edit.new}`"
+        written = f"{edit.place}: {edit.instruction}"
         named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
         if not named:
             if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
                 continue  # what is behind may undo it, as a norm that follows a rotation
             what = "one expression of a line differs from what the reference computes"
-            detail = f"`{edit.old}` should be `{edit.new}`"
+            detail = edit.instruction if edit.new == NOTHING else f"`{edit.old}` should be `{edit.new}`"
             named = [_finding(right, "another expression", detail, what, edit.fix)]
         result = [*(one for one in result if one not in same), *named]
     return result

@@ -53,6 +53,13 @@ HARMS = {
 }
 
 
+WRITES = {
+    "a product": "y = x * 1\n        z = x + 1\n        y *= z",
+    "places": "y = x * 1\n        z = x + 1\n        y[:, 0] = z[:, 1]",
+    "a method": "y = x * 1\n        z = x + 1\n        y.add_(z)",
+}
+
+
 @pytest.fixture
 def imported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     path = tmp_path / "a_port.py"
@@ -181,3 +188,14 @@ def test_a_tensor_is_not_exchanged_for_a_number(imported: ModuleType) -> None:
     news = {edit.new for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line}
     assert "y = mask + mask" in news
     assert not [new for new in news if "rate" in new]
+
+
+@pytest.mark.parametrize("imported", WRITES.values(), ids=WRITES.keys(), indirect=True)
+def test_what_is_changed_in_place_is_left_out_and_not_taken_for_another(imported: ModuleType) -> None:
+    """To write to another tensor is no more than not to write to this one."""
+    line = HEAD.count("\n") + 3
+    edits = [edit for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line]
+    assert edits[0].new == "pass"
+    assert edits[0].instruction == f"leave out `{edits[0].old}`"
+    assert edits[0].fix.endswith(edits[0].instruction)
+    assert not [edit.new for edit in edits if edit.new.startswith(("x *", "x[", "x.", "z *", "z[", "z."))]
