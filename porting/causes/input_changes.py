@@ -38,36 +38,30 @@ class InputChange:
 
     Attributes:
         name, detail, what, fix: as of a finding.
-        change: gives the inputs with which the reference computes what the port does.
+        change: gives the inputs with which the reference computes what the port does; these themselves by default.
     """
 
     name: str
-    detail: str
+    detail: str = ""
     what: str
     fix: str
-    change: Change
+    change: Change = dict
 
 
 FIRST_ROW = InputChange(
     name="first row's values for all rows",
-    detail="",
     what="each row is computed with an argument of the first row of its batch",
     fix="keep the axis of rows: read x[:, i] and not x[0, i], and do not cut x[:1]",
-    change=dict,
 )
 FIRST_PLACE = InputChange(
     name="first token's value for the whole row",
-    detail="",
     what="each token of a row is computed with an argument of the first token",
     fix="index the table with all the values of the row, not with those of its first place",
-    change=dict,
 )
 IGNORED = InputChange(
     name="argument ignored",
-    detail="",
     what="the port computes what the reference computes without an argument",
     fix="pass it on to where the reference uses it",
-    change=dict,
 )
 MASK_IGNORED = replace(
     IGNORED,
@@ -89,52 +83,38 @@ MASK_OF_FIRST = replace(
 )
 AS_LENGTH = InputChange(
     name="padding mask read as a length",
-    detail="",
     what="the port counts the tokens of a row by its mask, and takes so many places",
     fix="use the mask itself: padding may stand in front of a row, or within it",
-    change=dict,
 )
 OTHER_MASK = InputChange(
     name="mask of another argument",
-    detail="",
     what="the mask of the encoder stands where that of the decoder should, or vice versa",
     fix="decoder_attention_mask is for the decoder's own attention, attention_mask for the encoder and cross attention",
-    change=dict,
 )
 BY_TOKEN = InputChange(
     name="padding found by its token id",
-    detail="",
     what="the port hides the padding token, whatever the mask says",
     fix="use the attention mask; where none is given, nothing is padding",
-    change=dict,
 )
 COUNTED = InputChange(
     name="positions counted around padding",
-    detail="",
     what="padding is skipped when positions are counted, unlike in the reference, or vice versa",
     fix="check whether the reference counts all tokens, or only those that are not padding",
-    change=dict,
 )
 SCALED = InputChange(
     name="given embeddings scaled by another factor",
-    detail="",
     what="inputs_embeds are multiplied by a number that the reference does not multiply them by",
     fix="scale what the table of embeddings gives, or what is given in its place, as the reference does",
-    change=dict,
 )
 NORMED = InputChange(
     name="given embeddings normalised",
-    detail="",
     what="inputs_embeds go through a norm before they take the place of what the table gives",
     fix="put them where the reference does: in the place of word embeddings, and norm the sum once",
-    change=dict,
 )
 TURNED = InputChange(
     name="height and width exchanged",
-    detail="",
     what="the rows and columns of pictures are exchanged",
     fix="pixels are [b c h w]; check the order of the axes where patches are made and where positions are added",
-    change=dict,
 )
 
 
