@@ -31,7 +31,7 @@ from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
 from porting.verification.cause_case import END, CauseCase
 from porting.verification.compare import Comparison
-from porting.verification.experiments import experiment
+from porting.verification.experiments import ELSEWHERE, experiment
 from porting.verification.fixes import (
     HELD_OUT,
     SEVERAL,
@@ -223,7 +223,7 @@ class _Guilty:
         every = [one for one in (*self._known, *self._wide, self._held_out, *self._turned) if one is not None]
         searched, probes, until = self._searched, self._probes, self._until
         found = experiment(every, probes, padding=self._padding, until=until)
-        if found:
+        if found and not (found[0].name == ELSEWHERE and self._is_known()):
             lines = () if diverges is None else self._lines(diverges)
             return with_edits(found, self._edited, probes, lines, until), diverges
         laid_out = [] if layouts is None else laid_out_otherwise(searched, probes, layouts, until)
@@ -235,6 +235,11 @@ class _Guilty:
             lines = [*(repaired.lines if repaired else ()), *self._lines(diverges)]
             found = with_edits(found, self._edited, probes, lines, until)
         return found, diverges
+
+    def _is_known(self) -> bool:
+        """Whether the catalogue explains all that differs: a step that is left out returns what stands before it."""
+        named = [one for one in self._trials.why(self._searched, self._guilty, listed=True) if one.name]
+        return all(is_explained(probe, named) for probe in self._guilty)
 
     @property
     def _edited(self) -> list[CauseCase]:
