@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from porting.causes import dropout
 from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
 from porting.causes.diverging import CLOSE, ROUNDED, Divergence, TensorIndex, divergence
-from porting.causes.finding import APART, Explained, Finding, Gap, Mark
+from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.passing_case import BothTapes, PassingCase
@@ -138,13 +138,15 @@ class CauseCase:
     @classmethod
     def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
         """Make a case that no comparison has seen, in float64."""
-        exact = reference.keep(case)
+        exact, ends = reference.keep(case), port.keep(case)
         for point in [point for point, value in exact.items() if not finite(value)]:
             del exact[point]
-        pairing = comparison.paired(exact, port.keep(case))
+        pairing = comparison.paired(exact, ends)
         given = reference.arguments[case]
         anchors = Anchors(pairing.pairs, exact, lambda pair: pair.anchor(exact, given))
-        return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+        found = cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+        found.__dict__["_ends"] = ends  # it was run just now
+        return found
 
     @property
     def with_hidden_places(self) -> CauseCase:
@@ -164,6 +166,40 @@ class CauseCase:
                 target=lambda mark: self._target(mark.name),
             )
         return self._searches[key]
+
+    def refutes(self, probe: Probe, candidate: Candidate, calls: Collection[tuple[str, str]]) -> bool:
+        """Whether a candidate of another case's search fails to reproduce the port at a probe in this case.
+
+        Args:
+            calls: the module and the function of each call that the candidate alters in the other case.
+        """
+        if probe.port not in self._values or not _any_finite(self._values[probe.port]):
+            return False
+        mark, search = self._mark(probe), self.search(candidate.causes)
+        return self._shows(candidate, calls) and not search.reproduces(mark, candidate)
+
+    @torch.no_grad()
+    def refutes_returned(self, candidate: Candidate, calls: Collection[tuple[str, str]], bound: float) -> bool:
+        """Whether the reference with a candidate of another case's search does not return what the port does here."""
+        if not all(point in self._ends and _any_finite(self._ends[point]) for point in self.outputs):
+            return False
+        ways = [way.rewrites for way in self.search(candidate.causes).again(candidate)] or [{}]
+        return self._shows(candidate, calls) and not any(self.apart(way).largest <= max(bound, END) for way in ways)
+
+    def _shows(self, candidate: Candidate, calls: Collection[tuple[str, str]]) -> bool:
+        """Whether this case can tell anything of a candidate.
+
+        It cannot if the code that it alters runs here and the entry does not recognise it: one position makes no table
+        of sinusoids, for instance.
+        """
+        if self.search(candidate.causes).recognises(candidate):
+            return True
+        return {(call.module, call.name) for call in self._stage.tape.calls}.isdisjoint(calls)
+
+    def calls_of(self, candidate: Candidate) -> set[tuple[str, str]]:
+        """The module and the function of each call that a candidate of this case's search alters."""
+        calls = self._stage.tape.calls
+        return {(calls[number].module, calls[number].name) for number in candidate.rewrites}
 
     def marks(self, probes: Sequence[Probe]) -> dict[Point, Mark]:
         """The probes that this case reaches."""
@@ -248,7 +284,7 @@ class CauseCase:
         Raises:
             VerifyError: it fails on them.
         """
-        return replace(self.reference, arguments=[inputs], clock=Clock()).keep(0)
+        return replace(self.reference, arguments=[inputs]).keep(0)
 
     def apart_from(self, altered: Mapping[Point, Tensor]) -> float:
         """The distance, end to end, of the port's outputs from values of the reference."""
@@ -283,9 +319,19 @@ class CauseCase:
         arguments = [
             {name: one[row : row + 1] if one.ndim else one for name, one in given.items()} for row in range(self.rows)
         ]
-        side = replace(self.port, arguments=arguments, clock=Clock())
+        side = replace(self.port, arguments=arguments)
         found = [side.record(row) for row in range(self.rows)]
         return {point: torch.cat([one[point] for one in found]) for point in self.outputs if point in found[0]}
+
+    @property
+    def size(self) -> int:
+        """How many numbers the reference is given."""
+        return sum(value.numel() for value in self.reference.arguments[self.case].values())
+
+    @cached_property
+    def end_to_end_difference(self) -> float:
+        """The distance, end to end, of the port's outputs from the reference's."""
+        return self.left_in(self._ends)
 
     def left_in(self, values: Mapping[Point, Tensor]) -> float:
         """The distance, end to end, of other values of the port's outputs from the reference's."""
@@ -592,6 +638,28 @@ class CauseCase:
         return ModelParts(self._stage.tape, self.reference.arguments[self.case], broken=broken)
 
 
+class LazyCases(Iterable[CauseCase]):
+    """Cases that are made when they are first asked for, and kept.
+
+    Args:
+        makers: give a case each, or None where a side does not take it.
+    """
+
+    def __init__(self, makers: Iterable[Callable[[], CauseCase | None]]) -> None:
+        self._makers = iter(makers)
+        self._made: list[CauseCase] = []
+
+    def __iter__(self) -> Iterator[CauseCase]:
+        for place in count():
+            while place == len(self._made):
+                make = next(self._makers, None)
+                if make is None:
+                    return
+                case = make()
+                self._made += [] if case is None else [case]
+            yield self._made[place]
+
+
 NORMS = frozenset({"layer_norm", "rms_norm"})
 """Functions before which a model's states are often taken."""
 
@@ -603,6 +671,11 @@ def _same(value: Tensor, other: Tensor, seen: Tensor | None, bound: float) -> bo
         seen = None
     far = (value - other).abs() if seen is None else torch.where(seen, (value - other).abs(), 0.0)
     return bool(far.nan_to_num().max() <= max(bound, END) * other.nan_to_num().abs().max().clamp_min(1e-30))
+
+
+def _any_finite(value: Tensor) -> bool:
+    """Whether there is anything to compare: a mask that hides every key leaves nothing, say."""
+    return bool(torch.isfinite(value).any())
 
 
 def _detached(point: Point, value: Tensor) -> Tensor:

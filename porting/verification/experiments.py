@@ -1,15 +1,16 @@
 """Experiments on whole passes that show why a port differs: other inputs, each row alone, copies for each module.
 
-Each is held against every case, also those that no cause was looked for in: it explains a difference if nothing but
-rounding is left in all of them.
+Each is tried in the smallest case in which something differs, and goes on to the next one while it explains what is
+seen: it is the cause if nothing but rounding is left in every case, also in those of other kinds.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -23,7 +24,7 @@ from porting.frames import current_line, from_here
 from porting.reporting.outcome import Probe
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
-from porting.tracing.trace import is_inner, is_returned, output_of
+from porting.tracing.trace import Point, is_inner, is_returned, output_of
 from porting.verification.cause_case import END, CauseCase
 
 ACTIVE = 1e-6
@@ -32,8 +33,8 @@ ACTIVE = 1e-6
 SHOWN_IN = 2
 """In so many cases a change has to explain a difference at least."""
 
-EXPERIMENTING = 8.0
-"""Seconds for all experiments."""
+MOST_PASSES = 80
+"""How many passes the experiments of one search take, but for what the last one of them does with a case."""
 
 ROWS, ROWS_WHAT = "rows that depend on one another", "a row of a batch is computed with what belongs to other rows"
 ROWS_FIX = "keep the axis of rows in each step: no [0], no [:1], and no sum or number over the whole batch"
@@ -48,105 +49,182 @@ IN_PLACE_FIX = (
 )
 
 
-def experiment(
-    cases: Sequence[CauseCase], probes: Sequence[Probe], *, padding: int | None, until: float
-) -> list[Finding]:
-    """Return what accounts for all differences in all cases, as a finding; nothing where no experiment does.
+class Experiments:
+    """The experiments of one search.
 
     Args:
-        cases: all that there are, those in which something differs first.
+        cases: the first cases.
+        wide: cases of other kinds, in which only what explains the first ones is tried.
+        probes: all of them, with their bounds.
         padding: the token id of padding; None where nothing is known of it.
-        until: the deadline, by ``time.thread_time``.
     """
-    until = min(until, time.thread_time() + EXPERIMENTING)
-    far = [_end_to_end(case) for case in cases]
-    wrong = [case for case, left in zip(cases, far, strict=True) if left > _bound(case, probes)]
-    if len(wrong) < min(SHOWN_IN, len(cases)):
+
+    def __init__(
+        self,
+        cases: Sequence[CauseCase],
+        wide: Iterable[CauseCase],
+        probes: Sequence[Probe],
+        *,
+        padding: int | None,
+    ) -> None:
+        self._first, self._wide, self._probes, self._padding = cases, wide, probes, padding
+        self._guilty = [probe for probe in probes if probe.guilty]
+        self._clock = cases[0].port.clock
+        self._last = self._clock.passes + MOST_PASSES
+
+    @torch.no_grad()
+    def changed_in_place(self) -> list[Finding]:
+        """Return that a tensor is changed in place, if the port is right with copies of its arguments for each module.
+
+        It takes a pass where no module writes to what it is given.
+        """
+        wrong = self._wrong[0] if self._wrong else None
+        if wrong is None:
+            return []
+        watch = _Writes(wrong.port.module)
+        with watch.attached(), watch:
+            _outputs(wrong.port, wrong.case)
+        if not watch.lines:
+            return []
+        largest = 0.0
+        for case in self._cases():
+            if self._is_spent:
+                return []
+            with copying(case.port.module):
+                try:
+                    left = case.left_in(case.port.keep(case.case))
+                except (VerifyError, RuntimeError):
+                    return []
+            if not left <= self._bound(case):
+                return []
+            largest = max(largest, left)
+        detail = f"at {', '.join(watch.lines)}: with copies of its arguments for each module, your model is right"
+        return [self._finding(largest, IN_PLACE, detail, IN_PLACE_WHAT, IN_PLACE_FIX)]
+
+    @torch.no_grad()
+    def explaining(self, until: float) -> list[Finding]:
+        """Return what accounts for all differences in all cases, as a finding; nothing where no experiment does.
+
+        Args:
+            until: the deadline of the search, by ``time.thread_time``.
+        """
+        if len(self._wrong) < min(SHOWN_IN, len(self._first)):
+            return []
+        self._last = self._clock.passes + MOST_PASSES
+        return self._returned_elsewhere() or self._with_other_inputs(until) or self._each_row_alone()
+
+    @cached_property
+    def _wrong(self) -> list[CauseCase]:
+        """Those of the first cases in which something that is returned differs, the smallest first."""
+        return sorted((case for case in self._first if self._differs(case)), key=lambda case: case.size)
+
+    def _cases(self) -> Iterator[CauseCase]:
+        """All cases, those in which something differs first, and those of other kinds last."""
+        known = {id(case) for case in self._wrong}
+        yield from self._wrong
+        yield from (case for case in self._first if id(case) not in known)
+        yield from self._wide
+
+    def _differs(self, case: CauseCase) -> bool:
+        return case.end_to_end_difference > self._bound(case)
+
+    def _bound(self, case: CauseCase) -> float:
+        """What rounding explains of a case's outputs."""
+        ends = (probe.bound.end_to_end or 0.0 for probe in self._probes if probe.port in case.outputs)
+        return max(ends, default=0.0) or END
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._clock.passes >= self._last
+
+    def _finding(self, left: float, name: str, detail: str, what: str, fix: str) -> Finding:
+        guilty = self._guilty
+        return Finding(
+            name=name,
+            detail=detail,
+            probes=tuple(probe.port for probe in guilty),
+            difference=max((probe.meaning.isolated or probe.meaning.end_to_end for probe in guilty), default=0.0),
+            residual=left,
+            what=what,
+            fix=fix,
+        )
+
+    def _with_other_inputs(self, until: float) -> list[Finding]:
+        """Return the change of the inputs with which the reference computes what the port does, in every case."""
+        module = self._first[0].reference.module
+        given = [case.reference.arguments[case.case] for case in self._first]
+        names = dict.fromkeys(name for one in given for name, value in one.items() if value.ndim)
+        taken, optional = _arguments_of(module)
+        norms = _norms_of(module, given)
+        changes = input_changes(names, [name for name in names if name in optional], taken, self._padding, norms)
+        for change in changes:
+            if self._is_spent or time.thread_time() > until:
+                break
+            left = self._left_with(change)
+            if left is not None:
+                return [self._finding(left, change.name, change.detail, change.what, change.fix)]
         return []
-    found = _copied(cases, wrong, probes, until)
-    found = found or _returned_elsewhere(cases, probes)
-    found = found or _with_other_inputs(cases, wrong, probes, padding, until)
-    return found or _each_row_alone(cases, wrong, probes, until)
 
-
-def _end_to_end(case: CauseCase) -> float:
-    """How far the port is off in a case."""
-    return case.apart({}).largest
-
-
-def _bound(case: CauseCase, probes: Sequence[Probe]) -> float:
-    """What rounding explains of a case's outputs."""
-    return max((probe.bound.end_to_end or 0.0 for probe in probes if probe.port in case.outputs), default=0.0) or END
-
-
-def _finding(probes: Sequence[Probe], left: float, name: str, detail: str, what: str, fix: str) -> Finding:
-    guilty = [probe for probe in probes if probe.guilty]
-    return Finding(
-        name=name,
-        detail=detail,
-        probes=tuple(probe.port for probe in guilty),
-        difference=max((probe.meaning.isolated or probe.meaning.end_to_end for probe in guilty), default=0.0),
-        residual=left,
-        what=what,
-        fix=fix,
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- other inputs
-
-
-@torch.no_grad()
-def _with_other_inputs(
-    cases: Sequence[CauseCase], wrong: Sequence[CauseCase], probes: Sequence[Probe], padding: int | None, until: float
-) -> list[Finding]:
-    """Return the change of the inputs with which the reference computes what the port does, in every case."""
-    given = [case.reference.arguments[case.case] for case in cases]
-    names = dict.fromkeys(name for one in given for name, value in one.items() if value.ndim)
-    taken, optional = _arguments_of(cases[0].reference.module)
-    fitting: list[tuple[InputChange, float]] = []
-    norms = _norms_of(cases[0].reference.module, given)
-    for change in input_changes(names, [name for name in names if name in optional], taken, padding, norms):
-        if time.thread_time() > until:
-            break
-        left = _explains(change, cases, wrong, probes)
-        if left is not None:
-            fitting.append((change, left))
-    if not fitting:
-        return []
-    change, left = fitting[0]
-    found = _finding(probes, left, change.name, change.detail, change.what, change.fix)
-    return [found]
-
-
-def _explains(
-    change: InputChange, cases: Sequence[CauseCase], wrong: Sequence[CauseCase], probes: Sequence[Probe]
-) -> float | None:
-    """The difference that is left in all cases with a change of the inputs; None where it does not explain them."""
-    largest, active = 0.0, 0
-    for number, case in enumerate(_first(wrong, cases)):
-        inputs = change.change(case.reference.arguments[case.case])
-        differs = number < len(wrong)
-        if inputs is None:
-            if differs:
+    def _left_with(self, change: InputChange) -> float | None:
+        """The difference that is left in all cases with a change of the inputs; None where it does not explain them."""
+        largest, active = 0.0, 0
+        for case in self._cases():
+            inputs = change.change(case.reference.arguments[case.case])
+            differs = self._differs(case)
+            altered: Mapping[Point, Tensor] | None = None
+            if inputs is not None:
+                with suppress(VerifyError):
+                    altered = case.reference_given(inputs)
+            if altered is None:
+                if differs:
+                    return None
+                continue
+            left = case.apart_from(altered)
+            if not left <= self._bound(case):
                 return None
-            continue
-        try:
-            altered = case.reference_given(inputs)
-        except VerifyError:
-            if differs:
-                return None
-            continue
-        left = case.apart_from(altered)
-        if not left <= _bound(case, probes):
-            return None
-        largest, active = max(largest, left), active + (differs and case.moved(altered) > ACTIVE)
-    return largest if active >= min(SHOWN_IN, len(cases)) else None
+            largest, active = max(largest, left), active + (differs and case.moved(altered) > ACTIVE)
+        return largest if active >= min(SHOWN_IN, len(self._first)) else None
 
+    def _returned_elsewhere(self) -> list[Finding]:
+        """Return that outputs are other values of the reference, if each guilty probe is such an output."""
+        guilty = self._guilty
+        if not guilty or not all(is_returned(probe.port) and not is_inner(probe.port) for probe in guilty):
+            return []
+        said = []
+        bound = max(probe.bound.end_to_end or 0.0 for probe in self._probes)  # it may come from behind roundings
+        for probe in guilty:
+            everywhere: list[str] | None = None
+            shown = 0
+            for case in self._cases():
+                if probe.port in case.outputs:
+                    places = case.returned_elsewhere(probe.port, bound)
+                    everywhere = [one for one in (places if everywhere is None else everywhere) if one in places]
+                    shown += 1
+                    if not everywhere:
+                        return []
+            if shown < SHOWN_IN or not everywhere:
+                return []
+            said.append(f"{output_of(probe.port) or 'the output'} is {everywhere[0]}")
+        return [self._finding(0.0, ELSEWHERE, f"{', '.join(said)} of the reference", ELSEWHERE_WHAT, ELSEWHERE_FIX)]
 
-def _first(wrong: Sequence[CauseCase], cases: Sequence[CauseCase]) -> list[CauseCase]:
-    """The cases, those in which something differs first."""
-    known = {id(case) for case in wrong}
-    return [*wrong, *(case for case in cases if id(case) not in known)]
+    def _each_row_alone(self) -> list[Finding]:
+        """Return that rows depend on one another, if the port is right for each row alone."""
+        largest, several = 0.0, 0
+        for case in self._cases():
+            if not self._differs(case):
+                continue
+            if case.rows < 2 or self._is_spent:
+                return []
+            try:
+                left = case.left_in(case.port_in_rows())
+            except (VerifyError, RuntimeError):
+                return []
+            if not left <= self._bound(case):
+                return []
+            largest, several = max(largest, left), several + 1
+        if several < SHOWN_IN:
+            return []
+        return [self._finding(largest, ROWS, "each row by itself is right", ROWS_WHAT, ROWS_FIX)]
 
 
 MOST_NORMS = 2
@@ -168,78 +246,6 @@ def _arguments_of(module: nn.Module) -> tuple[list[str], list[str]]:
     """The arguments of a module's forward, and those that have a default."""
     taken = inspect.signature(module.forward).parameters
     return [*taken], [name for name, one in taken.items() if one.default is not one.empty]
-
-
-# ---------------------------------------------------------------------------------------- another value is returned
-
-
-def _returned_elsewhere(cases: Sequence[CauseCase], probes: Sequence[Probe]) -> list[Finding]:
-    """Return that outputs are other values of the reference, if each guilty probe is such an output."""
-    guilty = [probe for probe in probes if probe.guilty]
-    if not guilty or not all(is_returned(probe.port) and not is_inner(probe.port) for probe in guilty):
-        return []
-    said = []
-    bound = max(probe.bound.end_to_end or 0.0 for probe in probes)  # what is returned may come from behind roundings
-    for probe in guilty:
-        shown = [case for case in cases if probe.port in case.outputs]
-        places = [case.returned_elsewhere(probe.port, bound) for case in shown]
-        everywhere = [place for place in places[0] if all(place in one for one in places)] if places else []
-        if len(places) < SHOWN_IN or not everywhere:
-            return []
-        said.append(f"{output_of(probe.port) or 'the output'} is {everywhere[0]}")
-    return [_finding(probes, 0.0, ELSEWHERE, f"{', '.join(said)} of the reference", ELSEWHERE_WHAT, ELSEWHERE_FIX)]
-
-
-# -------------------------------------------------------------------------------------------------- each row alone
-
-
-def _each_row_alone(
-    cases: Sequence[CauseCase], wrong: Sequence[CauseCase], probes: Sequence[Probe], until: float
-) -> list[Finding]:
-    """Return that rows depend on one another, if the port is right for each row alone."""
-    largest, several = 0.0, 0
-    for case in wrong:
-        rows = case.rows
-        if rows < 2 or time.thread_time() > until:
-            return []
-        try:
-            left = case.left_in(case.port_in_rows())
-        except (VerifyError, RuntimeError):
-            return []
-        if not left <= _bound(case, probes):
-            return []
-        largest, several = max(largest, left), several + 1
-    if several < SHOWN_IN:
-        return []
-    return [_finding(probes, largest, ROWS, "each row by itself is right", ROWS_WHAT, ROWS_FIX)]
-
-
-# -------------------------------------------------------------------------------------------- copies of what is given
-
-
-def _copied(
-    cases: Sequence[CauseCase], wrong: Sequence[CauseCase], probes: Sequence[Probe], until: float
-) -> list[Finding]:
-    """Return that a tensor is changed in place, if the port is right where each module gets copies of its arguments."""
-    watch = _Writes(wrong[0].port.module)
-    with watch.attached(), watch:
-        _outputs(wrong[0].port, wrong[0].case)
-    if not watch.lines:
-        return []
-    largest = 0.0
-    for case in _first(wrong, cases):
-        if time.thread_time() > until:
-            return []
-        with copying(case.port.module):
-            try:
-                left = case.left_in(case.port.keep(case.case))
-            except (VerifyError, RuntimeError):
-                return []
-        if not left <= _bound(case, probes):
-            return []
-        largest = max(largest, left)
-    detail = f"at {', '.join(watch.lines)}: with copies of its arguments for each module, your model is right"
-    return [_finding(probes, largest, IN_PLACE, detail, IN_PLACE_WHAT, IN_PLACE_FIX)]
 
 
 def _outputs(side: Side, case: int) -> None:

@@ -78,6 +78,7 @@ def special_cases(
     cases: Sequence[CauseCase],
     probes: Sequence[Probe],
     until: float,
+    wide: Iterable[CauseCase],
 ) -> list[Finding]:
     """The condition that the port decides otherwise where it is wrong than where it is right, if that is the mistake.
 
@@ -85,7 +86,8 @@ def special_cases(
 
     Args:
         passing, failing: cases in which every guilty probe is right, and such in which one is wrong.
-        cases: all that there are, a failing one first.
+        cases: all of the first ones, a failing one first.
+        wide: cases of other kinds, for what is right in those.
     """
     guilty = [probe for probe in probes if probe.guilty]
     if not passing or not failing:
@@ -95,7 +97,7 @@ def special_cases(
     attempts = (
         (edit, lambda case, edit=edit: edit.made()) for edit in condition_edits([branch.where for branch in apart])
     )
-    for edit, right in _mended(cases, probes, attempts, until):
+    for edit, right in _mended(cases, probes, attempts, until, wide=wide):
         if len(right) == len(guilty):
             detail = f"`{edit.old}`, at {edit.place}: written as `{edit.new}`, your model is right on all inputs"
             return [_finding(right, SPECIAL, detail, SPECIAL_WHAT, edit.fix)]
@@ -143,6 +145,7 @@ def _mended(
     until: float,
     refused: Callable[[Attempt], bool] = lambda attempt: False,
     together: Sequence[Collection[Point]] = (),
+    wide: Iterable[CauseCase] = (),
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -152,6 +155,7 @@ def _mended(
         until: the deadline, by ``time.thread_time``.
         refused: whether a change does not count, once it was tried in all cases.
         together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
+        wide: cases in which only what is right in the others is tried.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -176,6 +180,11 @@ def _mended(
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
         if refused(attempt):
             continue
+        for case in wide if right else ():
+            ways.append(case.left_with(made(case), others, usual=PassCost.most((usual, case.cost))))
+            right = [point for point in right if ways[-1] and ways[-1].get(point, 0.0) <= limits[point]]
+            if not right:
+                break
         if right:
             off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
             found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
@@ -219,7 +228,12 @@ def _hopeless(
 
 
 def with_edits(
-    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
+    found: Sequence[Finding],
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    lines: Sequence[str],
+    until: float,
+    wide: Iterable[CauseCase],
 ) -> list[Finding]:
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
     entries = [one for one in found if one.name]
@@ -228,7 +242,7 @@ def with_edits(
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
     together = [one.probes for one in found]
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together, wide):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way

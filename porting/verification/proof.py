@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -484,20 +484,24 @@ def _drawn(
     case: Case,
     seed: int,
     confirming_cases: Callable[[int], Sequence[Case]],
-) -> tuple[Both | None, Both | None, Sequence[Both], Sequence[Both]]:
+) -> tuple[Both | None, Both | None, Sequence[Both], Iterable[Both]]:
     """Return functions that run both sides on other cases; there are none for a reference that has no parts.
 
     These are one more case, the same case padded in front, simple cases, and cases of many kinds.
 
     Args:
-        confirming_cases: makes the last ones from a seed.
+        confirming_cases: makes the last ones from a seed, when the first one is asked for.
     """
     if not has_parts(theirs):
         return None, None, (), ()
     drawn = another(case, batch, seed)
     ways = (drawn, padded_in_front(drawn, table.inputs), *simple_batches(case, batch))
     first, second, *simple = (partial(both, on=[theirs.taken(one)]) for one in ways)
-    return first, second, simple, [partial(both, on=[one]) for one in confirming_cases(seed)]
+
+    def wide() -> Iterator[Both]:
+        yield from (partial(both, on=[one]) for one in confirming_cases(seed))
+
+    return first, second, simple, wide()
 
 
 def _confirming(

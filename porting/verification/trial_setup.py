@@ -169,6 +169,8 @@ def confirming(
 ) -> list[Case]:
     """Batches of as many kinds as there are, to confirm a cause: other masks, segments, positions, rows, embeddings.
 
+    The smallest comes first: most causes that are wrong show so in any of them.
+
     Args:
         cases: the batches that every probe sees.
     """
@@ -183,7 +185,8 @@ def confirming(
         trial = trials[number]
         kinds.setdefault((trial.kind, EMBEDDED in trial.case.inputs), []).append(trial.case)
     in_turn = (case for round_ in zip_longest(*kinds.values()) for case in round_ if case is not None)
-    return [theirs.taken(case) for case in islice(in_turn, CONFIRMING_LARGE if large else CONFIRMING)]
+    chosen = [theirs.taken(case) for case in islice(in_turn, CONFIRMING_LARGE if large else CONFIRMING)]
+    return sorted(chosen, key=lambda case: sum(one.numel() for one in case.inputs.values()))
 
 
 def _further(theirs: LiveReference, module: nn.Module, table: Table, reference: MakeSide, model: Model) -> Found:
