@@ -34,7 +34,7 @@ SHOWN_IN = 2
 """In so many cases a change has to explain a difference at least."""
 
 MOST_PASSES = 80
-"""How many passes the experiments of one search take, but for what the last one of them does with a case."""
+"""After so many passes no other experiment begins; one that explains what is seen goes on to the last case."""
 
 ROWS, ROWS_WHAT = "rows that depend on one another", "a row of a batch is computed with what belongs to other rows"
 ROWS_FIX = "keep the axis of rows in each step: no [0], no [:1], and no sum or number over the whole batch"
@@ -88,8 +88,6 @@ class Experiments:
             return []
         largest = 0.0
         for case in self._cases():
-            if self._is_spent:
-                return []
             with copying(case.port.module):
                 try:
                     left = case.left_in(case.port.keep(case.case))
@@ -210,10 +208,10 @@ class Experiments:
     def _each_row_alone(self) -> list[Finding]:
         """Return that rows depend on one another, if the port is right for each row alone."""
         largest, several = 0.0, 0
-        for case in self._cases():
+        for case in () if self._is_spent else self._cases():
             if not self._differs(case):
                 continue
-            if case.rows < 2 or self._is_spent:
+            if case.rows < 2:
                 return []
             try:
                 left = case.left_in(case.port_in_rows())
