@@ -17,7 +17,7 @@ from porting.causes.finding import Finding
 from porting.causes.line_edits import NOTHING, condition_edits, line_edits
 from porting.reporting.outcome import Probe
 from porting.tracing.code_coverage import branches_apart
-from porting.tracing.trace import Point
+from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase, PassCost
 from porting.verification.table_layouts import WHAT, Correction
 
@@ -250,7 +250,7 @@ def with_edits(
         named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
         if not named:
             if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
-                continue  # what is behind may undo it, as a norm that follows a rotation
+                continue  # what is behind may undo it, as a norm that follows a rotation, or make up for another
             what = "one expression of a line differs from what the reference computes"
             detail = edit.instruction if edit.new == NOTHING else f"`{edit.old}` should be `{edit.new}`"
             named = [_finding(right, "another expression", detail, what, edit.fix)]
@@ -259,10 +259,18 @@ def with_edits(
 
 
 def _leaves_its_module_wrong(mended: Collection[Point], probes: Sequence[Probe], entries: Sequence[Finding]) -> bool:
-    """Whether a module around what is mended stays wrong, and nothing says why."""
+    """Whether a module around what is mended stays wrong, or the first wrong one within it, and nothing says why.
+
+    The lines that are changed lead to the first wrong probe: one that mends what is behind it alone makes up for it.
+    """
     around = {point[:end] for point in map(str, mended) for end, letter in enumerate(point) if letter == "."}
+    first = next((probe.port for probe in probes if probe.guilty), ROOT)
+    within = {first} if any(module_of(first).startswith(f"{module_of(point)}.") for point in mended) else set()
     return any(
-        probe.guilty and str(probe.port) in around and probe.port not in mended and not is_explained(probe, entries)
+        probe.guilty
+        and str(probe.port) in {*around, *within}
+        and probe.port not in mended
+        and not is_explained(probe, entries)
         for probe in probes
     )
 

@@ -169,9 +169,17 @@ def test_what_is_mended_inside_of_a_module_that_stays_wrong_is_no_cause() -> Non
     probes = [probe("layers.0.attn.norm", 1.0), probe("layers.0.attn", 1.0), probe("layers.0", 0.0), probe("head", 1.0)]
     assert _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [])
     assert not _leaves_its_module_wrong(["layers.0.attn.norm", "layers.0.attn"], probes, [])
-    assert not _leaves_its_module_wrong(["layers.0"], probes, [])
+    assert not _leaves_its_module_wrong(["head"], probes, [])
     known = Finding(name="softmax temperature", detail="", probes=("layers.0.attn",), difference=1.0, residual=0.0)
     assert not _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [known])
+
+
+def test_what_makes_up_for_the_first_wrong_module_inside_is_no_cause() -> None:
+    """``norm(words) + positions`` is right without positions where the norm has the reference's values."""
+    probes = [probe("embeddings.norm", 1.0), probe("embeddings", 1.0), probe("layers.0", 1.0), probe("layers.0.a", 1.0)]
+    assert _leaves_its_module_wrong(["embeddings"], probes, [])
+    assert not _leaves_its_module_wrong(["embeddings", "embeddings.norm"], probes, [])
+    assert not _leaves_its_module_wrong(["layers.0"], probes, [])
 
 
 TYPED = """y = masked(x, x, 0.0)
