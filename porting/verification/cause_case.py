@@ -196,6 +196,19 @@ class CauseCase:
             return True
         return {(call.module, call.name) for call in self._stage.tape.calls}.isdisjoint(calls)
 
+    def depends_on_inputs(self, candidate: Candidate) -> bool:
+        """Whether a candidate of this case's search alters what is computed from the inputs alone, or what is selected.
+
+        These are masks, positions and token ids: what seems to be one mistake in some batches is another one in others.
+        """
+        tape = self._stage.tape
+
+        def given(ref: Ref) -> bool:
+            return not tape.learned(ref) and ref not in tape.weights and tape[ref].numel() > 1
+
+        calls = [tape.calls[number] for number in candidate.rewrites]
+        return any(call.name in SELECTING or any(given(ref) for ref in call.reads) for call in calls)
+
     def calls_of(self, candidate: Candidate) -> set[tuple[str, str]]:
         """The module and the function of each call that a candidate of this case's search alters."""
         calls = self._stage.tape.calls
@@ -659,6 +672,9 @@ class LazyCases(Iterable[CauseCase]):
                 self._made += [] if case is None else [case]
             yield self._made[place]
 
+
+SELECTING = frozenset({"__getitem__", "select", "narrow", "gather", "index_select", "take_along_dim", "argmax", "max"})
+"""Functions that read some places of a tensor."""
 
 NORMS = frozenset({"layer_norm", "rms_norm"})
 """Functions before which a model's states are often taken."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain, islice, product
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from porting.verification.cause_case import END, CauseCase, LazyCases
 from porting.verification.compare import Comparison
 from porting.verification.experiments import Experiments
 from porting.verification.fixes import (
+    FEW,
     HELD_OUT,
     SEVERAL,
     Layouts,
@@ -518,12 +519,16 @@ class _Trials:
         """Whether no case of another kind refutes a candidate: other masks, segments, positions, rows, embeddings."""
         calls = cause_case.calls_of(candidate)
         probe = next(probe for probe in self.probes if probe.port == mark.name)
-        return not any(one.refutes(probe, candidate, calls) for one in self.wide)
+        return not any(one.refutes(probe, candidate, calls) for one in self._wide_for(cause_case, candidate))
 
     def _returns_widely(self, cause_case: CauseCase, candidate: Candidate) -> bool:
         """Whether a candidate makes the reference return what the port does in the cases of other kinds as well."""
         calls = cause_case.calls_of(candidate)
-        return not any(one.refutes_returned(candidate, calls, END) for one in self.wide)
+        return not any(one.refutes_returned(candidate, calls, END) for one in self._wide_for(cause_case, candidate))
+
+    def _wide_for(self, cause_case: CauseCase, candidate: Candidate) -> Iterable[CauseCase]:
+        """The cases of other kinds that are to confirm a candidate: few where inputs matter only by the activations."""
+        return self.wide if cause_case.depends_on_inputs(candidate) else islice(self.wide, FEW)
 
     def _all_others(self, cause_case: CauseCase, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
         """Whether something holds of a probe in the cases that it was not found in, and that reach the probe."""

@@ -35,6 +35,10 @@ CHANGING = 8.0
 EDITS_EXPLAINED = 600
 """How many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
 
+FEW = 3
+"""On so many batches of other kinds an entry is confirmed that alters neither masks nor positions nor token ids, and a
+line that mends what an entry explains."""
+
 SEVERAL = " + "
 """The separator between the names of several mistakes that are one finding."""
 
@@ -146,6 +150,7 @@ def _mended(
     refused: Callable[[Attempt], bool] = lambda attempt: False,
     together: Sequence[Collection[Point]] = (),
     wide: Iterable[CauseCase] = (),
+    most: int | None = None,
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -156,6 +161,7 @@ def _mended(
         refused: whether a change does not count, once it was tried in all cases.
         together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
         wide: cases in which only what is right in the others is tried.
+        most: how many of those; None for all.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -180,7 +186,7 @@ def _mended(
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
         if refused(attempt):
             continue
-        for case in wide if right else ():
+        for case in islice(wide, most) if right else ():
             ways.append(case.left_with(made(case), others, usual=PassCost.most((usual, case.cost))))
             right = [point for point in right if ways[-1] and ways[-1].get(point, 0.0) <= limits[point]]
             if not right:
@@ -239,10 +245,11 @@ def with_edits(
     entries = [one for one in found if one.name]
     explained = all(is_explained(probe, entries) for probe in probes if probe.guilty)
     edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
+    most = FEW if explained else None  # what an entry explains was confirmed on these batches
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
     together = [one.probes for one in found]
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together, wide):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together, wide, most):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
