@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from porting.causes.input_changes import input_changes
 from porting.verification import Report, verify
+from porting.verification.cause_case import LazyCases
 from tests.causes.wrong_ports import Wrong, verified
 from tests.verification.conftest import one_thread
 
@@ -55,6 +58,20 @@ def test_what_a_port_does_with_its_inputs_is_named(
 def test_what_later_layers_see_of_a_mask_is_not_called_an_ignored_mask() -> None:
     report = verified(Wrong("bert", {CONTEXT: f"mask.mul_(0)\n        {CONTEXT}"}))
     assert [found.name for found in report.causes] == ["tensor changed in place"]
+
+
+def test_cases_are_made_once_and_when_they_are_asked_for() -> None:
+    made: list[str] = []
+
+    def make(name: str, given: Any) -> Any:
+        made.append(name)
+        return given
+
+    cases = LazyCases(partial(make, name, given) for name, given in (("a", 1), ("refused", None), ("b", 2)))
+    first: Any = next(iter(cases))
+    assert (first, made) == (1, ["a"])
+    every: list[Any] = [*cases, *cases]
+    assert (every, made) == ([1, 2, 1, 2], ["a", "refused", "b"])
 
 
 class States(nn.Module):
