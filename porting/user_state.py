@@ -24,34 +24,65 @@ _KINDS = (dict, list, set, Tensor, type(None))
 """The types of caches: containers, and None at first."""
 
 
+class UserState:
+    """The state of the user's files as it is now.
+
+    Args:
+        make: what builds a module, or calls what does: its own file and those that this imports are looked at.
+    """
+
+    def __init__(self, make: Callable[..., object]) -> None:
+        self._make, self._places = make, [*_places(make)]
+        self._before = [
+            (holder, name, value, _content_copy(value))
+            for holder, name, value in self._places
+            if isinstance(value, _KINDS)
+        ]
+        self._caches = [(function, function.cache_info().misses) for function in _caches(self._places)]
+
+    def restore(self) -> None:
+        """Bring the files back to this state, and clear what functions have cached since."""
+        for holder, name, value, contents in self._before:
+            if holder is not None and vars(holder).get(name) is not value:
+                setattr(holder, name, value)
+            _restore_content(value, contents)
+        for function, misses in self._caches:  # a full cache keeps its size
+            if function.cache_info().misses != misses:
+                function.cache_clear()
+
+    def forget_imported(self) -> None:
+        """Clear the caches of files that were imported since, and the tensors without values that they keep."""
+        known = {id(value) for _, _, value in self._places}
+        found = [place for place in _places(self._make) if id(place[2]) not in known]
+        for function in _caches(found):
+            function.cache_clear()
+        for place in found:
+            _forget_empty(*place)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Return a context in which the files are in this state; afterwards they are as they were before it."""
+        now = UserState(self._make)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+
 @contextmanager
 def restored_state(make: Callable[..., object]) -> Iterator[None]:
     """Restore the state of the user's files after the block, and clear what functions have cached in it.
 
     Args:
-        make: what builds a module, or calls what does: its own file and those that this imports are looked at.
+        make: as of :class:`UserState`.
     """
-    places = [*_places(make)]
-    before = [
-        (holder, name, value, _content_copy(value)) for holder, name, value in places if isinstance(value, _KINDS)
-    ]
-    caches = [(function, function.cache_info().misses) for function in _caches(places)]
+    state = UserState(make)
     try:
         yield
     finally:
-        for holder, name, value, contents in before:
-            if holder is not None and vars(holder).get(name) is not value:
-                setattr(holder, name, value)
-            _restore_content(value, contents)
-        for function, misses in caches:  # a full cache keeps its size
-            if function.cache_info().misses != misses:
-                function.cache_clear()
-        known = {id(value) for _, _, value in places}
-        found = [place for place in _places(make) if id(place[2]) not in known]  # of files that the block has imported
-        for function in _caches(found):
-            function.cache_clear()
-        for place in found:
-            _forget_empty(*place)
+        state.restore()
+        state.forget_imported()
 
 
 def _places(make: Callable[..., object]) -> Iterator[tuple[Any, str, object]]:

@@ -24,8 +24,10 @@ named as the cause if nothing but rounding is left (1e-12 of the activation's sc
 verification](verification.md)):
 
 1. at the probe, while probes that agreed still agree;
-2. at the same probe in up to three other batches and in one that is drawn for this purpose. A number that was fitted
-   to one batch is confirmed on others, and mistakes with equal effects on one batch are distinguished;
+2. at the same probe in up to three other batches, in one that is drawn for this purpose, and in up to a dozen with
+   other masks, token types, positions and numbers of rows (in three of them if the entry alters neither masks nor
+   positions nor token ids). A number that was fitted to one batch is confirmed on others, and mistakes with equal
+   effects on one batch are distinguished;
 3. end to end: with all causes of the report at once, the reference gives what your model gives, to 1e-10, at every
    probe.
 
@@ -66,6 +68,11 @@ cause: LayerNorm eps (eps is 1e-05 where the reference has 1e-12), explains all 
 - **Lines of your code are checked.** On the lines that lead to the first difference, each single change is tried in
   memory; your file is not touched: another variable, attribute, number, operator or order, or an argument or call
   left out. If one makes your model right in all batches, the fix is this line and its replacement.
+- **If no entry fits, whole passes are repeated in other ways.** The reference is given other inputs: the first row's
+  values for all rows, no mask, a mask read as a length, the other side's mask, positions counted otherwise, embeddings
+  scaled or normalised. Your model is called on each row alone. Outputs are looked for among the reference's other
+  values. What leaves nothing but rounding in all batches, among them a dozen of other kinds, is the cause. A tensor
+  that is changed in place is looked for first: each of your modules is given copies of its arguments.
 - **Changes to a finished value** (a factor, a softmax, labels in another order) are computed as well. A part that
   computes nothing comparable at a probe is named if the whole reference, changed in the same way, returns what your
   model returns in all batches.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +53,17 @@ class Biases:
 
         return combine(self.scores, self.bias, rewritten)
 
+    def at(self, positions: Tensor) -> Rewrite:
+        """Return the rewrite of the sum with biases of keys at other positions, [b k] or [1 k]."""
+
+        def rewritten(scores: Tensor, bias: Tensor) -> Tensor:
+            own = self.slopes.to(scores)[None, :, None, None] * positions.to(scores)[:, None, None, :]
+            if scores.ndim == 3:  # the batch is joined with the heads
+                own = own.expand(len(scores) // len(self.slopes), -1, -1, -1).flatten(0, 1)
+            return scores + own
+
+        return combine(self.scores, self.bias, rewritten)
+
 
 def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
     """Yield the linear biases of each attention."""
@@ -66,17 +77,24 @@ def linear_biases(model_parts: ModelParts) -> Iterator[Biases]:
                 yield Biases(call, scores, constants[0], slopes, attention.size, attention.where)
 
 
+SAME = 1e-6
+"""Relative difference of slopes that are the same but for rounding."""
+
+
 def _slopes(bias: Tensor, attention: Attention) -> Tensor | None:
     """Return the slope of each head, [h]; None where the bias is in no row linear in the position of the key."""
     heads = attention.heads
     if bias.ndim < 3 or bias.shape[-1] < 3 or heads < 2 or bias.shape[-3] % heads or not bias.is_floating_point():
         return None
     last = bias.double()[..., -1, :].reshape(-1, heads, bias.shape[-1])
-    steps = last.diff(dim=-1)  # [b h k-1], of the last query
-    for row in steps.unbind():  # a padded one is not linear
-        slopes = row[:, 0]
-        if torch.allclose(row, slopes[:, None].expand_as(row), rtol=1e-5, atol=1e-9) and bool((slopes != 0).all()):
-            return slopes
+    for steps in last.diff(dim=-1).unbind():  # [h k-1], of the last query of a row
+        moved = (steps[0] != 0).nonzero().flatten()
+        if not len(moved) or not bool((steps[:, moved[0]] != 0).all()):
+            continue
+        least = steps.abs().masked_fill(steps == 0, torch.inf).amin(-1)
+        counts = steps / least[:, None]  # positions may be counted around padding
+        if torch.allclose(counts, counts[:1].round().expand_as(counts), rtol=1e-5, atol=1e-5):
+            return least * steps[:, moved[0]].sign()
     return None
 
 
@@ -103,8 +121,15 @@ def _other_slopes(model_parts: ModelParts) -> Iterator[Alteration]:
         for count in {heads, below, 2 * below} if heads != below else ():
             text = f"they are 2^(-8 (h + 1) / {count}) for {heads} heads, which is not a power of two"
             changes[text] = partial(_of_heads, count=count)
+        for text, between in _BETWEEN.items() if heads != below else ():
+            changes[text] = partial(_of_two_counts, between=between)
+            changes[f"{text}, in descending order"] = partial(_of_two_counts, between=between, descending=True)
+        known: list[Tensor] = []
         for detail, change in changes.items():
-            yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)
+            slopes = change(biases.slopes)
+            if not any(torch.allclose(slopes, one, rtol=SAME) for one in known):
+                known.append(slopes)
+                yield alter(biases.call, biases.with_slopes(change), detail, where=biases.where)
 
 
 def _solved_slopes(model_parts: ModelParts) -> Iterator[FreeParameter]:
@@ -136,6 +161,49 @@ def _of_heads(slopes: Tensor, *, count: int) -> Tensor:
     return slopes.sign() * 2.0 ** (-8 * places / count)
 
 
+_BETWEEN: Mapping[str, Callable[[int, int], tuple[range, range]]] = {
+    "those of n heads, then every second one of 2 n": lambda n, more: (range(1, n + 1), range(1, 2 * more, 2)),
+    "those of n heads, then the first ones of 2 n": lambda n, more: (range(1, n + 1), range(1, more + 1)),
+    "those of n heads, then every second one of 2 n from its second": lambda n, more: (
+        range(1, n + 1),
+        range(2, 2 * more + 1, 2),
+    ),
+    "those of n heads, then the ones of 2 n behind them": lambda n, more: (range(1, n + 1), range(n + 1, n + more + 1)),
+    "every second one of 2 n heads, then those of n": lambda n, more: (range(0), range(1, n + more + 1)),
+}
+"""The slopes of more heads than n, a power of two: the numbers of those of n heads, and of those of 2 n."""
+
+
+def _of_two_counts(
+    slopes: Tensor, *, between: Callable[[int, int], tuple[range, range]], descending: bool = False
+) -> Tensor:
+    """Return slopes of which some are those of n heads, a power of two, and some those of 2 n."""
+    below = 2 ** (len(slopes).bit_length() - 1)
+    few, many = between(below, len(slopes) - below)
+    steps = [8 * place / below for place in few] + [8 * place / (2 * below) for place in many]
+    if not few:  # as in MPT: those of 2 n heads, every second one first
+        every = [8 * place / (2 * below) for place in range(1, 2 * below + 1)]
+        steps = [*every[1::2], *every[::2]][: len(slopes)]
+    made = 2.0 ** -torch.tensor(steps, dtype=slopes.dtype)
+    return slopes.sign() * (made.sort(descending=True).values if descending else made)
+
+
+def _counted_otherwise(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield the linear biases over all places, and over the places that the mask keeps."""
+    mask = model_parts.inputs.get("attention_mask")
+    for biases in linear_biases(model_parts):
+        bias = model_parts.tape[biases.bias]
+        width = bias.shape[-1]
+        places = torch.arange(width)[None]
+        ways = {"all places are counted": places}
+        if mask is not None and mask.ndim == 2 and mask.shape[-1] == width:
+            kept = (mask != 0).long()
+            ways["places that the mask keeps are counted"] = (kept.cumsum(-1) - 1) * kept
+            ways["places that the mask of the first row keeps are counted"] = ((kept.cumsum(-1) - 1) * kept)[:1]
+        for detail, positions in ways.items():
+            yield alter(biases.call, biases.at(positions), detail, where=biases.where)
+
+
 CAUSES: tuple[Cause, ...] = (
     Cause(
         name="ALiBi missing",
@@ -159,5 +227,12 @@ CAUSES: tuple[Cause, ...] = (
         "see alibi_bias_max in the config",
         alterations=_other_slopes,
         free_parameters=_solved_slopes,
+    ),
+    Cause(
+        name="ALiBi of other positions",
+        what="the linear bias counts the positions of keys otherwise: around padding, or not",
+        looks="no difference in a batch without padding; a constant one, which softmax ignores, where it is in front",
+        fix="see whether the reference builds the bias from the attention mask, as BLOOM does, or from all places",
+        alterations=_counted_otherwise,
     ),
 )

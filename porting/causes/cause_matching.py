@@ -101,6 +101,10 @@ class Search:
         candidates = list(self.again(candidate))
         return any(self._small_enough(mark, own) for own in candidates) if candidates else mark.difference <= mark.bound
 
+    def recognises(self, candidate: Candidate) -> bool:
+        """Return whether all places of a candidate of another case's search are found on this tape."""
+        return all(self._at_place(place) for place in candidate.places)
+
     def everything(self, scopes: Collection[str]) -> Iterator[Candidate]:
         """Yield the candidates that could make up a whole model: each kind at all places, then each alone."""
         candidates = [

@@ -69,6 +69,9 @@ BUILTINS = frozenset({
 })  # fmt: skip
 """Builtin functions that only compute."""
 
+NOTHING = "pass"
+"""What stands in the place of a statement that is left out."""
+
 COMPARED = "_porting_compared"
 """The name under which a changed function tells what its changed comparison gave."""
 
@@ -108,7 +111,12 @@ class LineEdit:
     @property
     def fix(self) -> str:
         """The line, and what should stand there."""
-        return f"{self.place}: replace `{self.old}` by `{self.new}`"
+        return f"{self.place}: {f'replace `{self.old}` by `{self.new}`' if self.new != NOTHING else self.instruction}"
+
+    @property
+    def instruction(self) -> str:
+        """What to do at the line."""
+        return f"write `{self.new}`" if self.new != NOTHING else f"leave out `{self.old}`"
 
     @contextmanager
     def made(self) -> Iterator[None]:
@@ -331,6 +339,10 @@ def _changes(
         return f"({ast.unparse(new)})" if inner and isinstance(new, _GROUPED) else ast.unparse(new)
 
     checked = {part for node in ast.walk(statement) if _checks_type(node) for part in ast.walk(node)}
+    written = _written(statement)
+    if written is not None and changes is None:
+        yield statement, [NOTHING]
+        checked |= {*ast.walk(written)}  # to write to another tensor is only to leave it out
     for change in _CHANGES if changes is None else changes:
         for node in ast.walk(statement):
             if node in checked:
@@ -346,6 +358,18 @@ def _changes(
         if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
             texts = [ast.unparse(first), ast.unparse(second)]
             yield statement, [_swapped(statement, first, second)] if texts[0] != texts[1] else []
+
+
+def _written(statement: ast.AST) -> ast.expr | None:
+    """Return what a statement changes in place: ``x`` of ``x += y``, of ``x[...] = y`` and of ``x.add_(y)``."""
+    match statement:
+        case ast.AugAssign(target=target):
+            return target
+        case ast.Assign(targets=[ast.Subscript(value=value)]):
+            return value
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name))):
+            return value if name.endswith("_") and not name.endswith("__") else None
+    return None
 
 
 def _types(function: ast.FunctionDef) -> dict[str, str]:

@@ -311,7 +311,8 @@ class RepairSearch:
     def _swapped_parts(self, replacements: Sequence[_Replacement], repairs: Sequence[Repair]) -> Repair | None:
         """Return two parts of a layer that run in the opposite order than in the reference; None where none do.
 
-        The part that runs first in the port has to read what the other part reads in the reference.
+        The part that runs first in the port has to read what the other part reads in the reference. Both steps have to
+        be what the reference has there: the same function, with the same weights.
         """
         comparison = self._comparison()
         pairs = zip(repairs, replacements, strict=False)
@@ -320,6 +321,7 @@ class RepairSearch:
             for repair, replacement in pairs
             if repair.kind is Kind.TENSOR and replacement.source is not None
             if (call := comparison.maker(replacement.source)) is not None
+            and comparison.is_counterpart(replacement.step, call)
         ]
         for (repair, step, ours), (_, _, theirs) in combinations(wrong_tensors, 2):
             read = {like for ref in step.reads for like in self._index.like(self._values[ref])}

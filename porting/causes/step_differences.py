@@ -253,6 +253,11 @@ class StepComparison:
             found.append((ref, like, match))
         return found, rest
 
+    def is_counterpart(self, step: Call, call: Call) -> bool:
+        """Return whether a step of the port calls the same function as one of the reference, with the same weights."""
+        ours, theirs = {*self.weights_of(step)}, {ref for ref in call.reads if ref in self._reference.weights}
+        return operation_of(step) == operation_of(call) and bool(ours) and ours == theirs
+
     def maker(self, ref: Ref) -> Call | None:
         """Return the reference's call that computed a tensor, before it was rearranged."""
         return self._reference.maker(unmoved(self._reference, ref))

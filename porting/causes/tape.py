@@ -367,7 +367,9 @@ def _in_place(function: Callable[..., Any]) -> bool:
 UNFIT = (RuntimeError, IndexError, ValueError, TypeError)
 """Errors of operations whose inputs have shapes that do not fit, as after an alteration."""
 
-_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+_OPERATORS = {
+    f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+}
 
 
 def call_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # as recorded

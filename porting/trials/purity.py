@@ -12,7 +12,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, ModuleType
@@ -119,34 +119,49 @@ def impurities(
     return [*found, *_in_other_modes(side, judge, units), *_written(side, before, own)]
 
 
-def after_other_calls(make: Callable[[], Side]) -> list[Impurity]:
+def after_other_calls(
+    make: Callable[[], Side], as_new: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> list[Impurity]:
     """Run a port that differs in its cases one after the other, and each in a fresh copy, and compare the two.
+
+    Before each case its rows run in the other order: what is kept for a shape, such as a mask, shows then.
 
     Args:
         make: gives the port with its cases, each time in a fresh copy that was never called.
+        as_new: makes the context in which what the port's files keep is as it was before the first call.
 
     Returns:
         That it keeps something between calls, where the two are not the same; nothing for a port that draws numbers.
     """
     used = make()
-    fresh, count = _state(used.module), min(len(used.arguments), MOST_CASES)
-    worst = 0.0
+    cases = [*range(len(used.arguments))]
+    chosen = cases if len(cases) <= MOST_CASES else [*cases[: MOST_CASES // 2], *cases[-(MOST_CASES // 2) :]]
+    worst, kept = 0.0, ""
+
+    def alone(case: int) -> dict[str, Tensor]:
+        with as_new():
+            return {name: one.clone() for name, one in _run(make(), case).items()}
+
     try:
         with generators() as drawn:
-            alone = [{name: one.clone() for name, one in _run(make(), case).items()} for case in range(count)]
-            for case in (*range(count), *reversed(range(count))):
-                worst = max(worst, apart(alone[case], _run(used, case)))
-            for case in range(len(used.arguments)):
-                before = _with_every_argument(used.arguments[case], used.arguments[0])
-                if before is not None:
-                    right = _run(make(), case)
-                    _run(replace(used, arguments=[before]), 0)
-                    worst = max(worst, apart(right, _run(used, case)))
+            right = {case: alone(case) for case in chosen}
+            with as_new():
+                fresh = _state(used.module)
+                for case in (*chosen, *reversed(chosen)):
+                    turned = {name: one.flip(0) if one.ndim else one for name, one in used.arguments[case].items()}
+                    _run(replace(used, arguments=[turned]), 0)
+                    worst = max(worst, apart(right[case], _run(used, case)))
+                for case in cases:
+                    before = _with_every_argument(used.arguments[case], used.arguments[0])
+                    if before is not None:
+                        _run(replace(used, arguments=[before]), 0)
+                        worst = max(worst, apart(right.get(case) or alone(case), _run(used, case)))
+                kept = _kept(used.module, fresh)
     except VerifyError:  # the comparison of the same batches has reported it
         return []
     if drawn or worst <= REPEATED * torch.finfo(torch.float32).eps:
         return []
-    return [Impurity(kind=ImpurityKind.STATE, size=worst, detail=_kept(used.module, fresh))]
+    return [Impurity(kind=ImpurityKind.STATE, size=worst, detail=kept)]
 
 
 def _with_every_argument(some: Mapping[str, Tensor], every: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -166,7 +181,7 @@ def _with_every_argument(some: Mapping[str, Tensor], every: Mapping[str, Tensor]
     return found if len(every) > len(some) else None
 
 
-MOST_CASES = 4
+MOST_CASES = 6
 """How many cases are run after one another."""
 
 

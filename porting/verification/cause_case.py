@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +18,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from porting.causes import dropout
 from porting.causes.cause import Cause
 from porting.causes.cause_matching import Search
-from porting.causes.diverging import CLOSE, ROUNDED, Divergence, divergence
-from porting.causes.finding import APART, Explained, Finding, Gap, Mark
+from porting.causes.diverging import CLOSE, ROUNDED, Divergence, TensorIndex, divergence
+from porting.causes.finding import APART, Candidate, Explained, Finding, Gap, Mark
 from porting.causes.model_parts import ModelParts
 from porting.causes.non_finite import Broken, FirstBroken
 from porting.causes.passing_case import BothTapes, PassingCase
 from porting.causes.repairs import RepairSearch, RepairSet
 from porting.causes.replay import Rewrite, Stage, Values
+from porting.causes.step_differences import describe, generic_path
 from porting.causes.tape import Recorder, Ref, Tape
 from porting.errors import VerifyError
 from porting.reporting.outcome import Probe
@@ -36,7 +37,7 @@ from porting.tracing.float64 import force_float64
 from porting.tracing.measure import Anchor, error, finite
 from porting.tracing.running import Clock, Side
 from porting.tracing.torch_modes import FunctionMode
-from porting.tracing.trace import EndOfPass, Point, is_inner, is_returned, like
+from porting.tracing.trace import EndOfPass, Point, is_inner, is_returned, like, output_of
 from porting.trials.pairing import Pairing
 from porting.verification.compare import Anchors, Comparison
 from porting.verification.dense_experts import dense_experts
@@ -137,13 +138,15 @@ class CauseCase:
     @classmethod
     def new(cls, comparison: Comparison, reference: Side, port: Side, case: int) -> CauseCase:
         """Make a case that no comparison has seen, in float64."""
-        exact = reference.keep(case)
+        exact, ends = reference.keep(case), port.keep(case)
         for point in [point for point, value in exact.items() if not finite(value)]:
             del exact[point]
-        pairing = comparison.paired(exact, port.keep(case))
+        pairing = comparison.paired(exact, ends)
         given = reference.arguments[case]
         anchors = Anchors(pairing.pairs, exact, lambda pair: pair.anchor(exact, given))
-        return cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+        found = cls(reference=reference, port=port, case=case, exact=exact, pairing=pairing, anchors=anchors)
+        found.__dict__["_ends"] = ends  # it was run just now
+        return found
 
     @property
     def with_hidden_places(self) -> CauseCase:
@@ -163,6 +166,53 @@ class CauseCase:
                 target=lambda mark: self._target(mark.name),
             )
         return self._searches[key]
+
+    def refutes(self, probe: Probe, candidate: Candidate, calls: Collection[tuple[str, str]]) -> bool:
+        """Whether a candidate of another case's search fails to reproduce the port at a probe in this case.
+
+        Args:
+            calls: the module and the function of each call that the candidate alters in the other case.
+        """
+        if probe.port not in self._values or not _any_finite(self._values[probe.port]):
+            return False
+        mark, search = self._mark(probe), self.search(candidate.causes)
+        return self._shows(candidate, calls) and not search.reproduces(mark, candidate)
+
+    @torch.no_grad()
+    def refutes_returned(self, candidate: Candidate, calls: Collection[tuple[str, str]], bound: float) -> bool:
+        """Whether the reference with a candidate of another case's search does not return what the port does here."""
+        if not all(point in self._ends and _any_finite(self._ends[point]) for point in self.outputs):
+            return False
+        ways = [way.rewrites for way in self.search(candidate.causes).again(candidate)] or [{}]
+        return self._shows(candidate, calls) and not any(self.apart(way).largest <= max(bound, END) for way in ways)
+
+    def _shows(self, candidate: Candidate, calls: Collection[tuple[str, str]]) -> bool:
+        """Whether this case can tell anything of a candidate.
+
+        It cannot if the code that it alters runs here and the entry does not recognise it: one position makes no table
+        of sinusoids, for instance.
+        """
+        if self.search(candidate.causes).recognises(candidate):
+            return True
+        return {(call.module, call.name) for call in self._stage.tape.calls}.isdisjoint(calls)
+
+    def depends_on_inputs(self, candidate: Candidate) -> bool:
+        """Whether a candidate of this case's search alters what is computed from the inputs alone, or what is selected.
+
+        These are masks, positions and token ids: what seems to be one mistake in some batches is another one in others.
+        """
+        tape = self._stage.tape
+
+        def given(ref: Ref) -> bool:
+            return not tape.learned(ref) and ref not in tape.weights and tape[ref].numel() > 1
+
+        calls = [tape.calls[number] for number in candidate.rewrites]
+        return any(call.name in SELECTING or any(given(ref) for ref in call.reads) for call in calls)
+
+    def calls_of(self, candidate: Candidate) -> set[tuple[str, str]]:
+        """The module and the function of each call that a candidate of this case's search alters."""
+        calls = self._stage.tape.calls
+        return {(calls[number].module, calls[number].name) for number in candidate.rewrites}
 
     def marks(self, probes: Sequence[Probe]) -> dict[Point, Mark]:
         """The probes that this case reaches."""
@@ -211,6 +261,96 @@ class CauseCase:
             here = {name: altered[name] for name in self.pairing.pairs[point].sources if name in altered}
             largest = max(largest, self._distance(point, here, self._ends), key=lambda one: one.largest)
         return largest
+
+    def returned_elsewhere(self, point: Point, bound: float) -> list[str]:
+        """What the port returns at a point, if it is another value of the reference: an output, or within it.
+
+        Args:
+            bound: what rounding explains, relative to scale.
+        """
+        own, tape = self._ends.get(point), self._tape
+        if own is None or own.numel() < 2:
+            return []
+        marked = {ref: name for name, ref in tape.marks.items()}
+        wanted = {tape.marks[name] for name in self.pairing.pairs[point].sources if name in tape.marks}
+        found, more = list[str](), list[str]()
+        for ref in TensorIndex(tape, close=max(bound, CLOSE)).like(own):
+            value = tape[ref]
+            if ref in wanted or value.shape != own.shape or not _same(own, value, self.anchors[point].seen, bound):
+                continue
+            users = tape.users(ref)
+            read = [f"the input of {call.module}" for call in users if call.name in NORMS]
+            more += [f"what {call.name.strip('_')} in {generic_path(call.module)} reads" for call in users]
+            names = [str(output_of(marked[ref]))] if ref in marked and is_returned(marked[ref]) else []
+            found += [*names, *read, describe(tape, ref, str)]
+        return list(dict.fromkeys((*found, *more)))
+
+    @property
+    def rows(self) -> int:
+        """How many rows each argument has; 0 where they have not as many."""
+        counts = {len(one) for one in self.port.arguments[self.case].values() if one.ndim}
+        return counts.pop() if len(counts) == 1 else 0
+
+    def reference_given(self, inputs: Mapping[str, Tensor]) -> Mapping[Point, Tensor]:
+        """What the reference computes from other inputs.
+
+        Raises:
+            VerifyError: it fails on them.
+        """
+        return replace(self.reference, arguments=[inputs]).keep(0)
+
+    def apart_from(self, altered: Mapping[Point, Tensor]) -> float:
+        """The distance, end to end, of the port's outputs from values of the reference."""
+        left = 0.0
+        for point in self.outputs:
+            sources = self.pairing.pairs[point].sources
+            if any(name not in altered for name in sources):
+                return math.inf
+            left = max(left, self._distance(point, {name: altered[name] for name in sources}, self._ends).largest)
+        return left
+
+    def moved(self, altered: Mapping[Point, Tensor]) -> float:
+        """How far values of the reference are from its usual ones, at what the port returns."""
+        pairs = (self.pairing.pairs[point] for point in self.outputs)
+        return max(
+            (
+                float((altered[name].double() - self.exact[name]).abs().max() / self.exact[name].abs().max())
+                for pair in pairs
+                for name in pair.sources
+            ),
+            default=0.0,
+        )
+
+    def port_in_rows(self) -> Mapping[Point, Tensor]:
+        """What the port returns for each row by itself, one after the other.
+
+        Raises:
+            VerifyError: it fails on a row.
+            RuntimeError: what it returns for a row fits no other.
+        """
+        given = self.port.arguments[self.case]
+        arguments = [
+            {name: one[row : row + 1] if one.ndim else one for name, one in given.items()} for row in range(self.rows)
+        ]
+        side = replace(self.port, arguments=arguments)
+        found = [side.record(row) for row in range(self.rows)]
+        return {point: torch.cat([one[point] for one in found]) for point in self.outputs if point in found[0]}
+
+    @property
+    def size(self) -> int:
+        """How many numbers the reference is given."""
+        return sum(value.numel() for value in self.reference.arguments[self.case].values())
+
+    @cached_property
+    def end_to_end_difference(self) -> float:
+        """The distance, end to end, of the port's outputs from the reference's."""
+        return self.left_in(self._ends)
+
+    def left_in(self, values: Mapping[Point, Tensor]) -> float:
+        """The distance, end to end, of other values of the port's outputs from the reference's."""
+        if any(point not in values for point in self.outputs):
+            return math.inf
+        return max(self._distance(point, {}, values).largest for point in self.outputs)
 
     def left_when_inverted(self, name: str, probes: Sequence[Probe]) -> float | None:
         """The port's difference end to end when a mask of True and False is inverted; None where it has none."""
@@ -509,6 +649,49 @@ class CauseCase:
     def _anatomy(self) -> ModelParts:
         broken = any(not finite(value) for value in self._values.values())
         return ModelParts(self._stage.tape, self.reference.arguments[self.case], broken=broken)
+
+
+class LazyCases(Iterable[CauseCase]):
+    """Cases that are made when they are first asked for, and kept.
+
+    Args:
+        makers: give a case each, or None where a side does not take it.
+    """
+
+    def __init__(self, makers: Iterable[Callable[[], CauseCase | None]]) -> None:
+        self._makers = iter(makers)
+        self._made: list[CauseCase] = []
+
+    def __iter__(self) -> Iterator[CauseCase]:
+        for place in count():
+            while place == len(self._made):
+                make = next(self._makers, None)
+                if make is None:
+                    return
+                case = make()
+                self._made += [] if case is None else [case]
+            yield self._made[place]
+
+
+SELECTING = frozenset({"__getitem__", "select", "narrow", "gather", "index_select", "take_along_dim", "argmax", "max"})
+"""Functions that read some places of a tensor."""
+
+NORMS = frozenset({"layer_norm", "rms_norm"})
+"""Functions before which a model's states are often taken."""
+
+
+def _same(value: Tensor, other: Tensor, seen: Tensor | None, bound: float) -> bool:
+    """Whether two tensors have the same numbers at the places that a mask does not hide."""
+    value, other = value.double(), other.double()
+    if seen is not None and seen.shape != value.shape:
+        seen = None
+    far = (value - other).abs() if seen is None else torch.where(seen, (value - other).abs(), 0.0)
+    return bool(far.nan_to_num().max() <= max(bound, END) * other.nan_to_num().abs().max().clamp_min(1e-30))
+
+
+def _any_finite(value: Tensor) -> bool:
+    """Whether there is anything to compare: a mask that hides every key leaves nothing, say."""
+    return bool(torch.isfinite(value).any())
 
 
 def _detached(point: Point, value: Tensor) -> Tensor:

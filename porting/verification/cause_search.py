@@ -6,10 +6,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain, islice, product
 
 import torch
 from torch import Tensor
@@ -29,9 +29,11 @@ from porting.tracing.activations import Activations
 from porting.tracing.code_coverage import never_ran_in
 from porting.tracing.running import Both, Side
 from porting.tracing.trace import ROOT, Point, is_returned, module_of
-from porting.verification.cause_case import END, CauseCase
+from porting.verification.cause_case import END, CauseCase, LazyCases
 from porting.verification.compare import Comparison
+from porting.verification.experiments import Experiments
 from porting.verification.fixes import (
+    FEW,
     HELD_OUT,
     SEVERAL,
     Layouts,
@@ -91,6 +93,8 @@ def name_causes(
     drawn: Both | None = None,
     turned: Both | None = None,
     simple: Sequence[Both] = (),
+    wide: Iterable[Both] = (),
+    padding: object = None,
     layouts: Layouts | None = None,
     weights_compared: bool = False,
     seconds: float = math.inf,
@@ -103,6 +107,9 @@ def name_causes(
             looked into, of which no cause is known.
         turned: makes the two sides on a case whose rows are padded in front: it tells ties apart.
         simple: makes the two sides on small cases, in which the port may be right where it is wrong in all others.
+        wide: make the two sides on batches of other kinds, in each of which a cause has to hold; made as they are
+            asked for.
+        padding: the token id of padding, if the config has one.
         layouts: other lines of the table; None where the weights were not loaded by it.
         weights_compared: the port's weights are the checkpoint's, bit by bit.
         seconds: of this thread's processor time: what else a machine runs decides nothing.  What the search does not
@@ -126,6 +133,8 @@ def name_causes(
                 held_out=_held_out(comparison, same(drawn)),
                 turned=_held_out(comparison, turned and same(turned)),
                 simple=[partial(_held_out, comparison, same(one)) for one in simple],
+                wide=LazyCases(partial(_held_out, comparison, same(one)) for one in wide),
+                padding=padding if isinstance(padding, int) else None,
                 weights_compared=weights_compared,
             )
             found, diverges = guilty.causes(layouts)
@@ -151,6 +160,8 @@ class _Guilty:
         held_out: the case that was drawn to confirm a cause, if both sides take it.
         turned: the same with its rows padded in front.
         simple: make small cases.
+        wide: cases of other kinds, in each of which a cause has to hold.
+        padding: the token id of padding, if it is known.
     """
 
     def __init__(
@@ -163,6 +174,8 @@ class _Guilty:
         held_out: CauseCase | None,
         turned: CauseCase | None,
         simple: Sequence[Callable[[], CauseCase | None]],
+        wide: Iterable[CauseCase],
+        padding: int | None,
         weights_compared: bool,
     ) -> None:
         reference, port = both(torch.float64)
@@ -179,7 +192,9 @@ class _Guilty:
         if not self._passing:
             more = (one() for one in simple)
             self._passing, _ = passing_and_failing([one for one in more if one is not None], guilty)
+        self._wide, self._padding = wide, padding
         self._turned, self._turned_failing = passing_and_failing([] if turned is None else [turned], guilty)
+        self._more = [] if held_out is None else [held_out]
         self._searched = known if held_out is None else [held_out, *known]  # the smallest first
         self._trials = _Trials(
             known=known,
@@ -189,6 +204,7 @@ class _Guilty:
             tied=turned,
             passing=self._passing,
             weights_compared=weights_compared,
+            wide=wide,
         )
 
     def causes(self, layouts: Layouts | None) -> tuple[list[Finding], Divergence | None]:
@@ -197,13 +213,16 @@ class _Guilty:
         found = inverted_masks(self._known, self._probes)
         # No condition on a mask is right that is only so where padding stands behind the tokens.
         cases = [*self._failing, *self._passing, *self._turned, *self._turned_failing]
+        searched, probes, until = self._searched, self._probes, self._until
         for passing in (self._passing, self._turned):
-            found = found or special_cases(passing, self._failing, cases, self._probes, self._until)
+            found = found or special_cases(passing, self._failing, cases, probes, until, self._wide)
         if found:
             return found, diverges
-        searched, probes, until = self._searched, self._probes, self._until
         laid_out = [] if layouts is None else laid_out_otherwise(searched, probes, layouts, until)
-        found, repaired = self._matched({point for _, one in laid_out for point in one.probes})
+        experiments = Experiments([*cases, *self._more], self._wide, probes, padding=self._padding)
+        found, repaired = experiments.changed_in_place(), None
+        if not found:
+            found, repaired = self._matched({point for _, one in laid_out for point in one.probes}, experiments)
         found = with_lines(found, laid_out)
         if repaired is not None:
             found = _with_repairs(found, repaired, self._guilty)
@@ -215,14 +234,16 @@ class _Guilty:
                 *diverges.callers,
             ]
             lines = [*(repaired.lines if repaired else ()), *filter(None, lines)]
-            found = with_edits(found, [*searched[:1], *self._turned, *searched[1:]], probes, lines, until)
+            edited = [*searched[:1], *self._turned, *searched[1:]]
+            found = with_edits(found, edited, probes, lines, until, self._wide)
         return found, diverges
 
-    def _matched(self, in_table: Collection[Point]) -> tuple[list[Finding], RepairSet | None]:
-        """Return the causes that the catalogue explains, and the repairs of the port's steps.
+    def _matched(self, in_table: Collection[Point], experiments: Experiments) -> tuple[list[Finding], RepairSet | None]:
+        """Return the causes of the catalogue, else those of experiments, and the repairs of the port's steps.
 
         Args:
             in_table: the probes that other lines of the table make right.
+            experiments: those that are made where the catalogue leaves something unexplained.
         """
         trials = self._trials
         departing = None
@@ -232,12 +253,15 @@ class _Guilty:
             trials.until = min(self._until, time.thread_time() + NAMING)
         found = trials.why(self._searched, self._guilty, listed=True)
         trials.until = self._until
+        named = [one for one in found if one.name]
+        explained = all(is_explained(probe, named) for probe in self._guilty)
+        shown = [] if explained or in_table else experiments.explaining(self._until)
+        if shown:
+            return shown, None
         if departing is not None:
             repaired = trials.repair(REPAIRING_EXPLAINED, complete=True)
             told = repaired is not None and _is_one_step(repaired) and _kinds(repaired) <= TELLING
             return found, repaired if told else departing
-        named = [one for one in found if one.name]
-        explained = all(is_explained(probe, named) for probe in self._guilty)
         repaired = None
         if not in_table:
             seconds = REPAIRING_EXPLAINED if explained else REPAIRING
@@ -356,6 +380,7 @@ class _Trials:
     tied: CauseCase | None
     passing: Sequence[CauseCase]
     weights_compared: bool
+    wide: Iterable[CauseCase]
     repaired: RepairSet | None = None
     _marks: dict[int, dict[Point, Mark]] = field(default_factory=dict)
 
@@ -428,7 +453,7 @@ class _Trials:
         found: list[list[RepairSet]] = []
         rounded = any(probe.leak is not None or probe.lowered for probe in self.probes)
         cause_cases = [*self.known, *([self.held_out] if self.held_out else [])]
-        for cause_case in sorted(cause_cases, key=_size):
+        for cause_case in sorted(cause_cases, key=lambda one: one.size):
             near = _nearest(self.passing, cause_case)
             ways = cause_case.repaired(until, rounded=rounded, passing=near, departing=departing)
             if time.thread_time() > until and complete:
@@ -486,7 +511,24 @@ class _Trials:
         if not self._all_others(cause_case, mark, lambda one, there: one.reproduces(there, candidate)):
             return False
         alone = is_returned(mark.name) and sum(probe.guilty for probe in self.probes) == 1
-        return not alone or candidate.rough or self._returns(cause_case, candidate, mark.bound)
+        if alone and not candidate.rough and not self._returns(cause_case, candidate, mark.bound):
+            return False
+        return candidate.rough or self._holds_widely(cause_case, mark, candidate)
+
+    def _holds_widely(self, cause_case: CauseCase, mark: Mark, candidate: Candidate) -> bool:
+        """Whether no case of another kind refutes a candidate: other masks, segments, positions, rows, embeddings."""
+        calls = cause_case.calls_of(candidate)
+        probe = next(probe for probe in self.probes if probe.port == mark.name)
+        return not any(one.refutes(probe, candidate, calls) for one in self._wide_for(cause_case, candidate))
+
+    def _returns_widely(self, cause_case: CauseCase, candidate: Candidate) -> bool:
+        """Whether a candidate makes the reference return what the port does in the cases of other kinds as well."""
+        calls = cause_case.calls_of(candidate)
+        return not any(one.refutes_returned(candidate, calls, END) for one in self._wide_for(cause_case, candidate))
+
+    def _wide_for(self, cause_case: CauseCase, candidate: Candidate) -> Iterable[CauseCase]:
+        """The cases of other kinds that are to confirm a candidate: few where inputs matter only by the activations."""
+        return self.wide if cause_case.depends_on_inputs(candidate) else islice(self.wide, FEW)
 
     def _all_others(self, cause_case: CauseCase, mark: Mark, holds: Callable[[Search, Mark], bool]) -> bool:
         """Whether something holds of a probe in the cases that it was not found in, and that reach the probe."""
@@ -530,7 +572,7 @@ class _Trials:
             if time.thread_time() > min(self.until, begun + SECONDS):
                 break
             left = cause_case.apart(candidate.rewrites).largest
-            if left <= END and self._returns(cause_case, candidate):
+            if left <= END and self._returns(cause_case, candidate) and self._returns_widely(cause_case, candidate):
                 cause = candidate.causes[0]
                 return Finding(
                     name=candidate.key[0],
@@ -583,10 +625,6 @@ def _nearest(passing: Sequence[CauseCase], failing: CauseCase) -> CauseCase | No
     module = failing.port.module
     ran = {*never_ran_in(failing.executed, module)} if passing else set()
     return min(passing, key=lambda one: len(ran ^ {*never_ran_in(one.executed, module)}), default=None)
-
-
-def _size(cause_case: CauseCase) -> int:
-    return sum(value.numel() for value in cause_case.reference.arguments[cause_case.case].values())
 
 
 def _repaired(way: RepairSet) -> Finding:

@@ -14,10 +14,10 @@ import torch
 
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.finding import Finding
-from porting.causes.line_edits import condition_edits, line_edits
+from porting.causes.line_edits import NOTHING, condition_edits, line_edits
 from porting.reporting.outcome import Probe
 from porting.tracing.code_coverage import branches_apart
-from porting.tracing.trace import Point
+from porting.tracing.trace import ROOT, Point, module_of
 from porting.verification.cause_case import END, CauseCase, PassCost
 from porting.verification.table_layouts import WHAT, Correction
 
@@ -34,6 +34,10 @@ CHANGING = 8.0
 
 EDITS_EXPLAINED = 600
 """How many changes of the user's lines are tried, where entries of the catalogue explain every probe."""
+
+FEW = 3
+"""On so many batches of other kinds an entry is confirmed that alters neither masks nor positions nor token ids, and a
+line that mends what an entry explains."""
 
 SEVERAL = " + "
 """The separator between the names of several mistakes that are one finding."""
@@ -78,6 +82,7 @@ def special_cases(
     cases: Sequence[CauseCase],
     probes: Sequence[Probe],
     until: float,
+    wide: Iterable[CauseCase],
 ) -> list[Finding]:
     """The condition that the port decides otherwise where it is wrong than where it is right, if that is the mistake.
 
@@ -85,7 +90,8 @@ def special_cases(
 
     Args:
         passing, failing: cases in which every guilty probe is right, and such in which one is wrong.
-        cases: all that there are, a failing one first.
+        cases: all of the first ones, a failing one first.
+        wide: cases of other kinds, for what is right in those.
     """
     guilty = [probe for probe in probes if probe.guilty]
     if not passing or not failing:
@@ -95,7 +101,7 @@ def special_cases(
     attempts = (
         (edit, lambda case, edit=edit: edit.made()) for edit in condition_edits([branch.where for branch in apart])
     )
-    for edit, right in _mended(cases, probes, attempts, until):
+    for edit, right in _mended(cases, probes, attempts, until, wide=wide):
         if len(right) == len(guilty):
             detail = f"`{edit.old}`, at {edit.place}: written as `{edit.new}`, your model is right on all inputs"
             return [_finding(right, SPECIAL, detail, SPECIAL_WHAT, edit.fix)]
@@ -143,6 +149,8 @@ def _mended(
     until: float,
     refused: Callable[[Attempt], bool] = lambda attempt: False,
     together: Sequence[Collection[Point]] = (),
+    wide: Iterable[CauseCase] = (),
+    most: int | None = None,
 ) -> list[tuple[Attempt, dict[Point, tuple[float, float]]]]:
     """The changes of the port that make guilty probes right in every case, and none wrong.
 
@@ -152,6 +160,8 @@ def _mended(
         until: the deadline, by ``time.thread_time``.
         refused: whether a change does not count, once it was tried in all cases.
         together: probes that have one cause: a change that leaves one of them wrong is of no use to the others.
+        wide: cases in which only what is right in the others is tried.
+        most: how many of those; None for all.
 
     Returns:
         For each change the probes that it alone, of those before it, makes right: how far they were and are off.
@@ -176,6 +186,11 @@ def _mended(
         right = [point for point in right if all(way and way.get(point, 0.0) <= limits[point] for way in ways)]
         if refused(attempt):
             continue
+        for case in islice(wide, most) if right else ():
+            ways.append(case.left_with(made(case), others, usual=PassCost.most((usual, case.cost))))
+            right = [point for point in right if ways[-1] and ways[-1].get(point, 0.0) <= limits[point]]
+            if not right:
+                break
         if right:
             off = {point: max(way.get(point, 0.0) for way in (left, *ways)) for point in open_ if point in right}
             found.append((attempt, {point: (before[point], far) for point, far in off.items()}))
@@ -219,36 +234,50 @@ def _hopeless(
 
 
 def with_edits(
-    found: Sequence[Finding], cases: Sequence[CauseCase], probes: Sequence[Probe], lines: Sequence[str], until: float
+    found: Sequence[Finding],
+    cases: Sequence[CauseCase],
+    probes: Sequence[Probe],
+    lines: Sequence[str],
+    until: float,
+    wide: Iterable[CauseCase],
 ) -> list[Finding]:
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
     entries = [one for one in found if one.name]
     explained = all(is_explained(probe, entries) for probe in probes if probe.guilty)
     edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
+    most = FEW if explained else None  # what an entry explains was confirmed on these batches
     attempts = ((edit, lambda case, edit=edit: edit.made()) for edit in edits)
     together = [one.probes for one in found]
     result = list(found)
-    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together):
+    for edit, right in _mended(cases, probes, attempts, until, lambda edit: edit.decides_nothing, together, wide, most):
         same = [one for one in result if {*one.probes} & {*right}]
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
-        written = f"{edit.place}: write `{edit.new}`"
+        written = f"{edit.place}: {edit.instruction}"
         named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
         if not named:
             if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
-                continue  # what is behind may undo it, as a norm that follows a rotation
+                continue  # what is behind may undo it, as a norm that follows a rotation, or make up for another
             what = "one expression of a line differs from what the reference computes"
-            detail = f"`{edit.old}` should be `{edit.new}`"
+            detail = edit.instruction if edit.new == NOTHING else f"`{edit.old}` should be `{edit.new}`"
             named = [_finding(right, "another expression", detail, what, edit.fix)]
         result = [*(one for one in result if one not in same), *named]
     return result
 
 
 def _leaves_its_module_wrong(mended: Collection[Point], probes: Sequence[Probe], entries: Sequence[Finding]) -> bool:
-    """Whether a module around what is mended stays wrong, and nothing says why."""
+    """Whether a module around what is mended stays wrong, or the first wrong one within it, and nothing says why.
+
+    The lines that are changed lead to the first wrong probe: one that mends what is behind it alone makes up for it.
+    """
     around = {point[:end] for point in map(str, mended) for end, letter in enumerate(point) if letter == "."}
+    first = next((probe.port for probe in probes if probe.guilty), ROOT)
+    within = {first} if any(module_of(first).startswith(f"{module_of(point)}.") for point in mended) else set()
     return any(
-        probe.guilty and str(probe.port) in around and probe.port not in mended and not is_explained(probe, entries)
+        probe.guilty
+        and str(probe.port) in {*around, *within}
+        and probe.port not in mended
+        and not is_explained(probe, entries)
         for probe in probes
     )
 

@@ -6,14 +6,14 @@ import linecache
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from porting.build import one_line
 from porting.causes.diverging import Divergence
@@ -38,7 +38,8 @@ from porting.trials.padding import DECODER_MASK, MASK, hides_token
 from porting.trials.pairing import refuse_unknown
 from porting.trials.purity import after_other_calls
 from porting.trials.returned import with_returned
-from porting.trials.scope import Impurity, ImpurityKind, Kind, Result, Returned, Scope, Status
+from porting.trials.scope import KEPT_BETWEEN_CALLS, Impurity, ImpurityKind, Kind, Result, Returned, Scope, Status
+from porting.user_state import UserState
 from porting.verification.batches import (
     Batches,
     another,
@@ -71,7 +72,7 @@ from porting.verification.subject import (
 )
 from porting.verification.table_layouts import corrections
 from porting.verification.training import learn
-from porting.verification.trial_setup import explore
+from porting.verification.trial_setup import confirming, explore
 
 Prove = Callable[..., Report]
 
@@ -249,8 +250,7 @@ def _verify(
     inputs = recorded.cases if recorded else inputs
     clock = Clock()
     batch, make, said = _batches(given, subject, theirs, inputs, seed=seed, longest=longest)
-    adapted = theirs.taken if isinstance(theirs, LiveReference) and given.reference is not None else None
-    cases = [case if adapted is None else adapted(case) for case in batch.cases]
+    cases = _as_taken(theirs, batch, whole=given.reference is None)
 
     tell("reference in float64", 1, stages)
 
@@ -310,7 +310,16 @@ def _verify(
 
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
-    drawn, turned, simple = _drawn(theirs, sides.both, given.table, batch, cases[0], seed)
+    scope = _scope(exact.scope, comparison, probes, returned, cases, partial(port, torch.float64), sides.as_new)
+    drawn, turned, simple, wide = _drawn(
+        theirs,
+        sides.both,
+        given.table,
+        batch,
+        cases[0],
+        seed,
+        partial(_confirming, theirs, subject.module, chosen, batch, cases, probes),
+    )
     weighed, seconds = given.weighed and not seen.differing, _search_seconds(clock) if causes is True else float(causes)
     if seconds > 0 and any(probe.guilty or probe.imprecise for probe in probes):
         tell("looking for the cause", stages - 1, stages)
@@ -324,9 +333,12 @@ def _verify(
             drawn=drawn,
             turned=turned,
             simple=simple,
+            wide=wide,
+            padding=batch.fields.get(PADDING),
             layouts=partial(corrections, subject.plan, checkpoint.read) if weighed and not given.loaded else None,
             weights_compared=weighed,
-            seconds=seconds * (not comparison.no_numbers),  # what is solved for has no solution with NaN in it
+            # what is solved for has no solution with NaN in it, and what a call gives after others says nothing
+            seconds=seconds * (not comparison.no_numbers and not _keeps_between_calls(scope)),
         )
     )
     tell("done", stages, stages)
@@ -341,7 +353,7 @@ def _verify(
         shown=seen,
         noise=comparison.noise,
         cases=tuple(case.name for case in cases),
-        scope=_scope(exact.scope, comparison, probes, returned, cases, partial(port, torch.float64)),
+        scope=scope,
         padded=comparison.padded,
         unseen=(*exact.unseen, *unseen(cases, batch.fields, batch.withheld, whole=batch.whole), *exact.reach.unseen),
         seed=seed,
@@ -365,6 +377,17 @@ def _verify(
         ),
         approximate=chosen.approximate,
     )
+
+
+def _as_taken(theirs: Reference, batch: Batches, *, whole: bool) -> list[Case]:
+    """The batches as the reference takes them; whole ones, for a class that the checkpoint names, are as they are."""
+    if not isinstance(theirs, LiveReference):
+        return [*batch.cases]
+    return [(theirs.known if whole else theirs.taken)(case) for case in batch.cases]
+
+
+def _keeps_between_calls(scope: Scope) -> bool:
+    return any(one.kind in KEPT_BETWEEN_CALLS for one in scope.impurities)
 
 
 def _no_numbers(
@@ -415,6 +438,7 @@ class _Sides:
         theirs, subject, checkpoint: the reference, the port, and what both were loaded from.
         table: what is compared, and how the port is given its inputs.
         cases: the batches; those that are added to the list later are run as well.
+        as_new: makes the context in which the port's files keep what they keep now, before its first pass.
     """
 
     theirs: Reference
@@ -424,6 +448,9 @@ class _Sides:
     cases: list[Case]
     clock: Clock
     _shared: dict[torch.dtype, tuple[Side, Side]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.as_new = UserState(type(self.subject.module)).again
 
     def reference(self, dtype: torch.dtype) -> Side:
         """The reference in a dtype."""
@@ -452,18 +479,46 @@ class _Sides:
 
 
 def _drawn(
-    theirs: Reference, both: Callable[..., tuple[Side, Side]], table: Table, batch: Batches, case: Case, seed: int
-) -> tuple[Both | None, Both | None, Sequence[Both]]:
-    """Return functions that run both sides: on one more case, on the same case padded in front, and on simple cases.
+    theirs: Reference,
+    both: Callable[..., tuple[Side, Side]],
+    table: Table,
+    batch: Batches,
+    case: Case,
+    seed: int,
+    confirming_cases: Callable[[int], Sequence[Case]],
+) -> tuple[Both | None, Both | None, Sequence[Both], Iterable[Both]]:
+    """Return functions that run both sides on other cases; there are none for a reference that has no parts.
 
-    There are none for a reference that has no parts.
+    These are one more case, the same case padded in front, simple cases, and cases of many kinds.
+
+    Args:
+        confirming_cases: makes the last ones from a seed, when the first one is asked for.
     """
     if not has_parts(theirs):
-        return None, None, ()
+        return None, None, (), ()
     drawn = another(case, batch, seed)
     ways = (drawn, padded_in_front(drawn, table.inputs), *simple_batches(case, batch))
     first, second, *simple = (partial(both, on=[theirs.taken(one)]) for one in ways)
-    return first, second, simple
+
+    def wide() -> Iterator[Both]:
+        yield from (partial(both, on=[one]) for one in confirming_cases(seed))
+
+    return first, second, simple, wide()
+
+
+def _confirming(
+    theirs: Reference,
+    module: nn.Module,
+    table: Table,
+    batch: Batches,
+    cases: Sequence[Case],
+    probes: Sequence[Probe],
+    seed: int,
+) -> Sequence[Case]:
+    """Cases of many kinds to confirm a cause on; none where nothing is guilty."""
+    if not isinstance(theirs, LiveReference) or not any(probe.guilty for probe in probes):
+        return ()
+    return confirming(theirs, module, table, batch, cases, seed)
 
 
 def _batches(
@@ -531,8 +586,8 @@ def _that_the_port_takes(
     try:
         return batch, make, probe(), [*said]
     except VerifyError as error:
-        if not isinstance(theirs, LiveReference):
-            raise
+        if not isinstance(theirs, LiveReference) or any(one.code is Code.NO_INPUTS for one in error.faults):
+            raise  # other batches have the same arguments
         before, why = list(cases), failure_reason(error)
         ways: dict[str, Mapping[str, bool]] = {}
         if batch.more is not None:
@@ -589,6 +644,7 @@ def _scope(
     returned: Returned,
     cases: Sequence[Case],
     port: Callable[[], Side],
+    as_new: Callable[[], AbstractContextManager[None]],
 ) -> Scope:
     """The scope with what the passes showed that were run for the probes.
 
@@ -613,7 +669,8 @@ def _scope(
         )
         for case, how in comparison.other_shapes.items()
     )
-    kept = after_other_calls(port) if not scope.results and any(probe.differs for probe in probes) else []
+    keeps = _keeps_between_calls(scope)
+    kept = after_other_calls(port, as_new) if not keeps and any(probe.differs for probe in probes) else []
     known = {one.detail for one in scope.impurities}
     impure = [*scope.impurities, *kept]
     wrote = [name for name in comparison.written.get("the port", ()) if name not in known]

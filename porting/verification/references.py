@@ -90,6 +90,10 @@ class LiveReference:
         kept = {name: one for name, one in case.inputs.items() if name in parameters or name.isdigit()}
         return Case(case.name, kept, names)
 
+    def known(self, case: Case) -> Case:
+        """The case as it is, with the names of all arguments that the model's forward has."""
+        return Case(case.name, case.inputs, frozenset(inspect.signature(self.module.forward).parameters))
+
     def asked_for(self, names: Collection[str]) -> tuple[str, ...]:
         """Have the model return its hidden states or attentions too, where a port returns them by the same names.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from itertools import islice, zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,10 @@ from porting.tracing.conditions import constants_of
 from porting.tracing.measure import LEAKED, MEANING
 from porting.tracing.running import Clock, Side
 from porting.tracing.trace import ARROW, is_inner, is_returned
+from porting.trials.battery import battery
 from porting.trials.derived_inputs import LENGTHS, source_of
 from porting.trials.derived_inputs import NAMES as DERIVED
-from porting.trials.explore import Explored, Explorer
+from porting.trials.explore import SMALL, Explored, Explorer
 from porting.trials.inputs import Case, integers
 from porting.trials.modalities import (
     DECODER,
@@ -36,7 +38,7 @@ from porting.trials.modalities import (
 from porting.trials.optional_arguments import Found, optional_arguments
 from porting.trials.padding import MASK
 from porting.trials.run import MakeSide, Working, returned_only
-from porting.trials.scope import Returned, Scope
+from porting.trials.scope import Kind, Returned, Scope
 from porting.trials.signals import first_rows
 from porting.trials.trial import Model
 from porting.verification.batch_search import omittable
@@ -153,6 +155,38 @@ def explore(
         model = replace(model, further=_further(theirs, module, table, reference, model))
     model = replace(model, given=given, numbers=numbers, likely=likely, never=places, full=full)
     return explorer.explore(model, cases, returned, module)
+
+
+CONFIRMING, CONFIRMING_LARGE = 12, 3
+"""How many batches of other kinds a cause is confirmed on; and of a model of more than 30 million parameters."""
+
+CONFIRMING_TOKENS = 6000
+"""How many tokens these have at most, of all that are made."""
+
+
+def confirming(
+    theirs: LiveReference, module: nn.Module, table: Table, batch: Batches, cases: Sequence[Case], seed: int
+) -> list[Case]:
+    """Batches of as many kinds as there are, to confirm a cause: other masks, segments, positions, rows, embeddings.
+
+    The smallest comes first: most causes that are wrong show so in any of them.
+
+    Args:
+        cases: the batches that every probe sees.
+    """
+    model = _model(theirs, module, table, batch, cases)
+    if not cases or batch.more is None:
+        return []
+    large = sum(one.numel() for one in module.parameters()) > SMALL
+    trials = [one for one in battery(model, seed=seed + 1, tokens=CONFIRMING_TOKENS) if not one.past]
+    generator = torch.Generator().manual_seed(seed)
+    kinds: dict[tuple[Kind, bool], list[Case]] = {}
+    for number in torch.randperm(len(trials), generator=generator).tolist():
+        trial = trials[number]
+        kinds.setdefault((trial.kind, EMBEDDED in trial.case.inputs), []).append(trial.case)
+    in_turn = (case for round_ in zip_longest(*kinds.values()) for case in round_ if case is not None)
+    chosen = [theirs.taken(case) for case in islice(in_turn, CONFIRMING_LARGE if large else CONFIRMING)]
+    return sorted(chosen, key=lambda case: sum(one.numel() for one in case.inputs.values()))
 
 
 def _further(theirs: LiveReference, module: nn.Module, table: Table, reference: MakeSide, model: Model) -> Found:

@@ -49,6 +49,8 @@ REPEATED = "k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)"
 SCALED = "scores = q @ k.mT / self.config.head_size**0.5"
 CAPPED = "torch.tanh(scores / self.config.score_cap) * self.config.score_cap"
 BIASED = "scores + linear_biases(self.config.heads, x.shape[1]).to(x)"
+SLOPES = "linear_biases(self.config.heads, x.shape[1]).diff(dim=-1)[..., :1].to(x)"
+COUNTED = f"scores + {SLOPES} * ((allowed[:, :, -1:].cumsum(-1) - 1) * allowed[:, :, -1:]).to(x)"
 MASKED = "scores.masked_fill(~allowed, -1e30)"
 TANH = '"tanh" if self.config.activation == "gelu_tanh" else "none"'
 WINDOW = "config.window if number % 2 == 0 else 0"
@@ -136,6 +138,7 @@ EDITS: Mapping[str, tuple[Edit, ...]] = {
         Edit("mpt", {SCALED: "scores = q @ k.mT", BIASED: f"({BIASED}) / 6**0.5"}, "before the scores are scaled"),
         Edit("mpt", {BIASED: BIASED.replace("+ ", "+ 3 * ")}, "multiplied by 3"),
     ),
+    "ALiBi of other positions": (Edit("mpt", {BIASED: COUNTED}, "places that the mask keeps are counted"),),
     "query, key and value interleaved wrongly": (
         Edit(
             "llama", {PROJECTED: BY_GROUPS}, "read as by groups of heads where it is all queries, all keys, all values"

@@ -53,6 +53,13 @@ HARMS = {
 }
 
 
+WRITES = {
+    "a product": "y = x * 1\n        z = x + 1\n        y *= z",
+    "places": "y = x * 1\n        z = x + 1\n        y[:, 0] = z[:, 1]",
+    "a method": "y = x * 1\n        z = x + 1\n        y.add_(z)",
+}
+
+
 @pytest.fixture
 def imported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     path = tmp_path / "a_port.py"
@@ -162,9 +169,17 @@ def test_what_is_mended_inside_of_a_module_that_stays_wrong_is_no_cause() -> Non
     probes = [probe("layers.0.attn.norm", 1.0), probe("layers.0.attn", 1.0), probe("layers.0", 0.0), probe("head", 1.0)]
     assert _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [])
     assert not _leaves_its_module_wrong(["layers.0.attn.norm", "layers.0.attn"], probes, [])
-    assert not _leaves_its_module_wrong(["layers.0"], probes, [])
+    assert not _leaves_its_module_wrong(["head"], probes, [])
     known = Finding(name="softmax temperature", detail="", probes=("layers.0.attn",), difference=1.0, residual=0.0)
     assert not _leaves_its_module_wrong(["layers.0.attn.norm"], probes, [known])
+
+
+def test_what_makes_up_for_the_first_wrong_module_inside_is_no_cause() -> None:
+    """``norm(words) + positions`` is right without positions where the norm has the reference's values."""
+    probes = [probe("embeddings.norm", 1.0), probe("embeddings", 1.0), probe("layers.0", 1.0), probe("layers.0.a", 1.0)]
+    assert _leaves_its_module_wrong(["embeddings"], probes, [])
+    assert not _leaves_its_module_wrong(["embeddings", "embeddings.norm"], probes, [])
+    assert not _leaves_its_module_wrong(["layers.0"], probes, [])
 
 
 TYPED = """y = masked(x, x, 0.0)
@@ -181,3 +196,14 @@ def test_a_tensor_is_not_exchanged_for_a_number(imported: ModuleType) -> None:
     news = {edit.new for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line}
     assert "y = mask + mask" in news
     assert not [new for new in news if "rate" in new]
+
+
+@pytest.mark.parametrize("imported", WRITES.values(), ids=WRITES.keys(), indirect=True)
+def test_what_is_changed_in_place_is_left_out_and_not_taken_for_another(imported: ModuleType) -> None:
+    """To write to another tensor is no more than not to write to this one."""
+    line = HEAD.count("\n") + 3
+    edits = [edit for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.line == line]
+    assert edits[0].new == "pass"
+    assert edits[0].instruction == f"leave out `{edits[0].old}`"
+    assert edits[0].fix.endswith(edits[0].instruction)
+    assert not [edit.new for edit in edits if edit.new.startswith(("x *", "x[", "x.", "z *", "z[", "z."))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from porting.causes import tape
+from porting.causes import alibi, tape
 from porting.causes.alibi import linear_biases
 from porting.causes.attention import BLOCKS, BY_GROUPS, Projections
 from porting.causes.model_parts import ModelParts
@@ -188,6 +189,29 @@ def tape_of(model: transformers.PreTrainedModel) -> ModelParts:
     with torch.no_grad(), forced_float64(model), Recorder(model) as recorder, WrittenOut():
         model(input_ids=ids, attention_mask=mask)
     return ModelParts(recorder.tape, {})
+
+
+def test_the_slopes_of_linear_biases_do_not_depend_on_how_positions_are_counted() -> None:
+    slopes, places = torch.tensor([0.5, 0.25]), torch.tensor([[0.0, 0.0, 1.0, 0.0, 2.0]])
+    attention = SimpleNamespace(heads=2)
+    bias = slopes[None, :, None, None] * places[:, None, None, :]
+    found = alibi._slopes(bias, attention)  # type: ignore[arg-type]  # no more of it is read
+    assert found is not None
+    torch.testing.assert_close(found, slopes.double())
+    assert alibi._slopes(bias + torch.rand(5), attention) is None  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        ("those of n heads, then the first ones of 2 n", [2, 4, 6, 8, 1, 2]),
+        ("those of n heads, then every second one of 2 n", [2, 4, 6, 8, 1, 3]),
+        ("every second one of 2 n heads, then those of n", [2, 4, 6, 8, 1, 3]),
+    ],
+)
+def test_slopes_of_more_heads_than_a_power_of_two(count: str, expected: list[int]) -> None:
+    found = alibi._of_two_counts(torch.ones(6), between=alibi._BETWEEN[count])
+    torch.testing.assert_close(found, 2.0 ** -torch.tensor(expected, dtype=found.dtype))
 
 
 def test_linear_biases_are_found_where_heads_are_joined_with_the_batch_and_rows_are_padded() -> None:

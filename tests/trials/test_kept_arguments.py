@@ -198,3 +198,33 @@ def test_whatever_keeps_it_is_named() -> None:
     assert after(lambda: port.nested["masks"][0].add_(1)) == "nested"
     assert after(lambda: Shared.table.update(mask=torch.ones(1))) == "Shared.table"
     assert after(lambda: port.closed().append(1)) == "Shared.closed.kept"
+
+
+ALLOWED: dict[tuple[int, ...], Tensor] = {}
+
+
+class OfTheFile(Encoder):
+    """It keeps the first mask of each shape in a variable of its file, where each copy finds it."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = ALLOWED.setdefault(tuple(mask.shape), mask.clone())
+        return super().forward(input_ids, mask, token_type_ids, position_ids)
+
+
+def test_what_a_file_keeps_is_seen_though_copies_share_it() -> None:
+    rows = torch.arange(1, 13).view(2, 6)
+    masks = [torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]), torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6])]
+    cases = [{"input_ids": rows, "attention_mask": mask} for mask in masks]
+    ALLOWED.clear()
+    report = verify(reference=Encoder(), into=OfTheFile(), dtypes=(), loaded=True, inputs=cases)
+    assert "cause: state kept between calls in OfTheFile" not in str(report)
+    assert "state kept between calls in" in str(report), str(report)
+    assert "ALLOWED" in str(report)
+    assert report.causes == ()
