@@ -185,6 +185,22 @@ def _pooled(name: str, window: Sequence[int], stride: Sequence[int], padding: Se
     return rewrite
 
 
+def _never_transposed(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each transposition of what a convolution gives, with a reshape in its place."""
+    tape = model_parts.tape
+    for call in model_parts.called("transpose", "permute", "movedim"):
+        source = call.argument(0, "input")
+        maker = tape.maker(source) if isinstance(source, Ref) else None
+        while maker is not None and maker.name in {"flatten", "reshape", "view"}:
+            maker = tape.maker(maker.reads[0])
+        if maker is not None and maker.name in CONVOLUTIONS:
+            yield alter(call, _reshaped(source))
+
+
+def _reshaped(source: Ref) -> Rewrite:
+    return lambda values, call: values[source].reshape(values.run(call).shape)
+
+
 CAUSES = (
     Cause(
         name="convolution stride, padding or dilation",
@@ -206,5 +222,12 @@ CAUSES = (
         looks="another number of places behind it, or a difference that is largest at the edges",
         fix="take the kind of pooling, its window, stride and padding from the reference's module",
         alterations=_pooled_elsewhere,
+    ),
+    Cause(
+        name="image reshaped to tokens without transposing",
+        what="[b c h w] is reshaped to [b (h w) c] at once, so a token holds numbers of one channel at many places",
+        looks="behind it every token is another one",
+        fix="x.flatten(2).transpose(1, 2)",
+        alterations=_never_transposed,
     ),
 )

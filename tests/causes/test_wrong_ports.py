@@ -277,10 +277,26 @@ class TensorFlowPadded(nn.Conv2d):
         return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
 
 
+class Tokens(nn.Conv2d):
+    """A token for each patch of an image."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # as above
+        return super().forward(input).flatten(2).transpose(1, 2)
+
+
+class Reshaped(nn.Conv2d):
+    """The same with the channels left where they are."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # as above
+        found = super().forward(input)
+        return found.reshape(len(found), -1, found.shape[1])
+
+
 GEOMETRY = "convolution stride, padding or dilation"
 POOLING = "pooling window, stride or padding"
 LEFT_OUT = "pooling missing"
-OF_WINDOWS = {GEOMETRY, POOLING, LEFT_OUT}
+UNTRANSPOSED = "image reshaped to tokens without transposing"
+OF_WINDOWS = {GEOMETRY, POOLING, LEFT_OUT, UNTRANSPOSED}
 WINDOW = "window 3, stride 2, padding 1"
 
 
@@ -334,6 +350,12 @@ WINDOW = "window 3, stride 2, padding 1"
             lambda: _stem(nn.Conv2d(3, 8, 3), nn.Identity()),
             LEFT_OUT,
             "max_pool2d is left out",
+        ),
+        (
+            lambda: nn.Sequential(Tokens(3, 8, 4, 4), nn.LayerNorm(8)),
+            lambda: nn.Sequential(Reshaped(3, 8, 4, 4), nn.LayerNorm(8)),
+            UNTRANSPOSED,
+            "",
         ),
     ],
 )
