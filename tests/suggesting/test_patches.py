@@ -25,7 +25,7 @@ class Patched(nn.Module):
         super().__init__()
         e, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         self.patch = config.patch_size
-        self.proj = nn.Linear(3 * self.patch**2, e)
+        self.proj: nn.Module = nn.Linear(3 * self.patch**2, e)
         self.start: nn.Parameter | None = nn.Parameter(torch.zeros(1, 1, e))
         self.places = nn.Parameter(torch.zeros(1, (config.image_size // self.patch) ** 2 + 1, e))
         self.heads = config.num_attention_heads
@@ -42,11 +42,15 @@ class Patched(nn.Module):
         assert self.start is not None
         return torch.cat([self.start.expand(len(patches), 1, -1), patches], 1)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def cut(self, images: Tensor) -> Tensor:
         cut = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
         if self.last:
             cut = cut.reshape(*cut.shape[:2], 3, -1).transpose(-1, -2).flatten(-2)
-        x = self.joined(self.proj(cut)) + self.places
+        found: Tensor = self.proj(cut)
+        return found
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.joined(self.cut(images)) + self.places
         for layer in self.layers:
             assert isinstance(layer, nn.ModuleDict)
             q, k, v = (
@@ -138,3 +142,25 @@ def test_another_number_of_tokens_is_impossible(vit: Path, kind: type[nn.Module]
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     said = f"the checkpoint's model puts embeddings.cls_token beside the tokens of the input, {said}"
     assert any(said == reason.said and reason.shown for reason in found.reasons), str(found)
+
+
+class Overlapping(Patched):
+    """Patches that begin at each half of one."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        half = self.patch // 2
+        count = (config.image_size - self.patch) // half + 1
+        self.proj = nn.Conv2d(3, config.hidden_size, self.patch, half)
+        self.places = nn.Parameter(torch.zeros(1, count**2 + 1, config.hidden_size))
+
+    def cut(self, images: Tensor) -> Tensor:
+        found: Tensor = self.proj(images)
+        return found.flatten(2).mT
+
+
+def test_another_stride_is_impossible(vit: Path) -> None:
+    found = suggest(vit, Overlapping)
+    assert found.verdict is Verdict.IMPOSSIBLE, str(found)
+    said = [one.said for one in found.reasons if one.shown]
+    assert any(one.startswith("proj.weight is laid over ") for one in said), str(found)

@@ -27,6 +27,7 @@ from porting.suggesting.verdict.extra_checks import ExtraChecks, outputs_of_othe
 from porting.suggesting.verdict.part_differences import (
     different_parts,
     is_last,
+    kernels_elsewhere,
     mapped,
     surplus,
     tokens_beside,
@@ -181,6 +182,7 @@ def _all(
         *before,
         *tokens_beside(subjects, found),
         *different_parts(subjects, found, proof, checkpoint),
+        *kernels_elsewhere(subjects, found),
         *surplus(found),
     ]
     parts += unused_parts(subjects, found, unmapped)

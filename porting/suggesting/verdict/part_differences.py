@@ -166,10 +166,38 @@ def _joined(units: Sequence[Unit], held: Mapping[str, Tensor]) -> tuple[list[str
     return names, rows
 
 
+def kernels_elsewhere(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
+    """A convolution that gives another number of places, as with another stride, so that layers see as many others."""
+    rows = [
+        {one.operand.shape[:-1].numel() for one in _of_rows(side.units) if one.operand is not None}
+        for side in (found.trace, found.reference)
+    ]
+    if found.exhausted or not rows[0] - rows[1] or not rows[1] - rows[0]:
+        return
+    for unit in found.trace.units:
+        mate = found.mates.get(unit.number)
+        if mate is None or unit.operand is None or mate.operand is None or not (unit.weights and mate.weights):
+            continue
+        shape = subjects.twin.tensors[mate.weights[0]].shape
+        same = unit.operand.shape == mate.operand.shape and unit.operand.ndim == len(shape) > 2
+        places = [one.output.shape[2:] for one in (unit, mate)]
+        if same and places[0] != places[1]:
+            counts = [" x ".join(map(str, sizes)) for sizes in places]
+            said = f"{unit.weights[0]} is laid over {counts[0]} places, and the checkpoint's {mate.weights[0]} over "
+            said += f"{counts[1]}: compare stride, padding and dilation of the convolution"
+            yield Reason(kind="convolution", said=said, shown=True, places=(unit.weights[0],))
+            return
+
+
+def _of_rows(units: Sequence[Unit]) -> list[Unit]:
+    """The matrices that are given rows [... e], and no images."""
+    some = (one for one in units if one.kind is WeightUse.LINEAR and one.operand is not None)
+    return [one for one in some if one.operand is not None and one.operand.ndim < 4]
+
+
 def _usual_rows(units: Sequence[Unit]) -> int:
     """How many rows most matrices are given, those of a whole batch; 0 where no matrix is given rows."""
-    seen = [one.operand for one in units if one.kind is WeightUse.LINEAR and one.operand is not None]
-    rows = Counter(one.shape[:-1].numel() for one in seen if one.ndim < 4)
+    rows = Counter(one.operand.shape[:-1].numel() for one in _of_rows(units) if one.operand is not None)
     return max(rows, key=rows.__getitem__, default=0)
 
 
