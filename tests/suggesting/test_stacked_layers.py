@@ -12,6 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.draft.layer_patterns import fill_slices, lines
+from porting.suggesting.search.layouts import single_rule
 from porting.suggesting.subjects.traced_model import TracedModel, with_slices
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import named_tensors
@@ -180,3 +182,28 @@ def test_layers_are_stacked_where_each_uses_its_own_slice(kind: type[nn.Module],
         port.leaves["both.1.0"].detach().zero_()
         assert not bool(leaves["both.0"][1].any())
         assert bool(leaves["both.0"][0].any())
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            ["l.0.a", "l.0.b", "l.1.a", "l.1.b", "end"],
+            (["l.{i}.{p:a,b} [o]", "end [o]"], "gains [(i p|1) o]"),
+        ),
+        (["begin", "l.0.a", "l.1.a"], (["begin [o]", "l.{i}.a [o]"], "gains [(1|i) o]")),
+        (["l.0.a", "l.1.a"], (["l.{i}.a [o]"], "gains [i o]")),
+        (["x", "y"], (["{p:x,y} [o]"], "gains [p o]")),
+        (["l.0.a", "l.1.b", "l.1.a"], None),
+    ],
+)
+def test_rows_of_layers_and_others_are_one_rule(rows: list[str], expected: tuple[list[str], str] | None) -> None:
+    moves = [single_rule(name, f"{number}.gains") for number, name in enumerate(rows)]
+    stacked = {f"{number}.gains": ("gains", number) for number in range(len(rows))}
+    shapes = dict.fromkeys(stacked, (6,))
+    found = lines(moves, stacked, shapes)
+    assert fill_slices(moves, stacked, shapes) == (expected is not None)
+    if expected is not None:
+        (line,) = found
+        assert [f"{name} [{axes}]" for name, axes in line.sources] == expected[0]
+        assert [f"{name} [{axes}]" for name, axes in line.targets] == [expected[1]]

@@ -106,31 +106,71 @@ def _stacked(
 ) -> list[Line]:
     """The lines with those into slices of a parameter as lines into it: its first axis counts layers, or is ``p``."""
     found: list[Line] = []
-    rows: dict[str, list[Line]] = {}
+    slices: dict[str, list[tuple[str, Line]]] = {}
     for line in some:
         if len(line.targets) > 1 or not line.writes or not all(one in stacked for one in line.writes):
             found.append(line)
             continue
         plain = " ".join(_AXES[: len(shapes[line.writes[0]])])
         sources = tuple((name, axes or plain) for name, axes in line.sources)
-        (name, axes) = line.targets[0]
-        own = replace(line, sources=sources, targets=((name, axes or plain),))
+        name, axes = line.targets[0]
         path, _, last = name.rpartition(".")
         outer, _, number = path.rpartition(".")
         whole = f"{outer}.{last}" if outer else last
-        if number.isdigit():
-            rows.setdefault(whole, []).append(own)
-        elif number == "{i}" and all("{i}" in one for one, _ in sources) and not _uses(own, "i"):
-            found.append(replace(own, targets=((whole, f"i {axes or plain}"),)))
-        else:
-            found.append(line)
-    for whole, vectors in rows.items():
-        vectors.sort(key=lambda one: stacked[one.writes[0]][1])
-        first = stacked[vectors[0].writes[0]][0]
-        every = len(vectors) == sum(name == first for name, _ in stacked.values())
-        merged = _joined(vectors, "p") if every and all(_mergeable(one, "p") for one in vectors) else None
-        found += vectors if merged is None else [replace(merged, targets=((whole, f"p {merged.targets[0][1]}"),))]
+        slices.setdefault(whole, []).append((number, replace(line, sources=sources, targets=((name, axes or plain),))))
+    for whole, parts in slices.items():
+        first = stacked[parts[0][1].writes[0]][0]
+        count = sum(name == first for name, _ in stacked.values())
+        made = _rows(whole, parts, count)
+        found += [line for _, line in parts] if made is None else [made]
     return found
+
+
+def _rows(whole: str, parts: Sequence[tuple[str, Line]], count: int) -> Line | None:
+    """The line that fills a parameter from its slices: those of layers one after the other, vectors before or behind.
+
+    Args:
+        whole: the parameter.
+        parts: the lines into its slices, with what their numbers are: ``"0"``, ``"{i}"``, ``"{2*i+1}"``.
+        count: how many slices it has.
+    """
+    numbers = [_SLICES.fullmatch(number) for number, _ in parts]
+    lines_ = [line for _, line in parts]
+    if not all(numbers) or any(len(line.sources) > 1 or _uses(line, "i") for line in lines_):
+        return None
+    told = [(found, line) for found, line in zip(numbers, lines_, strict=True) if found is not None]
+    fixed = {int(found["number"]): line for found, line in told if not found["index"]}
+    each = {int(found["shift"] or 0): line for found, line in told if found["index"]}
+    steps = {int(found["factor"] or 1) for found, _ in told if found["index"]}
+    if not each:
+        ordered = [fixed[at] for at in sorted(fixed)]
+        merged = _enumerated(ordered) if len(fixed) == count else None
+        return None if merged is None else replace(merged, targets=((whole, f"p {merged.targets[0][1]}"),))
+    before = min(each)
+    rows = [*range(before), *range(before + len(each) * ((count - before) // len(each)), count)]
+    whole_layers = steps == {len(each)} and sorted(each) == [*range(before, before + len(each))]
+    if not whole_layers or sorted(fixed) != rows or not all("{i}" in line.sources[0][0] for line in each.values()):
+        return None
+    layers = _enumerated([each[at] for at in sorted(each)]) if len(each) > 1 else each[before]
+    if layers is None or len({line.targets[0][1] for line in lines_}) > 1:
+        return None
+    inner = "i p" if len(each) > 1 else "i"
+    ordered = [*(fixed[at] for at in rows if at < before), layers, *(fixed[at] for at in rows if at >= before)]
+    first = "|".join(inner if line is layers else "1" for line in ordered)
+    first = f"({first})" if len(first.split()) > 1 or len(ordered) > 1 else first
+    sources = tuple(line.sources[0] for line in ordered)
+    return _as_one(ordered, sources, ((whole, f"{first} {lines_[0].targets[0][1]}"),))
+
+
+_SLICES = re.compile(r"\{(?:(?P<factor>\d+)\*)?(?P<index>i)(?:\+(?P<shift>\d+))?\}|(?P<number>\d+)")
+
+
+def _enumerated(some: Sequence[Line]) -> Line | None:
+    """Lines into slices as one whose sources are enumerated by ``p``; its target's name is left as it is."""
+    if not all(_mergeable(line, "p") for line in some):
+        return None
+    told = [replace(line, targets=((f"t.{at}", line.targets[0][1]),)) for at, line in enumerate(some)]
+    return _joined(told, "p") if len(some) > 1 else None
 
 
 def _uses(line: Line, index: str) -> bool:
