@@ -16,7 +16,8 @@ from porting import models
 from porting.checkpoint import open_checkpoint
 from porting.notation.table import parse_table
 from porting.suggesting import Verdict, suggest
-from porting.suggesting.draft.layer_patterns import Line, indexed, lines, needed
+from porting.suggesting.draft.index_letters import needed
+from porting.suggesting.draft.layer_patterns import Line, indexed, lines
 from porting.suggesting.draft.table_draft import _for_deeper
 from porting.suggesting.draft.table_writer import TableDraft, write
 from porting.suggesting.pipeline import _depths

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import fill_slices, lines
-from porting.suggesting.search.layouts import single_rule
+from porting.suggesting.search.layouts import CandidateRule, single_rule, single_term
 from porting.suggesting.subjects.traced_model import TracedModel, with_slices
 from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import named_tensors
@@ -182,6 +182,19 @@ def test_layers_are_stacked_where_each_uses_its_own_slice(kind: type[nn.Module],
         port.leaves["both.1.0"].detach().zero_()
         assert not bool(leaves["both.0"][1].any())
         assert bool(leaves["both.0"][0].any())
+
+
+def test_a_fused_matrix_of_all_layers_is_one_rule() -> None:
+    moves = [
+        CandidateRule(
+            (single_term(f"l.{n}.q", "a e"), single_term(f"l.{n}.k", "b e")), (single_term(f"{n}.qk", "(a|b) e"),)
+        )
+        for n in range(2)
+    ]
+    stacked, shapes = {f"{n}.qk": ("qk", n) for n in range(2)}, {f"{n}.qk": (6, 4) for n in range(2)}
+    (line,) = lines(moves, stacked, shapes)
+    assert line.sources == (("l.{i}.q", "a e"), ("l.{i}.k", "b e"))
+    assert line.targets == (("qk", "i (a|b) e"),)
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,13 @@ from porting.notation.reading import EQUALS
 from porting.notation.table import parse_table
 from porting.plan.align import align
 from porting.plan.matching import Matcher
+from porting.suggesting.draft.index_letters import needed, part_sizes, plainer, with_own_parts
 from porting.suggesting.draft.layer_patterns import (
     Line,
     Terms,
     indexed,
     lines,
     name_pattern,
-    needed,
-    part_sizes,
-    plainer,
-    with_own_parts,
 )
 from porting.suggesting.draft.probes import at_depth, first_difference, ordered, probes, returned_probes
 from porting.suggesting.draft.table_writer import TableDraft, dropped, patterns, write
