@@ -280,3 +280,43 @@ def test_a_distance_is_that_of_the_numbers_of_now() -> None:
     before = normed(unit)
     one[0] = 0.0
     assert not torch.equal(normed(unit), before)
+
+
+class Decayed(nn.Module):
+    """A state that decays from token to token, in a loop, or the decays of all tokens at once."""
+
+    def __init__(self, *, loop: bool) -> None:
+        super().__init__()
+        self.loop, self.decay = loop, nn.Parameter(torch.rand(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rate = -self.decay.exp()
+        if not self.loop:
+            return torch.exp(rate * x[:, :, None])
+        state = x.new_zeros(len(x), *rate.shape)
+        for at in range(x.shape[1]):
+            state = torch.exp(rate * x[:, at, None]) * (state + 1)
+        return state
+
+
+def test_a_weight_that_a_loop_uses_at_each_step_is_used_once() -> None:
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    units = []
+    for loop in (True, False):
+        module = Decayed(loop=loop).double()
+        leaves = dict(named_tensors(module))
+        model = TracedModel(module, leaves, frozenset(leaves), lambda one: one(x), [x])
+        units.append([one for one in model.run().units if one.operand is not None and one.operand.numel() > 2 * 6])
+    (looped,), (whole,) = units
+    assert looped.operand is not None
+    assert whole.operand is not None
+    assert distance(looped.operand, whole.operand) == 0
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_convolution_of_padded_rows_is_given_the_rows(padding: int) -> None:
+    x = torch.randn(2, 3, 9, dtype=torch.float64)
+    module = nn.Sequential(nn.ConstantPad1d((2 - padding, 2 - padding), 0.0), nn.Conv1d(3, 4, 3, padding=padding))
+    (unit,) = traced(module, x).units
+    assert unit.operand is not None
+    assert torch.equal(unit.operand, x)

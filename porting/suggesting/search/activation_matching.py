@@ -148,11 +148,15 @@ def vector(move: CandidateRule, ours: Shapes, theirs: Shapes) -> CandidateRule:
     >>> from porting.suggesting.search.layouts import single_rule
     >>> [str(vector(single_rule("n", "g"), {"g": shape}, {"n": (6,)})) for shape in ((1, 6), (2, 3))]
     ['n [e] = g [1 e]', 'n [(o e)] = g [o e]']
+    >>> str(vector(single_rule("A_log", "decay"), {"decay": (2, 3)}, {"A_log": (3, 2)}))
+    'A_log [o e] = decay [e o]'
     """
     sides = [[size for size in shape if size > 1] for shape in (theirs[move.reads[0]], ours[move.writes[0]])]
     counts = [len(side) for side in sides]
     if sorted(counts) == [1, 2] and math.prod(sides[0]) == math.prod(sides[1]):
         return move.along(*("(o e)" if count == 1 else "o e" for count in counts))
+    if counts == [2, 2] and sides[0] == sides[1][::-1]:
+        return move.along("o e", "e o")
     return move.along(element_axes(theirs[move.reads[0]]), element_axes(ours[move.writes[0]]))
 
 

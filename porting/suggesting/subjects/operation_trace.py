@@ -627,7 +627,7 @@ class _OperationRecorder(DispatchMode):
             unit.weights = tuple(dict.fromkeys(one for _, origin in pure for one in origin.weights))
             self._orient(unit, pure[0][0], args)
         elif name == "convolution":
-            unit.kind, unit.operand = WeightUse.LINEAR, value.detach().clone()
+            unit.kind, unit.operand = WeightUse.LINEAR, _without_padding(value.detach()).clone()
             bias = args[2] if len(args) > 2 else None
             unit.biases = self._origin(bias).weights if isinstance(bias, Tensor) else ()
             unit.weights = tuple(one for one in weights if one not in unit.biases)
@@ -720,6 +720,20 @@ def _slices(leaves: Mapping[str, Tensor]) -> dict[int, list[tuple[int, int, tupl
             found.setdefault(one.untyped_storage().data_ptr(), []).append(place)
     apart = {key: sorted(some) for key, some in found.items() if len(some) > 1}
     return {key: some for key, some in apart.items() if all(a[1] <= b[0] for a, b in pairwise(some))}
+
+
+def _without_padding(value: Tensor) -> Tensor:
+    """An image or a row [b c ...] without the zeros around it, which a convolution might add by itself.
+
+    >>> _without_padding(torch.nn.functional.pad(torch.ones(1, 2, 3), (2, 1))).shape
+    torch.Size([1, 2, 3])
+    """
+    for axis in range(2, value.ndim):
+        used = value.movedim(axis, 0).flatten(1).any(1).nonzero()
+        if len(used):
+            first, last = int(used[0]), int(used[-1])
+            value = value.narrow(axis, first, last + 1 - first)
+    return value
 
 
 def _given_back(result: Any, value: Tensor, args: tuple[Any, ...]) -> Any:  # what an operation gives

@@ -104,7 +104,7 @@ class TracedModel:
         for unit in found.units:  # a bias made of several: without what the module itself puts there
             if len(unit.biases) > 1:
                 unit.biases = tuple(one for one in unit.biases if one in self.loadable) or unit.biases
-        found.units = _where_used(self._in_turn(found.units))
+        found.units = _where_used(self._in_turn(_over_steps(found.units)))
         return found
 
     def first_side(self) -> int:
@@ -151,6 +151,30 @@ class TracedModel:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name."""
         return {name: tuple(tensor.shape) for name, tensor in self.leaves.items()}
+
+
+def _over_steps(units: list[Unit]) -> list[Unit]:
+    """The units with one for those of a weight that a loop uses at each step, as the decay of a state space.
+
+    Written without a loop it is used once, for all steps.
+    """
+    steps: dict[tuple[str, ...], list[Unit]] = {}
+    for unit in units:
+        if unit.kind is WeightUse.NORM and unit.operand is not None and not unit.biases:
+            steps.setdefault((*unit.weights, unit.scope), []).append(unit)
+    loops = [some for some in steps.values() if len(some) >= STEPS and len({one.output.shape for one in some}) == 1]
+    inner = {id(one) for some in loops for one in some[1:]}
+    for first, *others in loops:
+        operands = [one.operand for one in (first, *others) if one.operand is not None]
+        if len({one.shape for one in operands}) == 1:
+            first.operand = torch.stack(operands)
+            first.output = torch.stack([first.output, *(one.output for one in others)])
+            first.last, first.given = others[-1].last, None
+    return [one for one in units if id(one) not in inner]
+
+
+STEPS = 5
+"""A loop over the tokens of a row has so many steps at least; no model here has as many layers that share a norm."""
 
 
 def _where_used(units: Sequence[Unit]) -> list[Unit]:
