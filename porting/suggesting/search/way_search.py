@@ -164,7 +164,7 @@ class WaySearch(NormSearch):
         """The distance of the run with these values from the reference's, at the first place where it shows."""
         last = max(one.number for one in group)
         beside = self._beside(group, following)
-        until = None if following is None else max([following.number, *beside])
+        until = None if following is None else max([following.number, following.last, *beside])
         again = self.port.run(until=until, forced=self._forced)
         by_number = {one.number: one for one in again.units}
         if not {one.number for one in group} <= by_number.keys():  # with these values other code runs
