@@ -206,6 +206,8 @@ def test_a_fused_matrix_of_all_layers_is_one_rule() -> None:
         ),
         (["begin", "l.0.a", "l.1.a"], (["begin [o]", "l.{i}.a [o]"], "gains [(1|i) o]")),
         (["l.0.a", "l.1.a"], (["l.{i}.a [o]"], "gains [i o]")),
+        (["l.0.a", "l.1.a", "end"], (["l.{i}.a [o]", "end [o]"], "gains [(i|1) o]")),
+        (["l.0.a", "l.0.b", "l.1.a", "l.1.b"], (["l.{i}.{p:a,b} [o]"], "gains [(i p) o]")),
         (["x", "y"], (["{p:x,y} [o]"], "gains [p o]")),
         (["l.0.a", "l.1.b", "l.1.a"], None),
     ],

@@ -155,17 +155,16 @@ def _rows(whole: str, parts: Sequence[tuple[str, Line]], count: int) -> Line | N
         merged = _enumerated(ordered) if len(fixed) == count else None
         return None if merged is None else replace(merged, targets=((whole, f"p {merged.targets[0][1]}"),))
     before = min(each)
-    rows = [*range(before), *range(before + len(each) * ((count - before) // len(each)), count)]
+    rows = [*range(before), *range(before + len(each) * len(each[before].writes), count)]
     whole_layers = steps == {len(each)} and sorted(each) == [*range(before, before + len(each))]
     if not whole_layers or sorted(fixed) != rows or not all("{i}" in line.sources[0][0] for line in each.values()):
         return None
     layers = _enumerated([each[at] for at in sorted(each)]) if len(each) > 1 else each[before]
     if layers is None or len({line.targets[0][1] for line in lines_}) > 1:
         return None
-    inner = "i p" if len(each) > 1 else "i"
     ordered = [*(fixed[at] for at in rows if at < before), layers, *(fixed[at] for at in rows if at >= before)]
-    first = "|".join(inner if line is layers else "1" for line in ordered)
-    first = f"({first})" if len(first.split()) > 1 or len(ordered) > 1 else first
+    parted = ["1" if line is not layers else "i p" if len(each) > 1 else "i" for line in ordered]
+    first = "i" if parted == ["i"] else f"({'|'.join(parted)})"
     sources = tuple(line.sources[0] for line in ordered)
     return _as_one(ordered, sources, ((whole, f"{first} {lines_[0].targets[0][1]}"),))
 

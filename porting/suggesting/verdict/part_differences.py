@@ -135,7 +135,8 @@ def tokens_beside(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
 
     No weights make up for it: softmax gives each token a share.
     """
-    ours, more = _joined(found.trace.units, dict(subjects.built.module.named_parameters()))
+    leaves = found.models[0].leaves if found.models is not None else {}
+    ours, more = _joined(found.trace.units, leaves)
     theirs, others = _joined(found.reference.units, subjects.twin.tensors)
     mine, other = (_usual_rows(one.units) for one in (found.trace, found.reference))
     if found.exhausted or not mine * other or mine == other or mine - more != other - others:
