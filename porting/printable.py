@@ -136,7 +136,9 @@ def text_of(error: BaseException) -> str:
     """
     try:
         return shortened(str(error), LONGEST_TEXT)
-    except Exception:  # noqa: BLE001  # see above
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  # see above
         return ""
 
 

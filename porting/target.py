@@ -377,7 +377,7 @@ def import_path(path: str, *, trust: bool = False, config: bool = False) -> Call
     except PortingError:
         raise
     except Exception as error:  # importing a file runs it, and it may raise anything
-        message = f"importing {where!r} failed: {type(error).__name__}: {text_of(error)}"
+        message = f"importing {where!r} failed: {type(error).__name__}: {text_of(error)}".removesuffix(": ")
         raise TargetError(Fault(code=Code.BAD_TARGET, message=message)) from error
     for part in name.split("."):
         if not hasattr(found, part):

@@ -357,7 +357,7 @@ def builder(text: str | None, *, trust: bool = False) -> Callable[..., nn.Module
     except PortingError:
         raise
     except Exception as error:  # importing a file runs it, and it may raise anything
-        message = f"importing it failed: {type(error).__name__}: {text_of(error)}"
+        message = f"importing it failed: {type(error).__name__}: {text_of(error)}".removesuffix(": ")
         raise TargetError(
             Fault(code=Code.BAD_TARGET, where=place, message=message, hint=f"at {users_line(error)}")
         ) from error
