@@ -226,7 +226,7 @@ CAUSES = (
     Cause(
         name="image reshaped to tokens without transposing",
         what="[b c h w] is reshaped to [b (h w) c] at once, so a token holds numbers of one channel at many places",
-        looks="behind it every token is another one",
+        looks="every token differs from there on",
         fix="x.flatten(2).transpose(1, 2)",
         alterations=_never_transposed,
     ),

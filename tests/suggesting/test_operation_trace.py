@@ -313,6 +313,26 @@ def test_a_weight_that_a_loop_uses_at_each_step_is_used_once() -> None:
     assert distance(looped.operand, whole.operand) == 0
 
 
+class Shared(nn.Module):
+    """Six layers that share a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.matrix = nn.Parameter(torch.rand(6)), nn.Parameter(torch.rand(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = x + (self.gain * x) @ self.matrix
+        return x
+
+
+def test_a_norm_that_layers_share_is_used_in_each() -> None:
+    x, module = torch.randn(2, 7, 6, dtype=torch.float64), Shared().double()
+    leaves = dict(named_tensors(module))
+    units = TracedModel(module, leaves, frozenset(leaves), lambda one: one(x), [x]).run().units
+    assert [one.weights for one in units].count(("gain",)) == 6
+
+
 @pytest.mark.parametrize("padding", [0, 2])
 def test_a_convolution_of_padded_rows_is_given_the_rows(padding: int) -> None:
     x = torch.randn(2, 3, 9, dtype=torch.float64)

@@ -133,14 +133,14 @@ class MoreTokens(Tokens):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Tokens, "and your module no such token"),
-        (MoreTokens, "and your module puts start and register"),
+        (Tokens, "your module none"),
+        (MoreTokens, "your module start and register"),
     ],
 )
 def test_another_number_of_tokens_is_impossible(vit: Path, kind: type[nn.Module], said: str) -> None:
     found = suggest(vit, kind)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
-    said = f"the checkpoint's model puts embeddings.cls_token beside the tokens of the input, {said}"
+    said = f"tokens added to those of the input: the checkpoint's model adds embeddings.cls_token, {said}"
     assert any(said == reason.said and reason.shown for reason in found.reasons), str(found)
 
 
@@ -163,4 +163,4 @@ def test_another_stride_is_impossible(vit: Path) -> None:
     found = suggest(vit, Overlapping)
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     said = [one.said for one in found.reasons if one.shown]
-    assert any(one.startswith("proj.weight is laid over ") for one in said), str(found)
+    assert any(one.startswith("the convolution with proj.weight gives ") for one in said), str(found)

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.layer_patterns import fill_slices, lines
 from porting.suggesting.search.layouts import CandidateRule, single_rule, single_term
 from porting.suggesting.subjects.traced_model import TracedModel, with_slices
-from porting.suggesting.subjects.twin import draw_parameters
 from porting.target import named_tensors
-from tests.suggesting.oracle import drafted
+from tests.suggesting.oracle import drafted, source
 
 
 def drawn(*shape: int) -> nn.Parameter:
@@ -97,24 +95,15 @@ class Vectors(nn.Module):
         return out
 
 
-def saved(architecture: str, folder: Path, **fields: object) -> Path:
-    kind: Any = getattr(transformers, architecture)
-    torch.manual_seed(0)
-    model = kind(kind.config_class(**fields))
-    draw_parameters(model, 0)
-    model.save_pretrained(folder)
+def gpt(folder: Path) -> Path:
+    source("GPT2LMHeadModel", {"n_embd": 24, "n_layer": 3, "n_head": 3, "vocab_size": 61, "n_positions": 32}, folder)
     return folder
 
 
-def gpt(folder: Path) -> Path:
-    return saved("GPT2LMHeadModel", folder, n_embd=24, n_layer=3, n_head=3, vocab_size=61, n_positions=32)
-
-
 def deit(folder: Path) -> Path:
-    return saved(
-        "DeiTModel", folder, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40,
-        image_size=12, patch_size=4,
-    )  # fmt: skip
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    source("DeiTModel", {**sizes, "image_size": 12, "patch_size": 4}, folder)
+    return folder
 
 
 def test_the_draft_counts_layers_along_an_axis(tmp_path: Path) -> None:

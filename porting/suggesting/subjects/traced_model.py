@@ -163,6 +163,13 @@ def _over_steps(units: list[Unit]) -> list[Unit]:
         if unit.kind is WeightUse.NORM and unit.operand is not None and not unit.biases:
             steps.setdefault((*unit.weights, unit.scope), []).append(unit)
     loops = [some for some in steps.values() if len(some) >= STEPS and len({one.output.shape for one in some}) == 1]
+    places = {id(unit): at for at, unit in enumerate(units)}
+    # Layers that share a norm use it again, too, and have matrices in between.
+    loops = [
+        some
+        for some in loops
+        if all(one.kind is not WeightUse.LINEAR for one in units[places[id(some[0])] : places[id(some[-1])]])
+    ]
     inner = {id(one) for some in loops for one in some[1:]}
     for first, *others in loops:
         operands = [one.operand for one in (first, *others) if one.operand is not None]
@@ -174,7 +181,7 @@ def _over_steps(units: list[Unit]) -> list[Unit]:
 
 
 STEPS = 5
-"""A loop over the tokens of a row has so many steps at least; no model here has as many layers that share a norm."""
+"""A loop over the tokens of a row has so many steps at least."""
 
 
 def _where_used(units: Sequence[Unit]) -> list[Unit]:

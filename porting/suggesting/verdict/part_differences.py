@@ -141,12 +141,8 @@ def tokens_beside(subjects: ModelPair, found: SearchResult) -> Iterator[Reason]:
     mine, other = (_usual_rows(one.units) for one in (found.trace, found.reference))
     if found.exhausted or not mine * other or mine == other or mine - more != other - others:
         return
-    said = f"the checkpoint's model puts {' and '.join(theirs)} beside the tokens of the input, and your module "
-    said += f"puts {' and '.join(ours)}" if ours else "no such token"
-    if not theirs:
-        said = (
-            f"your module puts {' and '.join(ours)} beside the tokens of the input, and the checkpoint's model does not"
-        )
+    added = [" and ".join(some) or "none" for some in (theirs, ours)]
+    said = f"tokens added to those of the input: the checkpoint's model adds {added[0]}, your module {added[1]}"
     yield Reason(kind="tokens", said=said, shown=True, places=(*ours, *theirs))
 
 
@@ -184,8 +180,8 @@ def kernels_elsewhere(subjects: ModelPair, found: SearchResult) -> Iterator[Reas
         places = [one.output.shape[2:] for one in (unit, mate)]
         if same and places[0] != places[1]:
             counts = [" x ".join(map(str, sizes)) for sizes in places]
-            said = f"{unit.weights[0]} is laid over {counts[0]} places, and the checkpoint's {mate.weights[0]} over "
-            said += f"{counts[1]}: compare stride, padding and dilation of the convolution"
+            said = f"the convolution with {unit.weights[0]} gives {counts[0]} positions, and the checkpoint's with "
+            said += f"{mate.weights[0]} gives {counts[1]}: compare stride, padding and dilation"
             yield Reason(kind="convolution", said=said, shown=True, places=(unit.weights[0],))
             return
 
