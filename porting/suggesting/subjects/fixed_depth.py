@@ -26,9 +26,9 @@ MANY_LAYERS = 5
 def cut_depths(config: Mapping[str, object], depth: int) -> dict[str, object]:
     """The fields of a config that say how many layers there are, with this number in the place of each larger one.
 
-    >>> cutdepths_of({"num_hidden_layers": 12, "num_attention_heads": 12, "layer_types": ["full"] * 12}, 2)
+    >>> cut_depths({"num_hidden_layers": 12, "num_attention_heads": 12, "layer_types": ["full"] * 12}, 2)
     {'num_hidden_layers': 2, 'layer_types': ['full', 'full']}
-    >>> cutdepths_of({"depths": [3, 3, 27, 3], "encoder_layers": 4}, 2)
+    >>> cut_depths({"depths": [3, 3, 27, 3], "encoder_layers": 4}, 2)
     {'depths': [3, 3, 2, 3]}
     """
     found: dict[str, object] = {name: depth for name, count in depths_of(config) if count >= MANY_LAYERS}
