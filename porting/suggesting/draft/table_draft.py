@@ -68,9 +68,17 @@ class Sizes:
 def heads_of(config: Mapping[str, object]) -> Heads | None:
     """How attention is cut up; None where the config does not say."""
     count, width = config_number(config, Role.HEADS), config_number(config, Role.HIDDEN)
-    groups = config_number(config, Role.GROUPS) or count
+    groups = 1 if _one_key(config) else config_number(config, Role.GROUPS) or count
     size = config_number(config, Role.HEAD_SIZE) or (width // count if count else 0)
     return Heads(count, groups, size, rotated(config, size)) if count and size and not count % groups else None
+
+
+def _one_key(config: Mapping[str, object]) -> bool:
+    """Whether all heads share a key by a switch, as Falcon's and GPT-BigCode's configs have it.
+
+    In Falcon's newer form a field counts the groups, and the switch, which is on by default, says nothing.
+    """
+    return config.get("multi_query") is True and config.get("new_decoder_architecture") is not True
 
 
 def sizes_of(config: Mapping[str, object]) -> Sizes:
@@ -81,15 +89,20 @@ def sizes_of(config: Mapping[str, object]) -> Sizes:
     if cut is None:
         return Sizes(values=values, texts=texts)
     heads, groups = (next(fields_of(role, config), "") for role in (Role.HEADS, Role.GROUPS))
-    groups = groups if groups and cut.groups != cut.count else heads
+    groups = "1" if _one_key(config) else groups if groups and cut.groups != cut.count else heads
     width = _head_size(config, cut)
     count = next(fields_of(Role.ROTATED, config), f"{width} * {spellings(SHARE)[0]}")
     pairs = f"{count if cut.partly else width} // 2"
     values |= {"h": cut.count, **sizes(cut)}
     texts |= dict.fromkeys("uw", f"{width} - {pairs} * 2") if cut.partly else {}
-    texts |= {"h": heads, "g": groups, "q": "1" if groups == heads else f"{heads} // {groups}", "k": "1", "v": "1"}
+    texts |= {"h": heads, "g": groups, "q": _ratio(heads, groups), "k": "1", "v": "1"}
     texts |= {"y": "2", "r": pairs, "z": pairs}
     return Sizes(values=values, texts=texts)
+
+
+def _ratio(heads: str, groups: str) -> str:
+    """The expression for how many heads share a key."""
+    return "1" if groups == heads else heads if groups == "1" else f"{heads} // {groups}"
 
 
 def _head_size(config: Mapping[str, object], cut: Heads) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
@@ -38,11 +38,48 @@ _NORMED: MutableMapping[Tensor, dict[tuple[bool, int], Tensor]] = WeakTensorKeyD
 """A cache by operand, as long as it is kept: each is compared with those of all layers many times."""
 
 
+def kind_of_norm(unit: Unit) -> str:
+    """What torch calls the norm that a unit is: its statistics are over features, groups of channels or the data."""
+    if unit.kind is WeightUse.NORM and unit.weights and unit.operand is not None:
+        return "LayerNorm" if float(normed(unit).mean(-1).abs().max()) <= SAME else "RMSNorm"
+    return next((kind for part, kind in _NORM_OPERATIONS.items() if part in unit.operation), "")
+
+
+_NORM_OPERATIONS = {"batch_norm": "BatchNorm", "group_norm": "GroupNorm", "instance_norm": "InstanceNorm"}
+
+
 def is_other_norm(unit: Unit, mate: Unit) -> bool:
-    """Whether two norms are given the same, and one of them takes off the mean: LayerNorm for RMSNorm."""
-    if unit.kind is not WeightUse.NORM or unit.centred == mate.centred or unit.operand is None or mate.operand is None:
+    """Whether two norms are given the same and count over something else: a GroupNorm or a LayerNorm for an RMSNorm."""
+    kinds = {kind_of_norm(unit), kind_of_norm(mate)}
+    if "" in kinds or len(kinds) == 1:
         return False
-    return apart(normed(replace(unit, centred=False)), normed(replace(mate, centred=False)), SAME) <= SAME
+    given = [[one for one in (norm.given, norm.operand) if one is not None] for norm in (unit, mate)]
+    return any(apart(ours, theirs, SAME) <= SAME for ours, theirs in product(*given))
+
+
+def laid_as(unit: Unit, mate: Unit) -> Tensor | None:
+    """What a norm gives, in the layout of another's that is given the same: channels are the second axis or the last.
+
+    Returns:
+        The mate's output, of the shape of the unit's; None where they are given something else.
+    """
+    for ours, theirs in product(_operands(unit), _operands(mate)):
+        for turn in ((0, 0), (-1, 1), (1, -1)) if theirs.ndim > 2 else ((0, 0),):
+            if ours.numel() == theirs.numel() and _close(theirs.movedim(*turn).reshape(ours.shape), ours):
+                return mate.output.movedim(*turn).reshape(unit.output.shape)
+    return None
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are equal but for rounding in float64."""
+    return bool(torch.allclose(one, other, rtol=0, atol=SAME * float(other.abs().max())))
+
+
+def _operands(unit: Unit) -> list[Tensor]:
+    """What a norm is given, in the layout of its output; the operand is normed already where that is done by hand."""
+    known = [one for one in (unit.given, unit.operand) if one is not None]
+    known += [one.movedim(1, -1) for one in known if one.ndim > 2]
+    return [one for one in known if one.shape == unit.output.shape]
 
 
 def shared(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -165,13 +202,9 @@ def laid_out(one: Tensor, other: Tensor, basis: FeatureOrder) -> bool:
 
     Equal numbers in any order are not enough: features backwards are another activation.
     """
-
-    def close(left: Tensor, right: Tensor) -> bool:
-        return bool(torch.allclose(left, right, rtol=0, atol=SAME * float(right.abs().max())))
-
     sources = [other, basis.turned(other)] if basis.theirs and other.shape[-1] % 2 == 0 else [other]
     return any(
-        close(value.permute(order).reshape(like.shape), like)
+        _close(value.permute(order).reshape(like.shape), like)
         for source in sources
         for value, like in ((source, one), (one, source))
         for order in permutations(range(value.ndim))

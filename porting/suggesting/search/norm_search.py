@@ -6,14 +6,23 @@ A gain may be one less than the reference's, or take in the deviation that is di
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from torch import Tensor
 
 from porting.notation.name import spelled
 from porting.suggesting.search import activation_matching
-from porting.suggesting.search.activation_matching import alike, apart, explained, order_of, vector
+from porting.suggesting.search.activation_matching import (
+    alike,
+    apart,
+    explained,
+    is_other_norm,
+    kind_of_norm,
+    laid_as,
+    order_of,
+    vector,
+)
 from porting.suggesting.search.constant_factors import FactorSearch
 from porting.suggesting.search.feature_permutation import based
 from porting.suggesting.search.layouts import CandidateRule, RuleTerm, Shapes, single_rule, single_term
@@ -52,8 +61,23 @@ class NormSearch(FactorSearch):
             return
         self._accept(pieces, values, [unit], [mate])
         far, now = self._normed_apart(unit, mate)
-        if far <= SAME or (mate.biases and not unit.biases):
-            return
+        if far > SAME and is_other_norm(unit, mate):
+            self._differs_in_norm(unit, mate, far, now, f"{kind_of_norm(unit)} for {kind_of_norm(mate)}", "other norm")
+        elif far > SAME and (unit.biases or not mate.biases):
+            self._mended_norm(unit, mate, pieces, far, now)
+
+    def _differs_in_norm(
+        self, unit: Unit, mate: Unit, far: float, now: Unit | None, cause: str, what: str = "norm"
+    ) -> None:
+        """Note that a norm gives something else, and look at what stands behind as if it gave what its mate does."""
+        self._note(what, unit, mate, far, cause)
+        if now is not None:
+            self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
+
+    def _mended_norm(
+        self, unit: Unit, mate: Unit, pieces: Sequence[CandidateRule], far: float, now: Unit | None
+    ) -> None:
+        """Let the gain take in what a norm does otherwise, an addend or Bessel's correction; note what is left."""
         offset = mate.weights and not self._without_offset / HABITUAL <= far <= self._without_offset * HABITUAL
         if offset and self._offset(unit, mate, pieces[0], far):
             return
@@ -67,9 +91,35 @@ class NormSearch(FactorSearch):
             far, now = self._normed_apart(unit, mate)
             cause = ": it divides by the unbiased deviation, which the gain takes in, and adds eps elsewhere"
         if far > SAME:
-            self._note("norm", unit, mate, far, cause)
-            if now is not None:
-                self._forced.outputs[unit.last] = alike(mate.output, now.output, self.found.basis, *self._orders)
+            self._differs_in_norm(unit, mate, far, now, cause)
+
+    def _settle_other_norm(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> bool:
+        """Fill a norm from one of another kind that is given the same, as a GroupNorm from a LayerNorm, and note it.
+
+        What stands behind is looked at as if it gave what the reference's does.
+        """
+        ours = [one for one in trace.units if one.number == unit.number]
+        for mate in free if kind_of_norm(unit) else ():
+            output = laid_as(unit, mate) if is_other_norm(unit, mate) else None
+            theirs = [one for one in free if one.number == mate.number]
+            if output is None:
+                continue
+            names = [[name for one in side for name in one.names] for side in (ours, theirs)]
+            pairs = [*zip(*names, strict=False)][:2]  # gain and shift; the statistics of the data stand behind
+            moves = [single_rule(other, one, why="its place") for one, other in pairs]
+            values = self._values(moves)
+            if values is None:
+                moves = [vector(move, self.port.shapes, self.reference.shapes) for move in moves]
+                values = self._values(moves)
+            if values is None:
+                continue
+            self._accept(moves, values, ours, theirs)
+            self._filled |= {*names[0]}
+            self._used |= {*names[1]}
+            self._note("other norm", unit, mate, cause=f"{kind_of_norm(unit)} for {kind_of_norm(mate)}")
+            self._forced.outputs[unit.last] = output
+            return True
+        return False
 
     def _holds_more(self, unit: Unit, mate: Unit) -> bool:
         """Whether the module has one tensor for a norm, with more elements than a gain: the shift may be in it."""

@@ -200,13 +200,18 @@ class WeightSearch(WaySearch):
     def _sure_seconds(self, trace: OperationTrace) -> dict[str, str]:
         """The tensors that need another's values, without those that are behind a place that fits nothing.
 
-        There what each tensor is, is a guess, and that two of them are one would be another.
+        There what each tensor is, is a guess, and that two of them are one would be another; but for tables, which
+        were seen to give the same.
         """
         order = {name: number for number, unit in reversed([*enumerate(trace.units)]) for name in unit.names}
         seconds = self.found.seconds
         doubtful = [one.port for one in self.found.divergences if one.ends and one.port not in seconds]
         first = min((order.get(name, 0) for name in doubtful), default=len(trace.units))  # several may use one tensor
-        return {name: other for name, other in seconds.items() if max(order.get(name, 0), order.get(other, 0)) < first}
+        return {
+            name: other
+            for name, other in seconds.items()
+            if name in self._seen_seconds or max(order.get(name, 0), order.get(other, 0)) < first
+        }
 
     def _positions(self, trace: OperationTrace) -> None:
         """Leave tables of positions alone that both sides compute, and note the order of their columns.
@@ -242,7 +247,7 @@ class WeightSearch(WaySearch):
         free = [one for one in theirs if self._free(one)]
         experts = self._experts(unit)
         if unit.kind in TABLES:
-            if not self._settle_operation(unit, trace, free):
+            if not (self._settle_operation(unit, trace, free) or self._settle_other_norm(unit, trace, free)):
                 self._settle_tables(unit, trace, free)
             return
         if experts.writes.isdisjoint(unit.names) or not self._settle_experts(experts, trace, theirs):
@@ -262,7 +267,7 @@ class WeightSearch(WaySearch):
             trace = self.found.trace = again
             unit = next(one for one in trace.units if one.number == unit.number)
             matches = [one for one in like if self._apart(unit, one, SAME) <= SAME]
-        if not matches and self._settle_number(unit, like):
+        if not matches and (self._settle_number(unit, like) or self._settle_other_norm(unit, trace, free)):
             return
         if not matches:
             matches = self._diverged(unit, trace, like, theirs)

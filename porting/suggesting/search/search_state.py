@@ -164,6 +164,7 @@ class SearchState:
         self._copies = dict(copies or {})
         self._stored = dict(stored or {})
         self._used: set[str] = set()
+        self._seen_seconds: set[str] = set()  # tables that were seen to give what another's values give
         self._forced = ForcedActivations()
         self._angled = ForcedActivations()  # of these, what is not a difference of the module's but its rounding
         self._habits: dict[tuple[str, ...], float] = {}  # ways that were chosen, and how far they left the activation
@@ -573,7 +574,7 @@ class ScoreTableSearch(SearchState):
         open_at = Counter(unit.number for unit in trace.units[first:last] if self._is_open(unit))
         for unit in trace.units[first:last]:
             if unit.kind in TABLES and self._is_open(unit) and open_at[unit.number] == 1:
-                self._fill_alone(unit, [*theirs[start:], *theirs[:start]])
+                _ = self._fill_alone(unit, [*theirs[start:], *theirs[:start]]) or self._fill_as_another(unit, theirs)
 
     def _fill_alone(self, unit: Unit, mates: Sequence[Unit]) -> bool:
         """Fill one table with the reference's that gives the same, or the same plus a mask; whether there is one.
@@ -601,6 +602,34 @@ class ScoreTableSearch(SearchState):
                     ]
                     self._accept(chosen, values, [unit], [mate])
                     return True
+        self._put(before)
+        return False
+
+    def _fill_as_another(self, unit: Unit, mates: Sequence[Unit]) -> bool:
+        """Fill one table as another of the module's, if the reference has one for both; whether it has.
+
+        T5's first layer makes a bias of distances that all layers use; a module may have a table in each.
+        """
+        name = unit.names[0]
+        if len(unit.names) != 1 or name not in self.port.loadable:
+            return False
+        before = {name: self.port.leaves[name].detach().clone()}
+        for mate in mates:
+            if mate.kind not in TABLES or self._free(mate) or unmasked_shape(mate) != unmasked_shape(unit):
+                continue
+            first = next(
+                (move for move in self.found.moves if move.reads == mate.names and len(move.writes) == 1), None
+            )
+            if first is None or not self._share(name, first.writes[0]):
+                continue
+            self.found.trials += 1
+            again = self.port.run(until=unit.last, forced=self._forced)
+            now = next((one for one in again.units if one.number == unit.number), None)
+            if now is not None and differ_by_mask(now.output, mate.output):
+                self._filled.add(name)
+                self.found.seconds[name] = first.writes[0]
+                self._seen_seconds.add(name)
+                return True
         self._put(before)
         return False
 

@@ -13,6 +13,7 @@ from porting.suggesting.search.activation_matching import (
     explained,
     habit,
     has_scores,
+    is_other_norm,
     order_of,
     skips,
 )
@@ -181,6 +182,7 @@ class WaySearch(NormSearch):
                 skipped = [0.0 for one in later if one not in mates and skips(now, one)]
                 alone = len(mates) == 1 and mates[0].kind in TABLES and now.kind is WeightUse.LINEAR
                 skipped += [0.0] if alone and self._is_computed(now) else []
+                skipped += [0.0 for one in later if one not in mates and is_other_norm(now, one)]
                 own = max(own, min([self._least(now, like)[0], *skipped]))
             # What comes behind may differ for another reason, such as a mask or a constant factor.
             now, free = by_number[following.number], [one for one in later if one.kind is following.kind]

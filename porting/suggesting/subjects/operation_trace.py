@@ -157,6 +157,7 @@ class Unit:
         given_at: the number of the operation that made this; -1 where none is known.
         divided: what it gives is then divided by a statistic of what it is given: a gain in front of the division, as
             in gain * (x - mean) / (std + eps).
+        operation: for a weight of another use, the name of torch's operation.
     """
 
     kind: WeightUse
@@ -175,6 +176,7 @@ class Unit:
     given: Tensor | None = None
     given_at: int = -1
     divided: bool = False
+    operation: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -653,7 +655,7 @@ class _OperationRecorder(DispatchMode):
             seen = frozenset((self._add(unit),))
             return seen if unit.kind is WeightUse.NORM else before.near or seen
         else:
-            unit.operand = value.detach().clone()
+            unit.operand, unit.operation = value.detach().clone(), name
         return frozenset((self._add(unit),))
 
     def _add(self, unit: Unit) -> int:

@@ -29,6 +29,7 @@ from porting.suggesting.verdict.part_differences import (
     is_last,
     kernels_elsewhere,
     mapped,
+    other_norms,
     surplus,
     tokens_beside,
     unused_parts,
@@ -181,6 +182,7 @@ def _all(
     parts = [
         *before,
         *tokens_beside(subjects, found),
+        *other_norms(found),
         *different_parts(subjects, found, proof, checkpoint),
         *kernels_elsewhere(subjects, found),
         *surplus(found),
@@ -192,7 +194,8 @@ def _all(
     decided = any(one.kind == "shape" and one.shown for one in parts)  # what comes after it follows from it
     unsure = bool(kinds & {"extra", "shape"}) or any(one.side == "module" and not one.tie for one in unmapped)
     causes = [] if decided else known(proof, guessed=unsure, but=untied)
-    causes = [one for one in causes if not _seen(one, kinds)]
+    norms = {one.cause for one in parts if one.kind == "other norm"}
+    causes = [one for one in causes if not _seen(one, kinds) and one.cause not in norms]
     if any(one.kind == "mask" and not one.shown for one in before):  # an argument that was not given may be the mask
         causes = [replace(one, shown=False) if one.kind == "masks" else one for one in causes]
     yield from causes
@@ -200,6 +203,8 @@ def _all(
     left = unknown(proof)
     if any(one.cause for one in found.divergences):  # a norm whose gain takes in what it does otherwise
         left = [one for one in left if one.difference > CLOSE]
+    if norms and not any(one.ends for one in found.divergences):  # with the reference's norms nothing else differs
+        left = []
     rounded = [*_rounded(found, proof), *_unseen(found, proof)]
     yield from rounded
     yield from () if rounded or decided else puzzles(left)
@@ -513,7 +518,7 @@ def _corrected(found: SearchResult) -> Iterator[Reason]:
     """Differences that a rule almost accounts for."""
     taken: dict[str, list[DifferingPlace]] = {}
     for one in found.divergences:
-        if one.cause:
+        if one.cause and one.what == "norm":
             taken.setdefault(one.cause, []).append(one)
     for cause, some in taken.items():
         size = max(one.size for one in some)

@@ -18,7 +18,7 @@ from porting.suggesting.subjects.model_pair import ModelPair
 from porting.suggesting.subjects.operation_trace import TABLES, Unit, WeightUse
 from porting.suggesting.verdict.architecture import other_axes
 from porting.suggesting.verdict.proof import Proof
-from porting.suggesting.verdict.reasons import unknown
+from porting.suggesting.verdict.reasons import several, unknown
 from porting.suggesting.verdict.suggestion import Reason
 
 
@@ -118,6 +118,22 @@ def different_parts(subjects: ModelPair, found: SearchResult, proof: Proof, chec
         if unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE} and _is_used(unit, found) and not found.exhausted:
             said = f"your module has no {unit.names[0]}{_tables(found) if unit.kind is WeightUse.TABLE else ''}"
             yield Reason(kind="table", said=said, shown=True, places=(unit.names[0],))
+
+
+def other_norms(found: SearchResult) -> Iterator[Reason]:
+    """Norms that are given what the reference's are and count over something else: no weights make up for it.
+
+    But for a mean that is left in: weights in front may be centred.  The catalogue of causes has that.
+    """
+    kinds: dict[str, list[DifferingPlace]] = {}
+    for one in found.divergences:
+        if one.what == "other norm" and one.cause != "RMSNorm for LayerNorm":
+            kinds.setdefault(one.cause, []).append(one)
+    for cause, some in kinds.items():
+        at = several([one.port.rpartition(".")[0] or one.port for one in some])
+        theirs = some[0].reference.rpartition(".")[0] or some[0].reference
+        said = f"{cause}, at {at}: another kind of norm than the checkpoint's, as {theirs}"
+        yield Reason(kind="other norm", said=said, shown=True, cause=cause, places=(some[0].port, some[0].reference))
 
 
 def _is_used(unit: Unit, found: SearchResult) -> bool:
@@ -230,8 +246,9 @@ def _smaller_kernel(ours: Sequence[int], theirs: Sequence[int]) -> bool:
 
 
 def _tables(found: SearchResult) -> str:
+    loadable = found.models[0].loadable if found.models is not None else frozenset()
     plain = [name for unit in found.trace.units if unit.kind is WeightUse.TABLE for name in unit.names]
-    plain = [name for name in plain if name not in {one for move in found.moves for one in move.writes}]
+    plain = [name for name in plain if name not in loadable]
     return (
         f": {plain[0]} is neither a parameter nor a persistent buffer, so nothing can be loaded into it"
         if plain
