@@ -221,22 +221,17 @@ _WHY = {
 
 
 def _show(screen: Screen, found: Suggestion, explain: str | None, *, table: bool) -> None:
-    from porting.suggesting.verdict.suggestion import MOST
-
     style = "bold green" if found.exact else "bold yellow" if found.proven else "bold red"
     if table:
         screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
         screen.line()
     screen.line((found.verdict.upper(), style), f"  {found.proof}" if found.proof else "")
     screen.line(found.meaning)
-    details = found.details()
-    shown = details if explain is not None or len(details) == MOST + 1 else details[:MOST]
+    shown, more = found.brief() if explain is None else (found.details(), 0)
     for line in shown:
         screen.show(Padding(Text(safe(line)), (0, 0, 0, 2), expand=False))  # folded lines keep their left edge
-    if len(shown) < len(details):
-        screen.line(
-            f"  and {len(details) - len(shown)} more: --explain {ALL} shows them, and what speaks for each line"
-        )
+    if more:
+        screen.line(f"  and {more} more: --explain {ALL} shows them, and what speaks for each line")
     if explain is not None:
         screen.line()
         wanted = "" if explain == ALL else explain

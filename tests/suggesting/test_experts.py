@@ -167,7 +167,7 @@ def test_routing_weights_that_do_not_sum_to_one_are_impossible(tmp_path: Path) -
     source("MixtralForCausalLM", MIXTRAL, tmp_path)
     found = suggest(tmp_path, built(Unnormed))
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
-    assert "routing weights not normalised" in str(found)
+    assert "routing weights not normalised" in " ".join(found.details())
 
 
 def test_stacked_experts_are_taken_apart_for_a_list() -> None:

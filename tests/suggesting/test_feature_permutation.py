@@ -86,7 +86,7 @@ def assert_right(tmp_path: Path, reference: Any, found: Suggestion | Drafted) ->
 def test_positions_that_are_rounded_otherwise_are_an_approximation(tmp_path: Path, reference: Any) -> None:
     found = suggest(tmp_path, in_float32)
     assert found.verdict is Verdict.APPROXIMATE, str(found)
-    assert "its positions are the reference's but for their rounding, off by " in str(found)
+    assert "its positions are the reference's but for their rounding, off by " in " ".join(found.details())
     assert found.difference is not None
     assert 1e-10 < found.difference < 1e-5
 

@@ -200,7 +200,7 @@ def test_a_search_that_meets_its_bound_says_how_far_it_came(source: Path) -> Non
 def test_an_argument_whose_name_tells_nothing_is_the_mask_if_it_hides_padding(source: Path) -> None:
     found = suggest(source, Unclear)
     assert found.verdict is Verdict.TRUNK, str(found)
-    assert "Without padding" not in str(found)
+    assert "Without padding" not in " ".join(found.details())
     assert re.search('^"attention_mask.*" = "thing.*"$', found.text, re.MULTILINE)
     told = {"input_ids": "ids", "token_type_ids": "segments", "attention_mask": "thing -> bool"}
     assert suggest(source, Unclear, inputs=told).verdict is Verdict.TRUNK

@@ -1,7 +1,9 @@
-"""An image cut into patches by hand: the convolution's kernel becomes a matrix over them."""
+"""An image cut into patches by hand: the convolution's kernel becomes a matrix over them, or has its axes otherwise."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from einops import rearrange
 from torch import Tensor, nn
 
 from porting.suggesting import Verdict, suggest
+from porting.suggesting.search import matrix_candidates
+from porting.suggesting.search.layouts import CandidateRule, transformed
+from porting.suggesting.subjects.operation_trace import Unit, WeightUse
 from porting.suggesting.subjects.twin import draw_parameters
 from tests.suggesting.oracle import drafted
 
@@ -164,3 +170,49 @@ def test_another_stride_is_impossible(vit: Path) -> None:
     assert found.verdict is Verdict.IMPOSSIBLE, str(found)
     said = [one.said for one in found.reasons if one.shown]
     assert any(one.startswith("the convolution with proj.weight gives ") for one in said), str(found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ours", "layout"),
+    [
+        pytest.param((6, 4, 3, 5), (3, 5, 4, 6), "o e a b -> a b e o", id="height, width, in, out"),
+        pytest.param((6, 4, 7), (7, 4, 6), "o e a -> a e o", id="of a row"),
+        pytest.param((6, 4, 1), (4, 6), "o e 1 -> e o", id="one wide, as a matrix"),
+        pytest.param((6, 4, 3, 5), (60, 6), "o e a b -> (a b e) o", id="over patches with channels last"),
+        pytest.param((6, 4, 1), (3, 2, 4), "(m o) e 1 -> m o e", id="groups as an axis"),
+        pytest.param((6, 4, 5), (3, 4, 2, 5), "(m o) e a -> m e o a", id="groups of wider ones"),
+    ],
+)
+def test_a_kernel_is_found_in_any_order_of_its_axes(shape: tuple[int, ...], ours: tuple[int, ...], layout: str) -> None:
+    groups = {"m": 3} if "m" in layout else {}
+    shifts = (3, 2) if groups else (6,)
+    theirs_shapes, our_shapes = {"c.weight": shape, "c.bias": (6,)}, {"w": ours, "b": shifts}
+    summed = math.prod(shape) // 6
+    parts: dict[str, Any] = {
+        "kind": WeightUse.LINEAR,
+        "number": 0,
+        "output": torch.zeros(1),
+        "scope": "",
+        "summed": summed,
+    }
+    made_of: list[Any] = [(("w",), ("b",)), (("c.weight",), ("c.bias",))]
+    sides = [Unit(weights=one, biases=other, **parts) for one, other in made_of]
+    generator = torch.Generator().manual_seed(0)
+    sources = {name: torch.randn(size, generator=generator) for name, size in theirs_shapes.items()}
+    targets = {name: torch.zeros(size) for name, size in our_shapes.items()}
+    right = rearrange(sources["c.weight"], layout, **groups), sources["c.bias"].view(shifts)
+    ways = matrix_candidates.candidates(sides[:1], sides[1:], our_shapes, theirs_shapes, {"h": 2})
+    made = [found for way in ways if (found := all_transformed(way, sources, targets)) is not None]
+    assert any(torch.equal(one["w"], right[0]) and torch.equal(one["b"], right[1]) for one in made)
+
+
+def all_transformed(
+    way: Sequence[CandidateRule], sources: dict[str, Tensor], targets: dict[str, Tensor]
+) -> dict[str, Tensor] | None:
+    found: dict[str, Tensor] = {}
+    for rule in way:
+        values = transformed(rule, sources, targets, {}, {})
+        if values is None:
+            return None
+        found |= values
+    return found

@@ -182,7 +182,7 @@ def matrix(units: Sequence[Unit], shapes: Shapes) -> Matrix:
     first = units[0]
     shape = shapes[first.weights[0]]
     total = math.prod(shape)
-    summed = first.summed or total // shape[0]
+    summed = first.summed if first.summed and total % first.summed == 0 else total // shape[0]
     return Matrix(
         weights=tuple(one.weights[0] for one in units),
         biases=tuple(one.biases[0] for one in units if one.biases),

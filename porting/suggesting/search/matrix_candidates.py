@@ -175,8 +175,8 @@ def _alone(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Ways:
         yield from _exchanged(ours, theirs)
     if same and not as_is and bias is not None:
         yield single_rule(theirs.weights[0], ours.weights[0]), *bias
-    if len(theirs.shape) == 4 and len(ours.shape) == 2 and ours.summed == theirs.summed and bias is not None:
-        yield from ((move, *bias) for move in _unfolded(ours, theirs))
+    if len(theirs.shape) > 2:
+        yield from _kernels(ours, theirs)
 
 
 def _regrouped(ours: Matrix, theirs: Matrix, heads: Mapping[str, int]) -> Iterator[CandidateRule]:
@@ -200,12 +200,23 @@ def _exchanged(ours: Matrix, theirs: Matrix) -> Ways:
         yield single_rule(theirs.weights[0], ours.weights[0], left, "e (m'|m)" if first else "(m'|m) e"), *moved
 
 
-def _unfolded(ours: Matrix, theirs: Matrix) -> Iterator[CandidateRule]:
-    """A kernel of a convolution as a matrix over patches, whose channels, rows and columns come in some order."""
-    for axes in permutations("abf"):
-        joint = f"({' '.join(axes)})"
-        right = f"{joint} o" if ours.into_first else f"o {joint}"
-        yield single_rule(theirs.weights[0], ours.weights[0], "o a b f", right)
+def _kernels(ours: Matrix, theirs: Matrix) -> Ways:
+    """A kernel of a convolution in other axes: a matrix over patches, [h w i o], or its groups as an axis."""
+    names = "oabfe"[: len(theirs.shape)]
+    for groups in (1, *dict.fromkeys(size for size in ours.shape if 1 < size < theirs.out)):
+        if theirs.out % groups:
+            continue
+        atoms = {name: size for name, size in zip(names, theirs.shape, strict=True) if size > 1}
+        out = "o" if groups == 1 else "(m o)"
+        if groups > 1:
+            atoms = {"m": groups, **atoms, "o": theirs.out // groups}
+        source = " ".join([out, *(name if name in atoms else "1" for name in names[1:])])
+        kept = {"m", "o"} & atoms.keys()
+        for layout in factorings(atoms, ours.shape):
+            inner = _bias_axes(ours, atoms, kept, order(layout, kept))
+            bias = _biases(ours, theirs, out, inner)
+            if bias is not None:
+                yield single_rule(theirs.weights[0], ours.weights[0], source, written(layout)), *bias
 
 
 def _strange(moves: tuple[CandidateRule, ...], ours: Matrix) -> tuple[bool, bool, int]:

@@ -630,9 +630,7 @@ class _OperationRecorder(DispatchMode):
             self._orient(unit, pure[0][0], args)
         elif name == "convolution":
             unit.kind, unit.operand = WeightUse.LINEAR, _without_padding(value.detach()).clone()
-            bias = args[2] if len(args) > 2 else None
-            unit.biases = self._origin(bias).weights if isinstance(bias, Tensor) else ()
-            unit.weights = tuple(one for one in weights if one not in unit.biases)
+            self._note_kernel(unit, args)
         elif name in NORMS:
             unit.kind, unit.operand = WeightUse.NORM, value.detach().clone()
             unit.centred = "rms" not in name
@@ -657,6 +655,12 @@ class _OperationRecorder(DispatchMode):
         else:
             unit.operand, unit.operation = value.detach().clone(), name
         return frozenset((self._add(unit),))
+
+    def _note_kernel(self, unit: Unit, args: tuple[Any, ...]) -> None:
+        """Note a convolution's weights, and how many numbers each output is a sum of; unless it is a transposed one."""
+        unit.biases = self._origin(args[2]).weights if isinstance(args[2], Tensor) else ()
+        unit.weights = tuple(one for one in unit.weights if one not in unit.biases)
+        unit.summed = 0 if args[6] else args[1].numel() // args[1].shape[0]
 
     def _add(self, unit: Unit) -> int:
         unit.last = unit.number

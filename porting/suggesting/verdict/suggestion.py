@@ -181,6 +181,12 @@ class Suggestion:
             *listed(unmapped),
         ]
 
+    def brief(self) -> tuple[list[str], int]:
+        """The first of the details, and how many more there are: a single one more is among the first."""
+        details = self.details()
+        shown = details if len(details) == MOST + 1 else details[:MOST]
+        return shown, len(details) - len(shown)
+
     def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the table to a file, whole or not at all.
 
@@ -209,10 +215,10 @@ class Suggestion:
 
     def __str__(self) -> str:
         lines = [f"{self.verdict.upper()}  {self.proof}".rstrip(), self.meaning]
-        lines += [f"  {reason.said}" for reason in self.reasons[:MOST]]
-        if len(self.reasons) > MOST:
-            lines.append(f"  and {len(self.reasons) - MOST} more reasons")
-        lines += [f"  {line}" for line in self.details()[len(self.reasons) :]]
+        shown, more = self.brief()
+        lines += [f"  {line}" for line in shown]
+        if more:
+            lines.append(f"  and {more} more, in details()")
         return "\n".join(lines)
 
 
