@@ -356,7 +356,7 @@ main()
     [
         (["export", "out"], "porting.atomic", "publish", []),
         (["convert", "out"], "porting.converting.writing", "_write_small", [".out.porting-convert"]),
-        (["attention", "a word", "--html", "out"], "porting.atomic", "write_all", []),
+        (["attention", "a word", "--html", "out.html"], "porting.atomic", "write_all", []),
     ],
 )
 def test_a_command_that_is_told_to_end_removes_what_it_made(
