@@ -172,7 +172,7 @@ def tells_nothing(outputs: Sequence[Tensor]) -> str:
 SAME = 1e-9
 """The relative difference of numbers that differ by their rounding alone, in float64."""
 
-ODD = 1e30
+ODD = 1e15
 """No number of a config is larger, but infinity where there is no limit."""
 
 
