@@ -103,20 +103,25 @@ def check_page(path: Path | None, ending: str) -> None:
 def _require_writable(path: Path) -> None:
     """Make a file beside a path and remove it; without a name, where the file system can.
 
-    Permissions, attributes, quotas and mounts are more than ``os.access`` knows of.
+    Permissions, attributes, quotas and mounts are more than ``os.access`` knows of.  Whatever takes the folder's name
+    meanwhile, nothing is made or removed in another one.
     """
-    nameless = getattr(os, "O_TMPFILE", 0)  # Linux
-    if nameless:
-        try:
-            os.close(os.open(path.parent, nameless | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}:
-                raise
-        else:
-            return
-    name = path.with_name(f".{path.name}{MARK}{secrets.token_hex(4)}")  # the next writer removes it, if this one dies
-    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    os.unlink(name)
+    folder = os.open(os.fspath(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        nameless = getattr(os, "O_TMPFILE", 0)  # Linux
+        if nameless:
+            try:
+                close(os.open(".", nameless | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder))
+            except OSError as error:
+                if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}:
+                    raise
+            else:
+                return
+        name = f".{path.name}{MARK}{secrets.token_hex(4)}"  # the next writer removes it, if this one dies
+        close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.unlink(name, dir_fd=folder)
+    finally:
+        close(folder)
 
 
 def _require_short(path: Path) -> None:
