@@ -45,7 +45,7 @@ UNFINISHED = "files"
 
 
 def check_destination(path: Path, *, overwrite: bool, sources: Iterable[Path] = (), file: bool = False) -> None:
-    """Refuse a destination before anything is written.
+    """Refuse a destination before anything is written; commands call it before they begin to work.
 
     Args:
         sources: what the new files are made from; they are never overwritten, and nothing is written into
@@ -79,6 +79,49 @@ def _check(path: Path, *, overwrite: bool, sources: Iterable[Path], file: bool) 
         raise refused(
             path, "exists already", Message("choose another destination, or pass ", Option("overwrite", True))
         )
+    try:
+        _require_writable(path)
+    except OSError as error:
+        reason, hint = described(error, path.parent)
+        raise refused(path, f"cannot be written: {reason}", hint) from error
+
+
+def check_page(path: Path | None, ending: str) -> None:
+    """Refuse the destination of a page or a picture, which replaces what is there, before the work that it shows.
+
+    Args:
+        path: None for no page.
+        ending: of its name, so that a mistyped path replaces no weights.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() != ending:
+        raise refused(path, f"does not end in {ending}", f"name it {quote(path.stem + ending)}, for one")
+    check_destination(path, overwrite=True, file=True)
+
+
+def _require_writable(path: Path) -> None:
+    """Make a file beside a path and remove it; without a name, where the file system can.
+
+    Permissions, attributes, quotas and mounts are more than ``os.access`` knows of.  Whatever takes the folder's name
+    meanwhile, nothing is made or removed in another one.
+    """
+    folder = os.open(os.fspath(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        nameless = getattr(os, "O_TMPFILE", 0)  # Linux
+        if nameless:
+            try:
+                close(os.open(".", nameless | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder))
+            except OSError as error:
+                if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}:
+                    raise
+            else:
+                return
+        name = f".{path.name}{MARK}{secrets.token_hex(4)}"  # the next writer removes it, if this one dies
+        close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+        os.unlink(name, dir_fd=folder)
+    finally:
+        close(folder)
 
 
 def _require_short(path: Path) -> None:

@@ -22,6 +22,7 @@ from porting.checkpoint.strict_json import encoded
 from porting.checkpoint.strict_yaml import yaml_of
 from porting.checkpoint.write import Content
 from porting.errors import Code, Fault, Message, Option, Wording
+from porting.limits import charge
 from porting.notation.field import held, value_of, with_field
 from porting.opening import Folder, Member
 from porting.printable import dtype_name
@@ -150,6 +151,12 @@ def _renamed(name: str) -> str:
     return name if ending in SAFETENSORS.endings else f"{stem.removeprefix('pytorch_')}{SAFETENSORS.endings[0]}"
 
 
+EACH = 400
+"""Values that a file beside the weights counts as: copying an empty one takes as long as reading so many."""
+
+BLOCK = 512
+"""Bytes of a block that the system counts, whatever the disk's are."""
+
 _NO_FILE = {Code.FILE_NOT_REGULAR, Code.FILE_MISSING}
 """Faults of entries that are not copied: folders, FIFOs, dangling links."""
 
@@ -165,20 +172,29 @@ def companions(checkpoint: Checkpoint) -> tuple[dict[str, Content], tuple[str, .
     copied: dict[str, Content] = {}
     left: list[str] = []
     faults: list[Fault] = []
-    for name in sorted(folder.names()):
-        if name in own or name.startswith(".") or (is_single_file(checkpoint) and name not in COMPANIONS):
-            continue
+    seen: set[tuple[int, int]] = set()
+    repeated = 0
+    names = [name for name in folder.names() if name not in own and not name.startswith(".")]
+    if is_single_file(checkpoint):
+        names = [name for name in names if name in COMPANIONS]
+    charge("objects", EACH * len(names), where=str(folder.path))
+    for name in sorted(names):
         try:
-            size = LocalFile(folder.open(name)).size
+            file = LocalFile(opened := folder.open(name))
+            size = file.size
         except CheckpointError as error:
             faults += [fault for fault in error.faults if fault.code not in _NO_FILE]
             size = LARGEST + 1
         if size <= LARGEST and not name.endswith(WEIGHTS):
             copied[name] = Member(folder, name)
+            inode = opened.status.st_dev, opened.status.st_ino
+            repeated += size - (0 if inode in seen else min(size, BLOCK * opened.status.st_blocks))
+            seen.add(inode)
         elif not (checkpoint.index_file is not None and name == checkpoint.index_file.name):
             left.append(name)
     if faults:
         raise CheckpointError(faults)
+    charge("made", repeated, where=str(folder.path))  # bytes of further names and of holes, which take none there
     return copied, tuple(left)
 
 

@@ -9,9 +9,19 @@ import hashlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    SupportsFloat,
+    SupportsIndex,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
 
@@ -86,19 +96,51 @@ def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
 def _verified(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report | str:
     """The report, or the reason why there is none (a failure raised in a handler would show both errors)."""
     from porting.errors import PortingError  # noqa: PLC0415  # torch and transformers, from here on
-    from porting.printable import safe  # noqa: PLC0415
+    from porting.frames import users_line  # noqa: PLC0415
+    from porting.printable import safe, told  # noqa: PLC0415
     from porting.verification import verify  # noqa: PLC0415
 
     try:
         given = inspect.signature(verify).bind(*args, **kwargs)
+        hints = get_type_hints(verify)
     except TypeError as error:
         return f"the port is not verified: {error}; it is called as porting.verify is"
+    wrong = [
+        f"{name} is of type {type(value).__name__}, expected {_spelled(hints[name])}"
+        for name, value in given.arguments.items()
+        if not _fits(value, hints[name])
+    ]
+    if wrong:
+        return f"the port is not verified: {'; '.join(wrong)}"
     try:
         if "source" in given.arguments:
             given.arguments["source"] = _source(item, given.arguments["source"], given.arguments.get("revision"))
         return verify(*given.args, **given.kwargs)
     except PortingError as error:
         return "\n".join(["the port cannot be verified:", *(f"  {safe(str(fault))}" for fault in error.faults)])
+    except (Exception, KeyboardInterrupt, pytest.skip.Exception, pytest.fail.Exception, pytest.exit.Exception):
+        raise
+    except BaseException as error:  # noqa: BLE001  # what builds the module may end the program, as a script does
+        return f"the port cannot be verified:\n  {safe(told(error))} (at {users_line(error)})"
+
+
+def _fits(value: object, hint: Any) -> bool:  # Any: types have no type
+    """Whether an argument is of the type that a signature names, elements of sequences included."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in {Union, UnionType}:
+        return any(_fits(value, one) for one in inner)
+    if origin is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(one, inner[0]) for one in value)
+    if hint in {int, float}:
+        return isinstance(value, SupportsIndex if hint is int else SupportsFloat)
+    return isinstance(value, origin or hint)
+
+
+def _spelled(hint: Any) -> str:  # Any: as above
+    """A type as an annotation spells it, without the modules that its names come from."""
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\b([a-z]\w*\.)+", "", str(hint))
 
 
 def _source(item: pytest.Item, source: object, revision: str | None) -> object:

@@ -154,3 +154,32 @@ def test_inodes_are_named_only_where_there_is_room_and_few_are_left(
         reason, hint = described(full, tmp_path, needed)
         assert "inode" not in reason + hint
         assert hint == "free some space, or choose another destination"
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(
+    nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By making a file: what ``os.access`` says of attributes, mounts and network disks is often wrong."""
+    if not nameless:
+        monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
+    path, before = tmp_path / "page.html", tmp_path.stat().st_ino
+    check_destination(path, overwrite=False, file=True)
+    assert list(tmp_path.iterdir()) == []
+    whole = os.open
+
+    def read_only(name: str | Path, flags: int, *rest: int, **more: int) -> int:
+        if flags & os.O_WRONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return whole(name, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(CheckpointError, match=r"page\.html: the destination cannot be written: Read-only file system"):
+        check_destination(path, overwrite=False, file=True)
+    assert (list(tmp_path.iterdir()), tmp_path.stat().st_ino) == ([], before)
+
+
+@pytest.mark.skipif(not Path("/sys").is_dir(), reason="a folder in which nobody can make a file")
+def test_a_folder_in_which_even_root_can_make_no_file_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="the destination cannot be written: "):
+        check_destination(Path("/sys/page.html"), overwrite=True, file=True)

@@ -7,9 +7,13 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
+import numpy as np
 import pytest
+import torch
 
+from porting.pytest_plugin import _fits
 from porting.verification import verify
 from tests.cli.modules import OWN_MODEL, write_own
 from tests.guards.tree import ROOT
@@ -163,6 +167,76 @@ def test_what_cannot_be_verified_is_said_in_one_message(suite: pytest.Pytester) 
     assert "the port cannot be verified:\n  neither a checkpoint nor a reference was given" in text
     done.stdout.no_fnmatch_line("*During handling*")
     done.stdout.no_fnmatch_line("*Traceback*")
+    done.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+WRONG = [
+    "3", "['c']", "'c', 3", "'c', build, b'own.toml'", "'c', build, dtypes='float32'", "'c', build, dtypes=['float32']",
+    "'c', build, seed=1.5", "'c', build, seed=None", "'c', build, steps='3'", "'c', build, architecture=['BertModel']",
+    "'c', build, reference=b'x'", "'c', build, inputs=[1]", "'c', build, autocast='bfloat16'", "'c', build, progress=3",
+    "'c', build, revision=3", "'c', build, causes='no'", "'c', build, trials=()", "'c', build, loaded='yes'",
+]  # fmt: skip
+"""Arguments of the marker, one of which is of another type than porting.verify takes."""
+
+
+def test_an_argument_of_a_wrong_type_is_named(suite: pytest.Pytester) -> None:
+    markers = "\n".join(
+        f"@pytest.mark.porting({given})\ndef test_{number}(): pass\n" for number, given in enumerate(WRONG)
+    )
+    suite.makepyfile(test_port=f"import pytest\nfrom own_model import build\n\n{markers}")
+    done = suite.runpytest_inprocess(*PLUGIN)
+    done.assert_outcomes(failed=len(WRONG))
+    text = done.stdout.str()
+    assert text.count("the port is not verified: ") >= len(WRONG)
+    assert "source is of type int, expected str | PathLike[str] | Checkpoint | None" in text
+    assert "dtypes is of type list, expected Sequence[dtype]" in text
+    assert "seed is of type float, expected int" in text
+    assert "Error" not in text
+    done.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+def test_an_argument_of_a_like_type_is_taken() -> None:
+    hints = get_type_hints(verify)
+    taken = {
+        "source": Path("c"), "into": dict, "dtypes": (torch.float32,), "seed": np.int64(3), "longest": True,
+        "causes": 3, "inputs": [{"ids": 1}], "autocast": torch.bfloat16, "progress": print, "revision": None,
+    }  # fmt: skip
+    assert [name for name, value in taken.items() if not _fits(value, hints[name])] == []
+
+
+def test_a_builder_or_a_forward_that_ends_the_program_fails_the_test_alone(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_port="""
+        import own_model
+        import pytest
+
+        class Stop(BaseException):
+            pass
+
+        ENDS = [SystemExit(0), Stop("x"), GeneratorExit()]
+
+        @pytest.mark.parametrize("place", ["build", "forward"])
+        @pytest.mark.parametrize("error", ENDS, ids=["exit", "stop", "generator"])
+        def test_ends(porting_verify, place, error):
+            def fail(*args, **kwargs):
+                raise error
+
+            def build(config):
+                model = own_model.build(config)
+                model.forward = fail
+                return model
+
+            porting_verify("c", fail if place == "build" else build, "own.toml")
+
+        def test_skips(porting_verify):
+            porting_verify("c", lambda config: pytest.skip("no weights here"), "own.toml")
+        """
+    )
+    done = suite.runpytest_inprocess(*PLUGIN)
+    done.assert_outcomes(failed=6, skipped=1)
+    text = done.stdout.str()
+    for said in ("SystemExit: 0", "Stop: x", "GeneratorExit"):
+        assert text.count(f"the port cannot be verified:\n  {said} (at ") == 2
     done.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 

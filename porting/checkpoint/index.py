@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from porting.checkpoint.errors import CheckpointError, FaultList, checkpoint_error, quote
@@ -84,6 +85,9 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
             "its shards do not all end in .safetensors or all in .bin: " + ", ".join(map(quote, shards)),
             hint=WRITE_AGAIN,
         )
+    for one, other in _alike(shards):
+        message = f"the shards {quote(one)} and {quote(other)} are one file where case or Unicode's forms do not count"
+        faults.add(Code.INDEX_SHARD, message, hint=WRITE_AGAIN)
     faults.raise_if_any()
     checked = {tensor: str(shard) for tensor, shard in weight_map.items()}
     return ShardIndex(
@@ -94,6 +98,15 @@ def parse_index(raw: bytes, *, name: str, where: str) -> ShardIndex:
         total_size=_total_size(content),
         raw=raw,
     )
+
+
+def _alike(shards: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of names that a file system may take for one: a conversion there would write one shard over another."""
+    seen: dict[str, str] = {}
+    for shard in shards:
+        first = seen.setdefault(unicodedata.normalize("NFC", shard).casefold(), shard)
+        if first != shard:
+            yield first, shard
 
 
 def shard_fault(shard: str) -> str:

@@ -91,8 +91,7 @@ def write_directory(
         confirm: called when all of it is written and before it appears; what it raises takes all of it back.
     """
     destination = Path(path)
-    check_destination(destination, overwrite=overwrite, sources=[Path(source) for source in sources])
-    check_replaceable(destination)
+    check_directory(destination, overwrite=overwrite, sources=[Path(source) for source in sources])
     plans = {name: _plan_content(name, content, destination) for name, content in files.items()}
     needed = sum(plan.size for plan in plans.values())
     with new_directory(destination, needed=needed, overwrite=overwrite) as temporary:
@@ -309,8 +308,13 @@ def _header_of(content: TensorFile, header: bytes, where: str) -> Header:
     return Header(text=header, offsets=offsets, data=size - begin)
 
 
-def check_replaceable(destination: Path) -> None:
-    """Require that a directory to be replaced holds a checkpoint and nothing else."""
+def check_directory(destination: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+    """Refuse the destination of a directory before anything is written; one to be replaced holds a checkpoint alone.
+
+    Args:
+        sources: what it is made from.
+    """
+    check_destination(destination, overwrite=overwrite, sources=sources)
     if not os.path.lexists(destination):
         return
     if not destination.is_dir():

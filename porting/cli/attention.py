@@ -67,9 +67,10 @@ def attention(
       porting attention "He sat on the river bank." --source google-bert/bert-base-uncased --png grid.png
     """
     with Screen("attention", as_json=model.as_json) as screen:
-        from porting.atomic import write_file
+        from porting.atomic import check_page, write_file
         from porting.seeing import attention as see
 
+        check_page(png, ".png")
         seen = see(text.split() if pieces else text, model.open(), pair=pair)
         number = token and token not in seen.tokens and token.isascii() and token.removeprefix("-").isdecimal()
         place = seen.place(int(token) if token and number else token)

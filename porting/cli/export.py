@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,13 +41,19 @@ def export(
     with Screen("export", as_json=as_json) as screen:
         from porting.checkpoint import open_checkpoint
         from porting.checkpoint.registry import writer_of
+        from porting.checkpoint.write import check_directory
+        from porting.export_files import check_directory_name, protected
         from porting.exporting import export as save
         from porting.loading import load as fill
 
         origin, path = options.source_and_destination(source, destination)
         container, part = writer_of(to)
+        check_directory_name(path)
+        given = [Path(origin)] if os.path.exists(origin) else []
+        check_directory(path, overwrite=overwrite, sources=given)  # before the work, and not after it
         make = model.builder()
         checkpoint = open_checkpoint(origin)
+        check_directory(path, overwrite=overwrite, sources=protected(checkpoint))
         with screen.working("exporting") as tell:
             tell("loading", 0, 0)
             module = fill(

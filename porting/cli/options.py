@@ -242,9 +242,11 @@ class TextOptions(ModelOptions):
     as_json: Json = False
 
     def open(self, *tasks: Task) -> TextModel:
-        """The model with its tokenizer."""
+        """The model with its tokenizer; before that, the destination of the page is checked."""
+        from porting.atomic import check_page
         from porting.text import open_text_model
 
+        check_page(self.html, ".html")
         return open_text_model(
             self.source,
             *tasks,

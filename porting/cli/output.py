@@ -261,10 +261,12 @@ class Screen(AbstractContextManager["Screen"]):
             case KeyboardInterrupt():
                 self.err.print("interrupted", style="red")
                 raise typer.Exit(INTERRUPTED) from error
-            case BrokenPipeError():
+            case BrokenPipeError() if not FINDER.raised(error):
                 raise typer.Exit(BROKEN_PIPE) from error
             case BaseException() if short := shortage(error):
                 self._refuse([short])
+            case Exception() if FINDER.raised(error):  # whatever failed there is no file of this command
+                self._refuse([f"the imported module raised {told(error)} (at {users_line(error)})"])
             case OSError():
                 self._refuse([_failure(error)])
             case SystemExit():

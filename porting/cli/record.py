@@ -72,6 +72,7 @@ def record(
       porting record --reference my_model.py:build --inputs-only --weights --out question.safetensors
     """
     with Screen("record", as_json=as_json) as screen:
+        from porting.atomic import check_destination
         from porting.verification import VerifyError
         from porting.verification import record as keep
 
@@ -83,6 +84,7 @@ def record(
             message = f"there are two references, {source} and {reference}"
             hint = "record one of them; a module or a function holds its weights itself"
             raise VerifyError(Fault(code=Code.OPTION_REFUSED, message=message, hint=hint))
+        check_destination(out, overwrite=overwrite, file=True)
         make, batches = options.builder(reference), options.batch_of(inputs)
         made = keep(
             options.checkpoint_source(source) if make is None else make,

@@ -12,7 +12,7 @@ from rich.text import Text
 from porting.cli import options
 from porting.cli.output import DIFFERENT, Screen, free
 from porting.cli.progress import Prompt
-from porting.errors import Code, Fault, PortingError
+from porting.errors import CheckpointError, Code, Fault, PortingError
 from porting.printable import safe, safe_lines
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def _agreed(
     screen: Screen, found: Suggestion, output: Path | None, dialogue: Prompt, name: str, *, overwrite: bool
 ) -> Path | None:
     """The path to write the table to; None for nowhere, after it was shown."""
+    from porting.atomic import check_destination
     from porting.suggesting import Question
 
     if not found.exact:
@@ -197,6 +198,15 @@ def _agreed(
                 screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
                 return None
             output = Path(answer)
+        try:
+            check_destination(output, overwrite=True, file=True)
+        except CheckpointError as error:  # what was found in minutes is not lost for it
+            screen.note(str(error))
+            if dialogue.silent:
+                screen.show(Text(safe_lines(found.text.rstrip("\n"))), soft_wrap=True)
+                return None
+            output = None
+            continue
         if overwrite or not output.exists():
             return output
         over = Question(

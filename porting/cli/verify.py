@@ -92,15 +92,14 @@ def verify(
       porting verify google-bert/bert-base-uncased --json > report.json
     """
     with Screen("verify", as_json=as_json) as screen:
-        from porting.atomic import check_destination
+        from porting.atomic import check_page
         from porting.checkpoint import open_checkpoint
         from porting.errors import command_text
         from porting.reporting.terminal import render
         from porting.tables import find_table
         from porting.verification import verify as prove
 
-        if html is not None:  # said before the work, and not after it
-            check_destination(html, overwrite=True, file=True)
+        check_page(html, ".html")  # before the work, and not after it
         make = model.builder()
         against = options.reference_of(reference, trust=model.trust)
         recorded = isinstance(against, Path)

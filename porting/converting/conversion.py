@@ -11,7 +11,7 @@ import torch
 
 from porting.atomic import check_destination, explained, publish, sweep
 from porting.checkpoint import Checkpoint, open_checkpoint
-from porting.checkpoint.write import check_replaceable
+from porting.checkpoint.write import check_directory
 from porting.converting.casts import Losses
 from porting.converting.draft import ConvertOptions, Draft, draft_back, draft_into_port
 from porting.converting.making import LEAST, required
@@ -207,14 +207,15 @@ def prepare(
             Message(Option("like"), " is for the way back"),
             Message("pass ", Option("reverse", True), ", or leave it out"),
         )
-    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
-    sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
     if os.path.lexists(path) and not options.overwrite:
         # A process may have died between the directory's appearing and its own tidying up.
         sweep(Folder(path.parent), path.name)
-    check_destination(path, overwrite=options.overwrite, sources=sources)
-    check_replaceable(path)
+    given = [Path(one) for one in (source, like) if isinstance(one, str | os.PathLike) and os.path.exists(one)]
+    check_directory(path, overwrite=options.overwrite, sources=given)  # before anything is fetched
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    followed = like if isinstance(like, Checkpoint) or like is None else open_checkpoint(like)
+    sources = [place for opened in (checkpoint, followed) if opened is not None for place in protected(opened)]
+    check_directory(path, overwrite=options.overwrite, sources=sources)
     if reverse:
         return draft_back(checkpoint, table, followed, options, where=str(path))
     return draft_into_port(checkpoint, table, options, where=str(path))

@@ -19,7 +19,7 @@ from porting.build import one_line
 from porting.causes.diverging import Divergence
 from porting.causes.finding import Finding
 from porting.checkpoint import Checkpoint
-from porting.errors import Code, Fault, VerifyError
+from porting.errors import Code, Fault, PortingError, VerifyError
 from porting.loading import Into, weights
 from porting.notation.table import Table
 from porting.plan.config import sizes
@@ -204,8 +204,9 @@ def _searched_safely(
     try:
         return (*search(), ())
     except Exception as error:  # noqa: BLE001  # a fault of this library is no reason to say nothing of the port
-        said = f"{type(error).__name__}: {one_line(error)}"
-        return (), None, (f"the search for the cause failed, by a fault of this library ({said}); the verdict stands",)
+        said = one_line(error) if isinstance(error, PortingError) else f"{type(error).__name__}: {one_line(error)}"
+        blamed = "" if isinstance(error, PortingError) else ", by a fault of this library"
+        return (), None, (f"the search for the cause failed{blamed} ({said}); the verdict stands",)
 
 
 def _verify(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from porting.cli.app import build_app
 from porting.cli.options import builder, flags
 from porting.target import TargetError, import_path
 from tests.cli.conftest import Run
@@ -128,3 +132,58 @@ def test_the_config_class_of_a_table_is_imported_when_it_is_trusted(run: Run, ch
     assert "(pass --trust if you know the table, or let what builds the module make its config)" in result.stderr
     result = run(*words, "--trust")
     assert result.exit_code == 0, result.stderr
+
+
+WRITING = {"html", "png", "output", "out", "destination"}
+"""The parameters of commands that name what is written."""
+
+WRITERS = {
+    "suggest": ["suggest", "no-such", "--into", "m.py:build", "--output", "{}/t.toml"],
+    "verify": ["verify", "no-such", "--html", "{}/p.html"],
+    "export": ["export", "no-such", "{}/d"],
+    "attention": ["attention", "a", "--source", "no-such", "--html", "{}/p.html"],
+    "attention ": ["attention", "a", "--source", "no-such", "--png", "{}/p.png"],
+    "fill-mask": ["fill-mask", "a", "--source", "no-such", "--html", "{}/p.html"],
+    "next-sentence": ["next-sentence", "a", "b", "--source", "no-such", "--html", "{}/p.html"],
+    "generate": ["generate", "a", "--source", "no-such", "--html", "{}/p.html"],
+    "classify": ["classify", "a", "--source", "no-such", "--html", "{}/p.html"],
+    "translate": ["translate", "a", "--source", "no-such", "--html", "{}/p.html"],
+    "convert": ["convert", "no-such", "{}/d"],
+    "record": ["record", "no-such", "--out", "{}/r.safetensors"],
+}
+"""All commands that write where they are told to and work for long before."""
+
+
+def test_each_command_that_writes_is_known() -> None:
+    commands = getattr(get_command(build_app()), "commands", {})
+    writing = {name for name, one in commands.items() if WRITING & {parameter.name for parameter in one.params}}
+    assert writing - {"report-bug"} == {name.strip() for name in WRITERS}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize("folder", ["missing", "unwritable"])
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    command: str, folder: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is opened: there is no such checkpoint."""
+    write("m.py")
+    if folder == "unwritable":
+        Path(folder).mkdir()
+
+        def refuse(path: Path) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr("porting.atomic._require_writable", refuse)
+    result = run(*(word.format(folder) for word in WRITERS[command]))
+    assert result.exit_code == 2
+    reason = {"missing": "lies in a directory that does not exist", "unwritable": "cannot be written: Permission "}
+    assert f"the destination {reason[folder]}" in result.stderr
+    assert "no-such" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["verify", "--html"], ["attention", "a", "--png"], ["fill-mask", "a", "--html"]])
+def test_a_page_takes_the_place_of_no_weights(words: list[str], run: Run, checkpoint: Path) -> None:
+    before = (checkpoint / "model.safetensors").read_bytes()
+    result = run(*words, checkpoint / "model.safetensors")
+    assert (result.exit_code, "does not end in " in result.stderr) == (2, True)
+    assert (checkpoint / "model.safetensors").read_bytes() == before

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
@@ -35,6 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.safetensors").write_bytes((folder / "c" / "model.safetensors").read_bytes()[:5000])
     (folder / "empty").mkdir()
     (folder / "ends.py").write_text("import sys\nprint('hello')\nsys.exit(0)\n")
+    (folder / "pipe.py").write_text("def build():\n    raise BrokenPipeError(32, 'Broken pipe')\n")
+    np.savez(folder / "in.npz", ids=np.ones((2, 3), np.int64))
     (folder / "bad.toml").write_text('[mapping]\nnmae = "x"\n[tensors]\n"a.{i}" = "b"\n')
     os.mkfifo(folder / "pipe.safetensors")
     return folder
@@ -50,6 +53,10 @@ def porting(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> sub
 
 BAD = [
     ("load c --into ends.py:build", "the imported module ended the program (sys.exit(0) at "),
+    (
+        "record --reference pipe.py:build --inputs in.npz --out r.safetensors",
+        "the imported module raised BrokenPipeError",
+    ),
     ("check pointer.safetensors", "Git-LFS"),
     ("check c --table bad.toml", "did you mean 'name'?"),
     ("check nowhere/at/all", "no such file or directory"),
@@ -85,7 +92,7 @@ def test_bad_input_is_lines_on_standard_error_and_exit_code_2(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("words", "message"), BAD[:3])
+@pytest.mark.parametrize(("words", "message"), BAD[:4])
 def test_a_process_of_its_own_says_the_same(folder: Path, words: str, message: str) -> None:
     result = porting(*words.split(), cwd=folder)
     assert_refused(words, message, result.returncode, result.stdout, result.stderr)
@@ -356,7 +363,7 @@ main()
     [
         (["export", "out"], "porting.atomic", "publish", []),
         (["convert", "out"], "porting.converting.writing", "_write_small", [".out.porting-convert"]),
-        (["attention", "a word", "--html", "out"], "porting.atomic", "write_all", []),
+        (["attention", "a word", "--html", "out.html"], "porting.atomic", "write_all", []),
     ],
 )
 def test_a_command_that_is_told_to_end_removes_what_it_made(

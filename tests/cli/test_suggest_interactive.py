@@ -16,7 +16,7 @@ import pytest
 
 from porting.cli.output import Screen
 from porting.cli.progress import Prompt
-from porting.suggesting import Question
+from porting.suggesting import Question, Suggestion
 from tests.cli.conftest import Run
 from tests.cli.modules import write_own
 from tests.guards.tree import ROOT
@@ -169,3 +169,15 @@ def test_on_a_terminal_the_bar_rests_while_somebody_is_asked(checkpoint: Path) -
     assert "of 0:20:00 at most" in shown  # as the time that went by is written
     assert Path("typed.toml").exists()
     assert shown.rstrip().endswith("porting verify c --table typed.toml --into own_model.py:build")
+
+
+def test_a_file_that_cannot_be_written_is_asked_for_again(run: Run, checkpoint: Path, suggested: Suggestion) -> None:
+    """What was found in minutes is not lost."""
+    write_own(Path())
+    answers = "yes\nnowhere/mine.toml\nmine.toml\n"
+    result = run("suggest", checkpoint, *INTO, "--interactive", typed=answers)
+    assert "nowhere/mine.toml: the destination lies in a directory that does not exist" in result.stderr
+    assert Path("mine.toml").read_text() == suggested.text
+    Path("own_model.toml").mkdir()
+    result = run("suggest", checkpoint, *INTO, "--interactive", "--yes")
+    assert suggested.text.strip() in result.stdout, result.stderr

@@ -69,6 +69,15 @@ def endless(folder: Path) -> None:
     os.truncate(folder / INDEX, 1 << 40)
 
 
+TWICE = b'{"weight_map":{"a":"s0.safetensors"},"weight\\u005fmap":{"a":"both.safetensors"}}'
+
+
+def alike(one: str, other: str = "s0.safetensors") -> bytes:
+    """An index that names two shards."""
+    names = [name.removesuffix(".safetensors") + ".safetensors" for name in (one, other)]
+    return index(dict(zip("ab", names, strict=True)))
+
+
 def loop(folder: Path) -> None:
     (folder / INDEX).write_bytes(index({"a": INDEX}))
 
@@ -216,6 +225,12 @@ INDEXES = [
         "at most 268435456 can be meant",
         endless,
     ),
+    folder_row("index", "a directory in its place", "found a directory", lambda f: os.mkdir(f / INDEX)),
+    folder_row("index", "a link to outside", "outside the checkpoint", lambda f: os.symlink("/etc/passwd", f / INDEX)),
+    folder_row("index", "a byte-order mark", "starts with a byte-order mark", shards(b"\xef\xbb\xbf{}")),
+    folder_row("index", "the map twice", "the key 'weight_map' stands twice", shards(TWICE)),
+    folder_row("index", "shards that differ by case", "are one file where case", shards(alike("S0.safetensors"))),
+    folder_row("index", "shards that differ by an accent", "Unicode's forms", shards(alike("e\u0301", "\xe9"))),
     folder_row("index", "beside a single file", "two sets of weights", both_kinds),
     folder_row("index", "a wrong total and a stray shard", "total_size is 99", good, code=0),
 ]

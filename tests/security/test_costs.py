@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import struct
 import sys
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+import porting
 import porting.converting.integrity
 from porting.build import bounds
 from porting.checkpoint import CheckpointError, open_checkpoint
@@ -35,8 +38,11 @@ from porting.limits import LimitError, Limits, spending
 from porting.opening import Folder
 from porting.printable import quote
 from porting.recordings import RecordingError, load_recording, save_recording
+from porting.suggesting.subjects.model_preparation import odd_numbers, tells_nothing
+from porting.tables import find_table
 from porting.tokenizer import TokenizerError, read_tokenizer
 from porting.verification.recorded_trace import read_inputs, read_recording
+from tests.small_checkpoint import write_checkpoint
 
 DEEP = 400
 
@@ -443,3 +449,90 @@ def test_a_recording_says_in_a_few_bytes_what_takes_gigabytes(tmp_path: Path) ->
     path.write_bytes(struct.pack("<Q", len(raw) - 8) + raw[8:])
     with pytest.raises(LimitError, match="values in descriptions"):
         load_recording(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (math.nan, r"computes NaN with these sizes \(layer_norm_eps is nan\)"),
+        (-math.inf, r"computes NaN with these sizes \(layer_norm_eps is -inf\)"),
+        (-1.0, "computes NaN with these sizes"),
+        (math.inf, r"computes the same of all inputs with these sizes \(layer_norm_eps is inf\)"),
+        (1e308, r"computes the same of all inputs with these sizes \(layer_norm_eps is 1e\+308\)"),
+    ],
+)
+def test_no_way_to_call_a_module_is_tried_where_the_reference_tells_nothing(
+    value: float, said: str, tmp_path: Path
+) -> None:
+    """Each way was tried with each other, for three times as long as an honest config takes."""
+    calls: list[int] = []
+
+    class Counting(nn.Module):
+        def __init__(self, config: dict[str, int]) -> None:
+            super().__init__()
+            self.words = nn.Embedding(config["vocab_size"], config["hidden_size"])
+            self.norm = nn.LayerNorm(config["hidden_size"])
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return self.norm(self.words(ids))  # type: ignore[no-any-return]  # a module returns anything
+
+    write_checkpoint(tmp_path / "m", change={"layer_norm_eps": value})
+    with pytest.raises(VerifyError, match=said):
+        porting.suggest(tmp_path / "m", Counting)
+    assert calls == []
+
+
+def test_what_tells_nothing_is_nan_or_the_same_of_all_rows() -> None:
+    rows = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    none = rows.clone()
+    none[1, 2] = math.nan
+    masked = torch.cat([rows, torch.full((3, 2), torch.finfo(rows.dtype).min, dtype=rows.dtype)], dim=1)
+    assert tells_nothing([none]) == "computes NaN"
+    assert tells_nothing([rows[:1].expand(3, 5) * (1 + 1e-15)]) == "computes the same of all inputs"
+    assert not any(map(tells_nothing, ([], [rows], [rows, none], [masked], [rows[:1]], [rows[:, :0], rows])))
+    nested = {"text_config": {"rope_theta": 1e31, "eps": 1e-12}, "other": [math.nan], "depth": 10**40}
+    assert list(odd_numbers(nested)) == [("text_config.rope_theta", 1e31)]
+
+
+@pytest.mark.parametrize("how", ["convert", "export"])
+def test_files_beside_the_weights_are_charged(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is copied and flushed to the disk: 30,000 empty ones took nine seconds of a processor."""
+    folder = write_checkpoint(tmp_path / "m")
+    for number in range(200):
+        (folder / f"{number}.txt").touch()
+    checkpoint = open_checkpoint(folder)
+    module, table = porting.load(checkpoint), find_table(None, checkpoint.config)
+    work = {
+        "convert": lambda: porting.convert(checkpoint, tmp_path / "out", table),
+        "export": lambda: porting.export(module, table, tmp_path / "out"),
+    }[how]
+    limited(monkeypatch, "objects", 75_000)
+    refused(work, "objects")
+    assert not (tmp_path / "out").exists()
+    limited(monkeypatch, "objects", 130_000)
+    work()
+    assert (tmp_path / "out" / "199.txt").exists()
+
+
+@pytest.mark.parametrize("kind", ["hard links", "holes"])
+def test_what_files_beside_the_weights_repeat_is_charged(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 names of one file of 15 MB were written as 4.5 GB."""
+    folder = write_checkpoint(tmp_path / "m")
+    (folder / "0.txt").write_bytes(b"x" * 100_000)
+    for number in range(1, 20):
+        if kind == "hard links":
+            os.link(folder / "0.txt", folder / f"{number}.txt")
+        else:
+            with (folder / f"{number}.txt").open("wb") as file:
+                file.truncate(100_000)
+    checkpoint = open_checkpoint(folder)
+    table = find_table(None, checkpoint.config)
+    limited(monkeypatch, "made", 1_500_000)
+    refused(lambda: porting.convert(checkpoint, tmp_path / "out", table), "made")
+    assert not (tmp_path / "out").exists()
+    limited(monkeypatch, "made", 2_500_000)
+    porting.convert(checkpoint, tmp_path / "out", table)
+    assert (tmp_path / "out" / "19.txt").stat().st_size == 100_000

@@ -416,6 +416,34 @@ def test_a_folder_is_opened_once(made: str, source: Path, tmp_path: Path, monkey
     assert contents_of(home) == before
 
 
+@pytest.mark.parametrize("nameless", [True, False])
+def test_the_check_of_a_folder_leaves_nothing_and_removes_nothing_elsewhere(
+    nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that shows that one can be made is made and removed in the folder that was opened."""
+    if not nameless:
+        monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
+    folder, home, real = tmp_path / "folder", tmp_path / "elsewhere", os.open
+    for each in (folder, home):
+        each.mkdir()
+    made: list[str] = []
+
+    def exchange(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        descriptor = real(path, flags, *arguments, **options)
+        if flags & os.O_WRONLY and not made:
+            made.append(os.path.basename(path))
+            (home / made[0]).write_bytes(b"precious") if made[0] != "." else None
+            folder.rename(tmp_path / "aside")
+            folder.symlink_to(home)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", exchange)
+    atomic.check_destination(folder / "out", overwrite=False)
+    assert len(made) == 1
+    assert list((tmp_path / "aside").iterdir()) == []
+    assert [path.read_bytes() for path in home.iterdir()] == ([] if made == ["."] else [b"precious"])
+
+
 def test_shards_are_written_in_the_directory_that_was_opened(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

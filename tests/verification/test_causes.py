@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import porting
 from porting.causes.finding import Finding
+from porting.errors import Code, Fault, PortingError
 from porting.loading import load
 from porting.models.bert import BertPooler
 from porting.models.bert_heads import BertForPreTraining
@@ -175,9 +176,15 @@ def test_what_is_put_in_the_place_of_a_value_has_its_layout() -> None:
     assert like(exact[:2], value).shape == (2, 4)
 
 
-def test_a_fault_of_the_search_for_causes_takes_nothing_from_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, PortingError])
+def test_a_fault_of_the_search_for_causes_takes_nothing_from_the_verdict(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known to go wrong, as a forward that fails from its fifth call on, is no fault of this library."""
+
     def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("the size of tensor a must match the size of tensor b")
+        said = "the size of tensor a must match the size of tensor b"
+        raise PortingError(Fault(code=Code.FORWARD_FAILED, message=said)) if kind is PortingError else kind(said)
 
     monkeypatch.setattr(proof, "name_causes", fails)
     reference, port = Returning(), Returning(1e-2)
@@ -185,3 +192,4 @@ def test_a_fault_of_the_search_for_causes_takes_nothing_from_the_verdict(monkeyp
     assert report.verdict == "different"
     (warning,) = (one for one in report.warnings if "the search for the cause failed" in one)
     assert "the size of tensor a must match" in warning
+    assert ("fault of this library" in warning) == (kind is RuntimeError)

@@ -39,7 +39,15 @@ from porting.suggesting.subjects.forward_arguments import (
     without_ignored_mask,
 )
 from porting.suggesting.subjects.forward_effects import hides_padding, outputs_of, sees_later
-from porting.suggesting.subjects.model_preparation import in_float64, is_lazy, materialized, refuse_computed, zeros_of
+from porting.suggesting.subjects.model_preparation import (
+    in_float64,
+    is_lazy,
+    materialized,
+    odd_numbers,
+    refuse_computed,
+    tells_nothing,
+    zeros_of,
+)
 from porting.suggesting.subjects.operation_trace import Call, numbers_of
 from porting.suggesting.subjects.questions import Asker
 from porting.suggesting.subjects.sampler import BATCH, LENGTH, Sampler, row_length, rows_of, use_rows_of
@@ -514,7 +522,7 @@ def runnable(twin: Twin) -> Twin:
     """The twin, with inputs that transformers runs it on.
 
     Raises:
-        VerifyError: there are none.
+        VerifyError: there are none, or what it computes of them tells nothing.
     """
     first: Exception | None = None
     for sampler in (lambda: twin.sampler, twin.sampler.of_asked):
@@ -522,12 +530,17 @@ def runnable(twin: Twin) -> Twin:
         if made is None:
             continue
         try:
-            _outputs(twin.reference, made.batch())
+            outputs = _outputs(twin.reference, made.batch())
         except PortingError:
             raise
         except Exception as error:  # noqa: BLE001  # the reference may raise anything, and it is not the user's code
             first = first or error
             continue
+        if said := tells_nothing(outputs):  # no way to call a module could be told from another by that
+            odd = ", ".join(f"{name} is {value}" for name, value in odd_numbers(twin.config))
+            message = f"transformers' {twin.architecture} {said} with these sizes{odd and f' ({odd})'}"
+            hint = "take config.json from where the checkpoint came from"
+            raise VerifyError(Fault(code=Code.NO_REFERENCE, message=message, hint=hint))
         return replace(twin, sampler=made)
     said, given = " ".join(str(first).split()), ", ".join(twin.sampler.batch()) or "no input that is known here"
     message = f"transformers' {twin.architecture} does not run on {given}: {type(first).__name__}: {said}"

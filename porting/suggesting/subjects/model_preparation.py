@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from porting.errors import Code, Fault, VerifyError
 from porting.printable import text_of
 from porting.suggesting.subjects.argument_names import ArgumentMapping, argument_mappings, roles
-from porting.suggesting.subjects.sampler import Sampler
+from porting.suggesting.subjects.sampler import BATCH, Sampler
 from porting.suggesting.subjects.traced_model import TracedModel
 from porting.target import DEEPEST, TargetError, tensors_within
 
@@ -157,3 +157,29 @@ def _changes(port: TracedModel, weight: Tensor) -> bool:
 
 def _returned(port: TracedModel) -> Iterator[Tensor]:
     return (one.nan_to_num() for one in port.run().outputs)
+
+
+def tells_nothing(outputs: Sequence[Tensor]) -> str:
+    """Why a reference's outputs of rows that differ tell nothing: NaN in all of them, or each row is the same."""
+    if outputs and all(bool(one.isnan().any()) for one in outputs):
+        return "computes NaN"
+    rows = [one for one in outputs if one.ndim and len(one) == BATCH]
+    if rows and all(torch.allclose(one, one[:1].expand_as(one), rtol=SAME, atol=0) for one in rows):
+        return "computes the same of all inputs"
+    return ""
+
+
+SAME = 1e-9
+"""The relative difference of numbers that differ by their rounding alone, in float64."""
+
+ODD = 1e15
+"""No number of a config is larger, but infinity where there is no limit."""
+
+
+def odd_numbers(config: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    """The fields, nested ones too, with numbers that cannot be meant."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", one) for key, one in odd_numbers(value))
+        elif isinstance(value, float) and not abs(value) < ODD:
+            yield name, value
