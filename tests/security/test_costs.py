@@ -503,10 +503,11 @@ def test_files_beside_the_weights_are_charged(how: str, tmp_path: Path, monkeypa
         (folder / f"{number}.txt").touch()
     checkpoint = open_checkpoint(folder)
     module, table = porting.load(checkpoint), find_table(None, checkpoint.config)
-    work = {
+    works: dict[str, Callable[[], object]] = {
         "convert": lambda: porting.convert(checkpoint, tmp_path / "out", table),
         "export": lambda: porting.export(module, table, tmp_path / "out"),
-    }[how]
+    }
+    work = works[how]
     limited(monkeypatch, "objects", 75_000)
     refused(work, "objects")
     assert not (tmp_path / "out").exists()
