@@ -15,7 +15,7 @@ import porting
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.table_draft import heads_of, sizes_of
 from tests.suggesting import llama
-from tests.suggesting.oracle import source
+from tests.suggesting.oracle import drafted, source
 from tests.suggesting.test_llama_mistakes import edited
 from tests.suggesting.test_norm_gains import GAIN
 
@@ -109,17 +109,33 @@ class Distances(nn.Module):
             torch.log(near.clamp(min=1).float() / small) / math.log(self.most / small) * (self.smaller - small)
         ).long().clamp(max=self.smaller - small - 1)
         bucket = torch.where(near < small, near, large) + self.smaller * (far > 0)
+        return self.rows(bucket)
+
+    def rows(self, bucket: Tensor) -> Tensor:
+        """A bias [h q k]."""
         bias: Tensor = self.table(bucket).permute(2, 0, 1)
+        return bias
+
+
+class TurnedDistances(Distances):
+    """The same with a row for each head."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.table: Any = nn.Parameter(torch.zeros(config.num_heads, config.relative_attention_num_buckets))
+
+    def rows(self, bucket: Tensor) -> Tensor:
+        bias: Tensor = self.table[:, bucket]
         return bias
 
 
 class Layer(nn.Module):
     """A layer of T5's encoder with a table of its own."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, distances: type[Distances]) -> None:
         super().__init__()
         width, inner = config.d_model, config.num_heads * config.d_kv
-        self.heads, self.distances = config.num_heads, Distances(config)
+        self.heads, self.distances = config.num_heads, distances(config)
         self.before = nn.RMSNorm(width, config.layer_norm_epsilon)
         self.between = nn.RMSNorm(width, config.layer_norm_epsilon)
         self.q, self.k, self.v = (nn.Linear(width, inner, bias=False) for _ in range(3))
@@ -140,10 +156,10 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """T5's encoder."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, distances: type[Distances] = Distances) -> None:
         super().__init__()
         self.words = nn.Embedding(config.vocab_size, config.d_model)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, distances) for _ in range(config.num_layers))
         self.last = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -155,17 +171,36 @@ class Encoder(nn.Module):
 
 
 def test_one_table_of_the_checkpoint_fills_those_of_all_layers(tmp_path: Path) -> None:
-    fields = {"vocab_size": 97, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 40, "num_layers": 3}
+    fields = {"vocab_size": 97, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 40, "num_layers": 7}
     reference = source("T5EncoderModel", fields, tmp_path)
     found = suggest(tmp_path, Encoder)
     assert found.verdict is Verdict.EXACT, str(found)
-    made = found.text.partition("[make]")[2]
-    assert made.count("layers.0.distances.table.weight") == 2, made
+    assert '"layers.{i}.distances.table.weight" = "equals layers.0.distances.table.weight"' in found.text
     words, mask = torch.randint(0, 97, (2, 7)), torch.ones(2, 7)
     filled = porting.load(tmp_path, Encoder, found.text).double()
     with torch.no_grad():
         far = (filled(words, mask) - reference.double()(words, mask).last_hidden_state).abs().max()
     assert float(far) < 1e-5  # transformers' T5 norms in float32
+
+
+def test_a_table_with_a_row_for_each_head_is_one_weight(tmp_path: Path) -> None:
+    """A few rows of a parameter may be weights by themselves, as two gains are; these are used at once."""
+    fields = {"vocab_size": 97, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 40, "num_layers": 1}
+    source("T5EncoderModel", fields, tmp_path)
+    found = drafted(tmp_path, lambda config: Encoder(config, TurnedDistances))
+    assert ".relative_attention_bias.weight [" in found.text
+    assert '"layers.0.distances.table' in found.text
+
+
+def test_words_are_seen_in_an_output_whose_features_are_in_front(tmp_path: Path) -> None:
+    source("T5EncoderModel", {"vocab_size": 97, "d_model": 24, "d_kv": 8, "num_heads": 3, "d_ff": 40}, tmp_path)
+
+    class Turned(Encoder):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return super().forward(input_ids, attention_mask).transpose(1, 2)
+
+    found = suggest(tmp_path, Turned)
+    assert found.verdict is Verdict.EXACT, str(found)
 
 
 def test_a_switch_says_that_all_heads_share_a_key() -> None:

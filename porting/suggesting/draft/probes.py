@@ -299,10 +299,12 @@ def _equal(one: Tensor, other: Tensor, bound: float, basis: FeatureOrder | None 
 
 
 def _turned(one: Tensor, other: Tensor, bound: float, basis: FeatureOrder | None) -> Axes | None:
-    """The same for two of three axes: sequence first, or in another order of the features."""
+    """The same for two of three axes: in another order, as sequence or features first, or of the features."""
+    for order in permutations(range(3)):
+        value = one.permute(order)
+        if value.shape == other.shape and _close(value, other, bound):
+            return "b t e", " ".join("bte"[place] for place in order)  # s is the two halves of a head
     first = one.transpose(0, 1)
-    if first.shape == other.shape and _close(first, other, bound):
-        return "b t e", "t b e"  # s is the two halves of a head
     if basis is None or not basis.theirs or one.shape[-1] % 2:
         return None
     for value, batch in ((one, "b t"), (first, "t b")):

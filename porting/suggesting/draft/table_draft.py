@@ -215,9 +215,14 @@ def draft(
 def _makes(made: Mapping[str, str]) -> dict[str, str]:
     """The lines of [make], one for all layers where these hold the same."""
     others = {name: word.removeprefix(EQUALS) for name, word in made.items() if word.startswith(EQUALS)}
-    single = {name: other for name, other in others.items() if list(others.values()).count(other) == 1}
-    shared = {name: other for name, other in others.items() if name not in single}
-    copies = (*indexed([(spelled(a), spelled(b)) for a, b in single.items()]), *_generally(shared))
+    layers = {name: other for name, other in others.items() if LAYER.sub("#", name) == LAYER.sub("#", other)}
+    rest = {name: other for name, other in others.items() if name not in layers}
+    single = {name: other for name, other in rest.items() if list(rest.values()).count(other) == 1}
+    shared = {name: other for name, other in rest.items() if name not in single}
+    copies = [*indexed([(spelled(a), spelled(b)) for a, b in single.items()]), *_generally(shared)]
+    for first in dict.fromkeys(layers.values()):  # a rule writes the first one, and comes before [make]
+        names = [first, *(name for name, other in layers.items() if other == first)]
+        copies += [(one, spelled(first)) for one in _told_once(names) if one != spelled(first)]
     patterns = {name: f"{EQUALS}{other}" for name, other in copies}
     for word in dict.fromkeys(word for name, word in made.items() if name not in others):
         names = [name for name, one in made.items() if one == word]

@@ -275,10 +275,9 @@ def _differ(one: Tensor, other: Tensor, where: Tensor, length: int) -> bool:
     """
     if one.shape != other.shape:
         return True
-    if one.shape[:2] == (BATCH, length):
-        return _far(one[where], other[where])
-    if one.shape[:2] == (length, BATCH):
-        return _far(one.transpose(0, 1)[where], other.transpose(0, 1)[where])
+    for axes in ((0, 1), (1, 0), *(((0, 2),) if one.ndim == 3 else ())):  # tokens last: features are in front of them
+        if one.ndim > 1 and tuple(one.shape[axis] for axis in axes) == (BATCH, length):
+            return _far(one.movedim(axes, (0, 1))[where], other.movedim(axes, (0, 1))[where])
     if one.ndim == 2 and len(one) in {BATCH * length, BATCH * OTHERS}:  # rows one after the other
         parts = [value.reshape(BATCH, -1, value.shape[-1]) for value in (one, other)]
         turned = [value.reshape(-1, BATCH, value.shape[-1]).transpose(0, 1) for value in (one, other)]

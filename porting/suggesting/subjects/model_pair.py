@@ -512,10 +512,28 @@ def _of_own_sizes(
             fault = error
             continue
         if module is None or _takes_images(module, twin):
-            return twin
+            return _with_smaller_pictures(made, twin, module, folder, to)
     if twin is None:
         raise fault or AssertionError("no twin was made")
     return twin
+
+
+def _with_smaller_pictures(
+    made: Callable[..., Twin], twin: Twin, module: nn.Module | None, folder: Path, to: Measures | None
+) -> Twin:
+    """The twin, or one of smaller pictures, which cost less, if no weight depends on them and the module takes them."""
+    if config_number(twin.config, Role.IMAGE) <= SMALLER:
+        return twin
+    try:
+        small = runnable(made(folder / "smaller", small=to is not None, to=replace(to or SMALL, image=SMALLER)))
+    except VerifyError:
+        return twin
+    shapes, others = ({name: one.shape for name, one in some.tensors.items()} for some in (twin, small))
+    return small if shapes == others and (module is None or _takes_images(module, small)) else twin
+
+
+SMALLER = 64
+"""The width of pictures, where it may be any: five halvings, as of most networks of convolutions, leave two rows."""
 
 
 def runnable(twin: Twin) -> Twin:

@@ -223,13 +223,17 @@ def with_slices(port: TracedModel, depths: Collection[int]) -> TracedModel:
         seen: dict[str, list[int]] = {name: [] for name in some}
         order: dict[str, list[int]] = {}
         whole = set[str]()
+        uses = Counter[tuple[int, str]]()
         for unit in sliced.run().units:
             used = [sliced.stacked[one] for one in unit.names if one in sliced.stacked]
             counts = Counter(name for name, _ in used)
             whole |= {name for name in counts if counts[name] > 1 or unit.kind in {WeightUse.LOOKUP, WeightUse.TABLE}}
+            if unit.operation != "cat":  # rows that are put in front of others may be several weights
+                uses.update((unit.number, name) for name in counts)
             for name, number in used:
                 seen[name].append(number)
                 order.setdefault(_any_layer(name), []).append(number)
+        whole |= {name for (_, name), count in uses.items() if count > 1}
         wrong = whole | {name for name, used in seen.items() if {*used} != {*range(len(port.leaves[name]))}}
         wrong = wrong or {
             name

@@ -30,6 +30,7 @@ from porting.suggesting.subjects.config_fields import (
     SHARE,
     Role,
     config_number,
+    fields_of,
     role_of,
     rotated,
     stage_field,
@@ -363,6 +364,9 @@ def make_twin(
         complete = _configured(kind, {name: made[name] for name in known})
     if not pictured(complete.to_dict()):
         complete.image_size = to.image or IMAGES[-1]  # for whoever draws images: no other field tells
+    elif to.image and (to.shallow or not small):
+        for name in fields_of(Role.IMAGE, complete.to_dict()):
+            setattr(complete, name, to.image)
     torch.manual_seed(seed)
     try:
         # Whoever wants the checkpoint's own sizes bounds their bytes; the depth may be the checkpoint's in any case.
