@@ -298,3 +298,20 @@ def test_the_bound_of_an_approximate_table_holds_for_the_trials_as_well(source: 
     report = porting.verify(source, SlightlyOff, found.table, causes=False)
     assert report.scope.differing
     assert report.verdict == "approximate", str(report)
+
+
+class OneTokenBackwards(Plain):
+    """Wrong on rows of one token alone; it has no pooler."""
+
+    def forward(self, ids: Tensor, keep: Tensor, segments: Tensor) -> Tensor:
+        states = super().forward(ids, keep, segments)
+        return -states if ids.shape[1] == 1 else states
+
+
+@pytest.mark.slow
+def test_a_trunk_that_is_right_on_some_inputs_is_a_table(source: Path) -> None:
+    found = suggest(source, OneTokenBackwards)
+    assert found.verdict is Verdict.SOME_INPUTS, str(found)
+    assert found.missing
+    assert found.meaning.startswith("The table loads what both sides have.")
+    assert any("one token" in one.said or "1 token" in one.said for one in found.reasons), str(found)

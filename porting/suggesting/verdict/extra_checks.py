@@ -215,7 +215,8 @@ def _differs(kind: Kind, results: Sequence[Result]) -> Reason:
     whats = list(dict.fromkeys(one.what for one in results))
     more = f" and {len(whats) - MOST_NAMED} more" if len(whats) > MOST_NAMED else ""
     worst = max((one.difference or 0.0 for one in results), default=0.0)
-    said = f"the output differs on {', '.join(whats[:MOST_NAMED])}{more}: off by {worst:.0e} of its scale"
+    far = f"off by {worst:.0e} of its scale" if math.isfinite(worst) else "it has NaN, infinity or another shape there"
+    said = f"the output differs on {', '.join(whats[:MOST_NAMED])}{more}: {far}"
     return Reason(kind=str(kind), said=said, size=worst, shown=kind is Kind.MASK and worst > CLOSE)
 
 

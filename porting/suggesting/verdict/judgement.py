@@ -110,11 +110,11 @@ def judge(
     usual = behind.usually_same
     agrees = own is None or own.agrees or own.mostly_same or usual
     agrees = agrees and proof.agrees and ROOT in probed(proof.report)
-    whole = not (missing or ours or _reordered(found) or _wider(found))
-    of_inputs = agrees and whole and {one.kind for one in reasons if not _small(one)} <= set(Kind)
+    same = not (ours or _reordered(found) or _wider(found))  # what both sides have is all of the module
+    of_inputs = agrees and same and {one.kind for one in reasons if not _small(one)} <= set(Kind)
     shown = [one for one in reasons if one.shown]
     # A module that is right where rows are padded at their ends, and not where one begins with padding, is on some.
-    if shown and not (of_inputs and usual and all(one in behind.reasons for one in shown)):
+    if shown and not (of_inputs and usual and not missing and all(one in behind.reasons for one in shown)):
         verdict = Verdict.IMPOSSIBLE
     elif len(small) < len(reasons):
         verdict = Verdict.SOME_INPUTS if of_inputs else Verdict.NOT_FOUND
@@ -298,8 +298,8 @@ def _sentence(
     small = "a small random model of the checkpoint's architecture"
     where = "the checkpoint and on a small random model of its architecture" if own is not None else small
     if behind.worst and proof.agrees:
-        far = f"off by {behind.worst:.0e} of the output's scale"
-        return f"On the first batches it agrees with the reference in float64; on others it is {far}."
+        far = f"is off by {behind.worst:.0e} of the output's scale" if math.isfinite(behind.worst) else "differs"
+        return f"On the first batches it agrees with the reference in float64; on others it {far}."
     if stop is not None:
         return stop.said
     best = own or proof

@@ -42,6 +42,12 @@ MEANINGS = {
 PARTLY_APPROXIMATE = "The table loads what both sides have, and that part's results differ a little, as said below."
 """The same for *approximate*, where parameters of the module stay as they are."""
 
+PARTLY_SOME_INPUTS = (
+    "The table loads what both sides have. That part computes what the checkpoint's model computes on some inputs, and "
+    "something else on those that are named below: change the module, or do without them."
+)
+"""The same for *exact on some inputs*, where the module lacks a part of the checkpoint's."""
+
 MOST = 5
 """How many reasons are printed by default."""
 
@@ -167,6 +173,8 @@ class Suggestion:
     @property
     def meaning(self) -> str:
         """The meaning of the verdict for whoever wants to load the checkpoint, in one sentence."""
+        if self.verdict is Verdict.SOME_INPUTS and self.missing:
+            return PARTLY_SOME_INPUTS
         unfilled = self.verdict is Verdict.APPROXIMATE and any(one.side == "module" for one in self.unmapped)
         return PARTLY_APPROXIMATE if unfilled else MEANINGS[self.verdict]
 
