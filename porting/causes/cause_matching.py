@@ -116,6 +116,13 @@ class Search:
         yield from self._everywhere(candidates)
         yield from candidates
 
+    def everywhere(self) -> Iterator[Candidate]:
+        """Yield each kind at all its places in the model, wherever the port differs by itself.
+
+        A bias that one layer looks up and all layers read is altered where it is read.
+        """
+        yield from self._everywhere([one for one in self._candidates if not one.pinned and not one.rough])
+
     def again(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield the candidates on this tape that correspond to one of another case's search."""
         matches = [alterations for place in candidate.places if (alterations := self._at_place(place))]

@@ -43,6 +43,9 @@ MOVING = frozenset({
 UNREMARKABLE = frozenset({"amax", "sub", "dropout", "size", "dim"})
 """Steps of the reference that are not reported: how scores are made visible, and what does nothing in eval mode."""
 
+NORMING = frozenset({"pow", "square", "mean", "var", "var_mean", "std", "norm", "layer_norm", "rms_norm", "normalize"})
+"""Functions with which a norm begins: it takes a factor, or a number that is added, out again."""
+
 REDUCING = frozenset({
     "mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "std", "var", "var_mean", "std_mean",
     "norm", "topk", "logsumexp", "prod", "median",
@@ -105,6 +108,9 @@ class Divergence:
             reference does not have; empty where there is none.
         moved: the operand of the step that has the reference's numbers in another order or shape, if any.
         instead: the steps of the reference that read the same numbers.
+        behind: the function whose result the step reads, where the reference has another step between the two; ``line``
+            is where that function is called.
+        reader: ``file:line`` of the first step that gives what the reference does not have.
     """
 
     probe: str
@@ -116,6 +122,12 @@ class Divergence:
     also: str = ""
     moved: Moved | None = None
     instead: tuple[Step, ...] = ()
+    behind: str = ""
+    reader: str = ""
+
+
+SORTED = 1
+"""The moment by which an index is sorted: the root mean square."""
 
 
 class TensorIndex:
@@ -123,26 +135,42 @@ class TensorIndex:
 
     Args:
         weights: index the parameters and buffers, and not the computed tensors.
+
+    Attributes:
         close: how far moments of the same numbers may be apart, relative to their size.
     """
 
     def __init__(self, tape: Tape, *, weights: bool = False, close: float = CLOSE) -> None:
-        self._close = close
+        self._tape, self.close = tape, close
         refs = (ref for ref in tape.refs if (ref in tape.weights) == weights)
-        vectors = [(ref, vector) for ref in refs if (vector := moments(tape[ref])) is not None]
+        kept: list[tuple[Ref, Ref | None]] = [(ref, None) for ref in refs]
         for linear in () if weights else linears(tape):  # a port may add the bias in a call of its own
-            if linear.bias is not None:
-                without_bias = moments(tape[linear.call.result] - tape[linear.bias])
-                vectors += [(linear.call.result, without_bias)] if without_bias is not None else []
-        self._refs = [ref for ref, _ in vectors]
-        self._moments = np.array([vector for _, vector in vectors]).reshape(-1, 7)
+            kept += [(linear.call.result, linear.bias)] if linear.bias is not None else []
+        found = [(one, vector) for one in kept if (vector := moments(self._value(*one))) is not None]
+        found.sort(key=lambda one: one[1][SORTED])
+        self._kept = [one for one, _ in found]
+        self._moments = np.array([vector for _, vector in found]).reshape(-1, 7)
 
     def like(self, value: Tensor) -> list[Ref]:
         """Return the tensors with the same numbers as this one, in any layout."""
         vector = moments(value)
         if vector is None:
             return []
-        return [self._refs[place] for place in np.flatnonzero(same_moments(self._moments, vector, self._close))]
+        reach = self.close * np.abs(vector[:5]).max()
+        column, middle = self._moments[:, SORTED], vector[SORTED]
+        first, last = 0, len(column)
+        if math.isfinite(reach):  # a scan over tokens has thousands of tensors, and asks for thousands
+            first = int(np.searchsorted(column, middle - reach, "left"))
+            last = int(np.searchsorted(column, middle + reach, "right"))
+        near = np.flatnonzero(same_moments(self._moments[first:last], vector, self.close))
+        found = [self._kept[first + place] for place in near]
+        if self.close > CLOSE:  # the moments of a tensor that is a little wrong in a few places are as near
+            found = [one for one in found if same_numbers(value, self._value(*one), self.close)]
+        return sorted((ref for ref, _ in found), key=lambda ref: ref.number)
+
+    def _value(self, ref: Ref, bias: Ref | None) -> Tensor:
+        """Return a tensor, without the bias that was added to it if one is given."""
+        return self._tape[ref] if bias is None else self._tape[ref] - self._tape[bias]
 
 
 def same_moments(
@@ -153,6 +181,34 @@ def same_moments(
     scale[:5] = np.abs(vector[:5]).max()  # means and extremes are compared relative to the largest of them
     with np.errstate(invalid="ignore"):  # statistics of the largest floats may be infinite
         return np.all(np.abs(some - vector) <= close * scale, axis=-1)
+
+
+def same_numbers(value: Tensor, other: Tensor, close: float) -> bool:
+    """Return whether two tensors have the same numbers in any order, but for roundings; True where their sizes differ.
+
+    Args:
+        close: how far they may be apart, relative to the largest, of which roundings of single numbers are a multiple.
+    """
+    if value.numel() != other.numel():
+        return True
+    ours, theirs = (part.detach().double().flatten() for part in (value, other))
+    ours, theirs = (part.masked_fill(~(part > MASKED), 0.0).sort().values for part in (ours, theirs))
+    return bool((ours - theirs).abs().max() <= SINGLE * close * theirs.abs().max())
+
+
+def is_close(value: Tensor, other: Tensor, close: float) -> bool:
+    """Return whether two tensors of one shape have the same numbers at the same places, but for roundings."""
+    value, other = value.double(), other.double()
+    if close <= CLOSE:
+        return torch.allclose(other, value, rtol=1e-9, atol=1e-9)
+    kept = other[(other > MASKED) & other.isfinite()].abs()
+    return torch.allclose(
+        other, value, rtol=SINGLE * close, atol=SINGLE * close * float(kept.max() if kept.numel() else 1)
+    )
+
+
+SINGLE = 10.0
+"""How many times as far apart as moments the numbers may be of which they are the moments."""
 
 
 def moments(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
@@ -198,11 +254,29 @@ def divergence(
     numbers = TensorIndex(reference, close=close)
     alike = [ref for ref in numbers.like(port[own]) if reference.learned(ref)]
     if any(ref in wanted and not _in_place(port[own], reference[ref]) for ref in alike):
-        return Divergence(probe=point, kind=Kind.ORDER)
+        return _ordered_otherwise(port, reference, point, own, wanted, numbers)
     alike = [ref for ref in alike if ref not in wanted]
     if alike:
         return Divergence(probe=point, kind=Kind.ELSEWHERE, instead=tuple(_reference_steps(reference, alike)))
     return Region(port, reference, numbers, {own: wanted}, Values(port)).divergence(point)
+
+
+def _ordered_otherwise(
+    port: Tape, reference: Tape, point: str, own: Ref, wanted: Sequence[Ref], index: TensorIndex
+) -> Divergence:
+    """Return that a value has the reference's numbers in another order, with the step that puts them so."""
+    maker = port.maker(own)
+    if maker is None:
+        return Divergence(probe=point, kind=Kind.ORDER)
+    origin = Region(port, reference, index, {own: wanted}, Values(port)).origin(maker)
+    return Divergence(
+        probe=point,
+        kind=Kind.ORDER,
+        line=line_of(origin),
+        code=_code(origin),
+        callers=tuple(map(from_here, origin.lines[1:])),
+        reader=line_of(maker),
+    )
 
 
 def _in_place(value: Tensor, other: Tensor) -> bool:
@@ -262,23 +336,75 @@ class Region:
 
     def divergence(self, point: str) -> Divergence | None:
         """Return the first such step as a divergence."""
-        call = next(self.steps(), None)
-        if call is None:
+        found = next(self.steps(), None)
+        if found is None:
             return None
+        call = self.origin(found)
         counterparts = [
             counterpart for ref in call.reads if self._port.learned(ref) for counterpart in self.counterparts_of(ref)
         ]
+        behind = self._left_out_behind(call)
+        place = behind or call
         return Divergence(
             probe=point,
             kind=Kind.STEP,
             step=Step(operation=self._operation(call), module=call.module),
-            line=line_of(call),
-            code=_code(call),
-            callers=tuple(map(from_here, call.lines[1:])),
+            line=line_of(place),
+            code=_code(place),
+            callers=tuple(map(from_here, place.lines[1:])),
             also=self._unknown_operand(call),
             moved=self._moved(call),
             instead=tuple(_reference_steps(self._reference, counterparts)),
+            behind="" if behind is None else behind.name.strip("_"),
+            reader=line_of(found),
         )
+
+    def origin(self, call: Call) -> Call:
+        """Return the step that made an operand that the reference does not have in this way; else the step itself.
+
+        A norm takes a factor out again and a sum over all pairs does not see their order, so that what is computed
+        from a wrong tensor may be right until another step reads it.
+        """
+        return next((one for ref in call.reads if (one := self._at_fault(ref)) is not None), call)
+
+    def _at_fault(self, ref: Ref) -> Call | None:
+        """Return the first step that computes an operand that is amiss; None where it is only rearranged."""
+        maker = self._port.maker(ref)
+        if maker is None or not self._is_amiss(ref):
+            return None
+        before = next((one for read in maker.reads if (one := self._at_fault(read)) is not None), None)
+        return before if before is not None or maker.name in MOVING else maker
+
+    def _is_amiss(self, ref: Ref) -> bool:
+        """Return whether the reference lacks a tensor that is computed, or has it with its numbers at other places."""
+        if self._port.maker(ref) is None or is_moved_weight(self._port, ref) or moments(self._values[ref]) is None:
+            return False
+        if not self._known(ref):
+            users = list(_used_by(self._port, ref))  # a product with itself is a square
+            readers = {"square" if user.reads[1:] == user.reads[:1] else user.name.strip("_") for user in users}
+            return self._is_float(ref) and self._port.learned(ref) and not NORMING.isdisjoint(readers)
+        value = self._values[ref]
+        alike = [self._reference[known] for known in self._like[ref]]
+        return any(one.shape == value.shape for one in alike) and not self._in_order(ref)
+
+    def _left_out_behind(self, call: Call) -> Call | None:
+        """Return the step behind which one of the reference is left out: what gave the operand that this step reads.
+
+        The reference's step of the same function reads what another step makes of that operand.
+        """
+        operation = call.name.strip("_")
+        for ref in call.reads:
+            maker = self._port.maker(self._port.past(ref, MOVING)[-1])
+            if maker is None or not self._port.learned(ref) or not self._known(ref):
+                continue
+            for known in self._like[ref]:
+                users = list(_used_by(self._reference, known))
+                if not users or any(user.name.strip("_") == operation for user in users):
+                    continue
+                behind = [one for user in users for write in user.writes for one in _used_by(self._reference, write)]
+                if any(one.name.strip("_") == operation for one in behind):
+                    return maker
+        return None
 
     def _operation(self, call: Call) -> str:
         """Return the function's name; ``softmax`` for the calls that make scores visible before it."""
@@ -358,14 +484,14 @@ class Region:
         if not candidates:
             return None
         same_shape = (candidate for candidate in candidates if candidate.shape == value.shape)
-        return any(torch.allclose(candidate.to(value.dtype), value, rtol=1e-9, atol=1e-9) for candidate in same_shape)
+        return any(is_close(candidate, value, self._index.close) for candidate in same_shape)
 
     def reordering_step(self, ref: Ref) -> Call | None:
         """Return the call that rearranged the numbers of a known tensor."""
         call = self._port.maker(ref)
         if call is None or call.name not in MOVING or not call.reads:
             return None
-        before = call.reads[0]
+        before = max(call.reads, key=lambda one: self._values[one].numel()) if call.name == "cat" else call.reads[0]
         self._known(before)
         in_order = self._in_order(before)
         return call if in_order or in_order is None else self.reordering_step(before)
@@ -405,6 +531,16 @@ def _reference_steps(reference: Tape, known: Sequence[Ref]) -> Iterator[Step]:
             ):
                 seen.add(key)
                 yield Step(operation=key[0], module=key[1])
+
+
+def _used_by(tape: Tape, ref: Ref) -> Iterator[Call]:
+    """Yield the calls that compute something from a tensor, past calls that only rearrange it."""
+    for call in tape.users(ref):
+        if call.name in MOVING:
+            for write in call.writes:
+                yield from _used_by(tape, write)
+        else:
+            yield call
 
 
 def is_moved_weight(tape: Tape, ref: Ref) -> bool:

@@ -88,6 +88,7 @@ class LineEdit:
         line: the number of the changed line.
         old, new: the line as it is, and as it should be.
         outcomes: what the changed comparison gave in all passes so far, if it is one that is changed.
+        moved: what to do, where whole statements change places.
     """
 
     file: str
@@ -97,6 +98,7 @@ class LineEdit:
     code: CodeType
     function: FunctionType
     outcomes: set[bool] = field(default_factory=set, compare=False)
+    moved: str = ""
 
     @property
     def decides_nothing(self) -> bool:
@@ -111,11 +113,14 @@ class LineEdit:
     @property
     def fix(self) -> str:
         """The line, and what should stand there."""
-        return f"{self.place}: {f'replace `{self.old}` by `{self.new}`' if self.new != NOTHING else self.instruction}"
+        plain = self.new != NOTHING and not self.moved
+        return f"{self.place}: {f'replace `{self.old}` by `{self.new}`' if plain else self.instruction}"
 
     @property
     def instruction(self) -> str:
         """What to do at the line."""
+        if self.moved:
+            return self.moved
         return f"write `{self.new}`" if self.new != NOTHING else f"leave out `{self.old}`"
 
     @contextmanager
@@ -157,6 +162,7 @@ def line_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
         if place not in seen:
             seen.add(place)
             yield from source.edits(node, function)
+            yield from source.moves(node, function)
 
 
 def condition_edits(lines: Sequence[str]) -> Iterator[LineEdit]:
@@ -288,6 +294,27 @@ class _Source:
                     old, new = (f"{whole}\n"[begin : f"{whole}\n".index("\n", start)] for whole in (self.text, changed))
                     yield LineEdit(self.file, line, old.strip()[:MAX_LINE], new.strip()[:MAX_LINE], code, owner)
 
+    def moves(self, statement: ast.AST, function: ast.FunctionDef) -> Iterator[LineEdit]:
+        """Yield the ways in which a statement stands behind, or before, one of the next that has to do with it."""
+        owner = self._object(function)
+        if owner is None or not self.only_computes(function):
+            return
+        for behind in _following(statement, function):
+            start, end = self._span(statement)
+            first, last = self._span(behind)
+            line, other, between = self.text[start:end], self.text[first:last], self.text[end:first]
+            ways = [
+                (f"{between.lstrip()}{other}{_break(between)}{line}", f"move `{_head(line)}` behind `{_head(other)}`")
+            ]
+            if between.strip():
+                moved = f"move `{_head(other)}` before `{_head(line)}`"
+                ways.append((f"{other}{_break(between)}{line}{between.rstrip()}", moved))
+            for text, instruction in ways:
+                code = self._compiled(self.text[:start] + text + self.text[last:], function)
+                if code is not None and code.co_freevars == owner.__code__.co_freevars:
+                    number = bisect_right(self._starts, start)
+                    yield LineEdit(self.file, number, _head(line), _head(other), code, owner, moved=instruction)
+
     def _span(self, node: ast.AST) -> tuple[int, int]:
         place: ast.expr = node  # type: ignore[assignment]  # only nodes with a place are changed
         return (
@@ -348,7 +375,7 @@ def _changes(
             if node in checked:
                 continue
             ways = (new for new in change(node, variables, attributes) if not _of_another_type(node, new, types))
-            texts = [grouped(node, new) for new in ways]
+            texts = [grouped(node, new) for new in ways if not _is_senseless(node, new, parents)]
             if texts:
                 yield node, texts
     if changes is not None:
@@ -358,6 +385,86 @@ def _changes(
         if ast.dump(first) != ast.dump(second) and not _inside(first, second) and not _inside(second, first):
             texts = [ast.unparse(first), ast.unparse(second)]
             yield statement, [_swapped(statement, first, second)] if texts[0] != texts[1] else []
+
+
+MOST_MOVED = 3
+"""Over how many statements one is moved at most."""
+
+
+def _following(statement: ast.AST, function: ast.FunctionDef) -> list[ast.stmt]:
+    """Return the next statements of a block that write what a statement reads, or read what it writes."""
+    blocks = (getattr(node, name, None) for node in ast.walk(function) for name in ("body", "orelse"))
+    block = next((one for one in blocks if isinstance(one, list) and any(each is statement for each in one)), [])
+    place = next((place for place, one in enumerate(block) if one is statement), len(block))
+    found = []
+    for other in block[place + 1 : place + 1 + MOST_MOVED]:
+        if hasattr(other, "body") or isinstance(other, ast.Return | ast.Raise | ast.Break | ast.Continue):
+            break
+        writes, reads = ([{*_names_in(one, stored=stored)} for one in (statement, other)] for stored in (True, False))
+        if not writes[0].isdisjoint(reads[1] | writes[1]) or not writes[1].isdisjoint(reads[0]):
+            found.append(other)
+    return found
+
+
+def _names_in(statement: ast.AST, *, stored: bool) -> Iterator[str]:
+    """Yield the names that a statement writes, or those that it reads."""
+    written = _written(statement)
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and (
+            _stored(node) or (stored and written is not None and _inside(node, written))
+        ):
+            yield from [node.id] if stored else []
+        elif isinstance(node, ast.Name) and not stored:
+            yield node.id
+
+
+def _break(between: str) -> str:
+    """Return the end of a line, and the indentation of the next one."""
+    return between[between.rfind("\n") :] if "\n" in between else "; "
+
+
+def _head(text: str) -> str:
+    return text.partition("\n")[0].strip()[:MAX_LINE]
+
+
+_TURNED = frozenset({"transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "where", "minimum", "maximum", "lerp"})
+"""Functions whose last two arguments differ in any code that is written on purpose."""
+
+
+def _is_senseless(node: ast.AST, new: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
+    """Whether code with a change in it has no sense, such as an axis that is exchanged with itself, or ``x - x``."""
+    around = parents.get(node)
+    if around is not None and isinstance(node, ast.expr):
+        holder = _with_child(around, node, new)
+        return _does_nothing(new) or _does_nothing(holder)
+    return _does_nothing(new)
+
+
+def _with_child(parent: ast.AST, child: ast.AST, new: ast.AST) -> ast.AST:
+    """Return a copy of a node with one of its children exchanged."""
+    changed = _shallow(parent)
+    for name, value in ast.iter_fields(parent):
+        if value is child:
+            setattr(changed, name, new)
+        elif isinstance(value, list):
+            setattr(changed, name, [new if one is child else one for one in value])
+    return changed
+
+
+def _does_nothing(node: ast.AST) -> bool:
+    """Whether a node is an operation of a value with itself, or one that gives back what it is given."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name), args=[*_, first, second]) if name in _TURNED:
+            axes = [_number(one) for one in (first, second)]
+            mixed = None not in axes and (axes[0] < 0) != (axes[1] < 0)  # type: ignore[operator]  # -1 may be 3
+            return mixed or ast.dump(first) == ast.dump(second)
+        case ast.BinOp(left=left, op=ast.Sub() | ast.Div() | ast.FloorDiv() | ast.Mod(), right=right):
+            return ast.dump(left) == ast.dump(right)
+        case ast.Compare(left=left, comparators=[right]):
+            return ast.dump(left) == ast.dump(right)
+        case ast.IfExp(body=first, orelse=second):
+            return ast.dump(first) == ast.dump(second)
+    return False
 
 
 def _written(statement: ast.AST) -> ast.expr | None:
@@ -461,6 +568,30 @@ def _numbers(node: ast.AST, variables: Sequence[str], attributes: Sequence[str])
         yield from (ast.Constant(number) for number in (0, 1, 1 - node.operand.value, -1 - node.operand.value))
 
 
+_FILLING = ("masked_fill", "masked_fill_", "where", "full", "full_like", "fill_")
+"""Functions that write a number, with which scores are hidden."""
+
+
+def _fills(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    """Yield minus infinity for a number with which scores are filled, and the other sign of one in a product or sum."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING and node.args:
+        *others, last = node.args
+        if _number(last) is not None:
+            lowest = ast.Call(ast.Name("float", ast.Load()), [ast.Constant("-inf")], [])
+            yield ast.Call(node.func, [*others, lowest], node.keywords)
+    if isinstance(node, ast.BinOp) and (number := _number(node.right)):
+        yield ast.BinOp(node.left, node.op, _negative(node.right) if number > 0 else ast.Constant(-number))
+
+
+def _number(node: ast.expr) -> float | None:
+    """Return the number that is written, if it is one."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _operators(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
     if isinstance(node, ast.BinOp):
         yield from (node.left, node.right, ast.BinOp(node.right, node.op, node.left))
@@ -495,11 +626,45 @@ def _calls(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -
         yield ast.Call(node.func, node.args, [other for other in node.keywords if other is not keyword])
 
 
+def _inside_out(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    """Yield ``w * f(x)`` for ``f(w * x)``, and the reverse; and so with a sum, as of a norm before or behind it."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.args[0], ast.BinOp):
+        inner = node.args[0]
+        if isinstance(inner.op, ast.Mult | ast.Add):
+            yield ast.BinOp(inner.left, inner.op, ast.Call(node.func, [inner.right], node.keywords))
+            yield ast.BinOp(ast.Call(node.func, [inner.left], node.keywords), inner.op, inner.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add):
+        for call, other in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(call, ast.Call) and len(call.args) == 1 and not isinstance(call.args[0], ast.Starred):
+                yield ast.Call(call.func, [ast.BinOp(call.args[0], node.op, other)], call.keywords)
+
+
 def _orders(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
     if isinstance(node, ast.Tuple | ast.List) and 1 < len(node.elts) <= 4:  # more has too many orders
         for order in permutations(node.elts):
             if list(order) != node.elts:
                 yield type(node)(list(order), node.ctx)
+
+
+def _slices(node: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> Iterator[ast.AST]:
+    """Yield the other end of what is cut off, and cuts at a variable: ``x[n:]`` for ``x[:n]``, and so on."""
+    if not isinstance(node, ast.Slice) or node.step is not None:
+        return
+    first, last = node.lower, node.upper
+    if (first is None) != (last is None):
+        yield ast.Slice(last, first)
+        names = [ast.Name(name, ast.Load()) for name in dict.fromkeys(variables)]
+        yield from (ast.Slice(None, name) for name in names)
+        yield from (ast.Slice(name, None) for name in names)
+        yield ast.Slice(*(None if one is None else _negative(one) for one in (last, first)))
+    elif first is not None and last is not None:
+        yield from (ast.Slice(None, last), ast.Slice(first, None))
+
+
+def _negative(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return node.operand
+    return ast.UnaryOp(ast.USub(), node)
 
 
 _OTHER_EDGE: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
@@ -524,5 +689,5 @@ def _decisions(node: ast.AST, variables: Sequence[str], attributes: Sequence[str
         yield from (ast.Constant(False), ast.Constant(True))
 
 
-_CHANGES: tuple[Change, ...] = (_edges, _names, _operators, _numbers, _orders, _calls)
+_CHANGES: tuple[Change, ...] = (_edges, _names, _operators, _numbers, _fills, _orders, _slices, _inside_out, _calls)
 """The likeliest first."""

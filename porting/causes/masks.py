@@ -338,6 +338,25 @@ def _inverted(model_parts: ModelParts) -> Iterator[Alteration]:
             yield from other_masks(model_parts, mask)
 
 
+FILLED = (0.0, 1.0, -1.0)
+"""What hidden scores are set to by those who hide nothing with it."""
+
+
+def _filled(model_parts: ModelParts) -> Iterator[Alteration]:
+    """Yield each attention with a small number as the score of all hidden keys, and of later keys alone."""
+    for number in FILLED:
+        every, alone = (partial(filled, number=number, later_alone=alone) for alone in (False, True))
+        yield from other_masks(model_parts, every, lambda one: not bool(one.allowed.all()), f"to {number:g}")
+        causal = lambda one: one.causal and padded(one)  # noqa: E731  # as short as the other
+        yield from other_masks(model_parts, alone, causal, f"those of later keys alone, to {number:g}")
+
+
+def filled(scores: Tensor, attention: Attention, *, number: float, later_alone: bool) -> Tensor:
+    """Set the scores of hidden keys to a number; where those of later keys alone are, padding is hidden."""
+    small = attention.kept & later(scores) if later_alone else ~attention.allowed
+    return hide_others(torch.where(small, number, scores), attention.allowed | small)
+
+
 def _token_masked(model_parts: ModelParts) -> Iterator[Alteration]:
     """Yield each self-attention, by each token id that may be taken for padding."""
     inputs = [model_parts.inputs[name] for name in ("input_ids", "decoder_input_ids") if name in model_parts.inputs]
@@ -508,6 +527,13 @@ CAUSES: tuple[Cause, ...] = (
         looks="padded rows differ slightly, the others do not",
         fix="masked_fill with -inf, or add torch.finfo(scores.dtype).min",
         free_parameters=_solved_lowering,
+    ),
+    Cause(
+        name="hidden scores set to a small number",
+        what="the scores of hidden keys are replaced by a number that the softmax does not make zero",
+        looks="every query sees every key",
+        fix="masked_fill with -inf, or with torch.finfo(scores.dtype).min",
+        alterations=_filled,
     ),
     Cause(
         name="causal mask that should not be there",

@@ -7,6 +7,7 @@ same tensor in another order.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from porting.causes.step_differences import (
     StepComparison,
     generic_path,
     layouts,
+    lookup_of,
     operation_of,
     same_but_rounded,
     step_key,
@@ -185,7 +187,10 @@ class RepairSearch:
         """
         found: list[_Attempt] = []
         for allow_extra in (True, False):
-            if found and not any(repair.kind in (Kind.EXTRA, Kind.MOVED) for repair in found[0].found.repairs):
+            if found and not (
+                self._leaves_first_wrong(found[0])
+                or any(repair.kind in (Kind.EXTRA, Kind.MOVED) for repair in found[0].found.repairs)
+            ):
                 break  # it would find the same
             attempt = self._attempt(allow_extra=allow_extra)
             while attempt is not None and len(attempt.found.keys) > 1:
@@ -200,6 +205,11 @@ class RepairSearch:
                 return None
             found += [] if attempt is None else [attempt]
         return [replace(one.found, left=partial(self._left_by_weights, one)) for one in found]
+
+    def _leaves_first_wrong(self, attempt: _Attempt) -> bool:
+        """Whether a repair makes up for the first wrong steps behind them, where the reference's numbers come in."""
+        first = min((each.step.number for _, each in attempt.described), default=0)
+        return first > self._first_wrong_step(self._whole_region)
 
     def departing(self) -> list[RepairSet]:
         """Return the steps that give the reference's numbers in the passing case alone, if they explain everything."""
@@ -444,6 +454,8 @@ class RepairSearch:
                 yield _Replacement(step, self._values[ref].to(dtype), None)
         for ref in islice(self._likely_counterparts(step), MAX_TRIED):
             for result in self._with_and_without_bias(step, ref):
+                if result.numel() != math.prod(shape):  # rows for each row of the batch, where the port has one for all
+                    yield _Replacement(step, result.to(dtype), ref)
                 for value in islice(layouts(result, shape), MAX_LAYOUTS):
                     yield _Replacement(step, value.to(dtype), ref)
 
@@ -478,11 +490,13 @@ class RepairSearch:
     def _likely_counterparts(self, step: Call) -> Iterator[Ref]:
         """Yield results of the reference: of calls with the step's weights or operands, then of later calls."""
         seen: set[Ref] = set()
-        numel = self._values[step.result].numel()
+        shape = tuple(self._values[step.result].shape)
+        one_for_all = lookup_of(self._port, step) is not None
 
         def fresh(ref: Ref) -> bool:
             value = self._reference[ref]
-            good = ref not in seen and value.is_floating_point() and value.numel() == numel
+            fits = value.numel() == math.prod(shape) or (one_for_all and _widens(shape, tuple(value.shape)))
+            good = ref not in seen and value.is_floating_point() and fits
             seen.add(ref)
             return good and ref not in self._reference.weights
 
@@ -529,6 +543,13 @@ class RepairSearch:
             pending += [read for read in call.reads if read not in seen]
             seen.update(call.reads)
         return operands
+
+
+def _widens(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether a tensor of one shape may be broadcast to another one, which has more elements."""
+    ends = zip(shape[::-1], other[::-1], strict=False)
+    fits = len(shape) <= len(other) and all(one in (1, wide) for one, wide in ends)
+    return fits and math.prod(other) > math.prod(shape)
 
 
 def _merged(repairs: Sequence[Repair]) -> list[Repair]:

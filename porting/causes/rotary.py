@@ -219,6 +219,26 @@ def _without_amplitude(values: Values, rotation: Rotation, amplitude: float) -> 
     return rotation.in_head(values, lambda channels: rotation.rotate(values, channels) / amplitude)
 
 
+def _rounded(model_parts: ModelParts, pair: list[Rotation]) -> Iterator[tuple[Rotate, str]]:
+    """Yield frequencies, angles, and cosines and sines that are rounded to a half-precision dtype."""
+    theta, scaling = _plain_theta(model_parts, pair[0]), scaling_of(model_parts, pair[0])
+    for low in (torch.bfloat16, torch.float16):
+        yield partial(_by_rounded_table, low=low), f"cosine and sine are rounded to {low}"
+        for dtype, scaled in product(ROTATED_IN, _scalings(model_parts, scaling) if theta else ()):
+            base = partial(based, _as_written(theta or 0.0), dtype)
+            yield base(scaled=partial(_rounded_to, scaled, low)), f"the inverse frequencies are rounded to {low}"
+            yield base(scaled=scaled, angles_in=low), f"the angles are rounded to {low}"
+
+
+def _rounded_to(scaled: Scale, low: torch.dtype, frequencies: Tensor) -> Tensor:
+    return scaled(frequencies).to(low).to(frequencies.dtype)
+
+
+def _by_rounded_table(values: Values, rotation: Rotation, low: torch.dtype) -> Tensor:
+    cos, sin = (part.to(low).to(part.dtype) for part in rotation.halves(values))
+    return rotation.in_head(values, lambda channels: rotated(channels, cos, sin, pairs=rotation.pairs))
+
+
 def _part(*parts: float) -> Rotations:
     """Return the rotations of these parts of each head."""
 
@@ -348,6 +368,13 @@ CAUSES: tuple[Cause, ...] = (
         fix="rope_theta in the config; some models have a different one in local layers",
         alterations=_rotated_by(_usual_thetas),
         free_parameters=_solved_theta,
+    ),
+    Cause(
+        name="rotary angles in half precision",
+        what="the rotation's frequencies, angles or their cosines and sines are rounded to float16 or bfloat16",
+        looks="a small difference that grows with the position",
+        fix="compute inv_freq, angles, cosine and sine in float32 and cast after that; no .half() on their buffers",
+        alterations=_rotated_by(_rounded),
     ),
     Cause(
         name="rotary NTK scaling",

@@ -300,6 +300,7 @@ def based(
     whole: bool = False,
     scaled: Scale = lambda frequencies: frequencies,
     amplitude: float = 1.0,
+    angles_in: torch.dtype | None = None,
 ) -> Rotate:
     """Return a rotation by the angles of a base.
 
@@ -307,6 +308,7 @@ def based(
         part: the share of the head's channels that is rotated; None for the reference's.
         whole: the exponents are divided by the width of the head, and not of its rotated part.
         amplitude: the factor of cosine and sine.
+        angles_in: the dtype that the angles are rounded to; None for none.
     """
 
     def rotate(values: Values, rotation: Rotation) -> Tensor:
@@ -315,6 +317,7 @@ def based(
         count = values[rotation.input].shape[-1] if part is None else round(part * size)
         exponents = torch.arange(0, count, 2, dtype=dtype) / (size if whole else count)
         angles = rotation.angles(length, scaled(1.0 / theta**exponents))
+        angles = angles if angles_in is None else angles.to(angles_in).to(angles.dtype)
         cos, sin = ((amplitude * angles.cos()).to(value.dtype), (amplitude * angles.sin()).to(value.dtype))
         return torch.cat([rotated(value[..., :count], cos, sin, pairs=rotation.pairs), value[..., count:]], -1)
 

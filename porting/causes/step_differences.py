@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 from porting.causes.diverging import (
     MASKED,
     MOVING,
-    ROUNDED,
     Region,
     TensorIndex,
+    is_close,
     is_moved_weight,
     line_of,
     moments,
-    same_moments,
+    same_numbers,
 )
 from porting.causes.functions import ACTIVATION
 from porting.causes.replay import Values
@@ -123,7 +123,8 @@ def describe(tape: Tape, ref: Ref, path_text: Callable[[str], str] = generic_pat
     call, part = tape.maker(ref), ""
     while call is not None and call.name in MOVING and call.reads:
         part = f"part {call.writes.index(ref)} of " if len(call.writes) > 1 else part
-        ref, call = call.reads[0], tape.maker(call.reads[0])
+        ref = max(call.reads, key=lambda one: tape[one].numel()) if call.name in ("cat", "stack") else call.reads[0]
+        call = tape.maker(ref)
     if ref in tape.weights:
         return path_text(tape.weights[ref])
     if call is None:
@@ -330,7 +331,7 @@ class StepComparison:
             return told[0], f"{name} in {place}{told[1]}", ""
         kind, text, expected = self._operand(step, call, value)
         if kind is Kind.LEFT_OUT:
-            return kind, f"{text} in {expected} of the reference is left out", text
+            return kind, f"{text}{expected} of the reference is left out", text
         whole = f"{name} in {place} {text}" + (f", where the reference's {expected}" if expected else "")
         return kind, text if kind is Kind.GATED else whole, ""
 
@@ -402,8 +403,9 @@ class StepComparison:
             if match is None:
                 unlike.append((ref, like))
             same = match is not None and self._reference[match].shape == self._values[ref].shape
-            twins = [match] if same and match is not None else like
-            if twins and not any(_equal(self._values[ref], self._reference[known], same=same) for known in twins):
+            twins = like if match is None else [match]
+            close = self._index.close
+            if twins and not any(_equal(self._values[ref], self._reference[one], close, same=same) for one in twins):
                 reordered.append((ref, twins[0]))
         if reordered:
             ref, match = reordered[0]
@@ -415,9 +417,11 @@ class StepComparison:
             kind = Kind.UNUSED if rest[0] in self._reference.weights else Kind.TENSOR
             return kind, f"does not read {describe(self._reference, rest[0])}", ""
         if not rest:
-            ours, theirs = (moments(one) for one in (self._own_result(step), value))
-            if ours is None or theirs is None or same_moments(ours, theirs, ROUNDED):
-                return Kind.ORDER, "gives its numbers in another order", ""
+            own, close = self._own_result(step), self._index.close
+            same = own.shape == value.shape
+            reordered_only = own.numel() == value.numel() and same_numbers(own, value, close)
+            if reordered_only and not _equal(own, value, close, same=same):
+                return Kind.ORDER, f"gives its numbers in another order{_order_text(own, value)}", ""
             return Kind.FUNCTION, "gives other numbers for what the reference's is given too", ""
         return self._other_operand(*unlike[0], rest)
 
@@ -443,7 +447,9 @@ class StepComparison:
                     "reads scores that nothing hides",
                     f"reads those with the mask that is added in {generic_path(maker.module)}",
                 )
-            return Kind.LEFT_OUT, operation_of(maker), generic_path(maker.module)
+            weight = next((ref for ref in maker.reads if is_moved_weight(self._reference, ref)), None)
+            of = "" if weight is None else f" of {describe(self._reference, weight)}"
+            return Kind.LEFT_OUT, operation_of(maker), f"{of} in {generic_path(maker.module)}"
         own = self._port.maker(source)
         if own is not None and maker is not None and self._is_gated(own, maker):
             return Kind.GATED, f"{operation_of(own)} comes after mul in {generic_path(maker.module)}", ""
@@ -575,11 +581,10 @@ def departure_text(own: Tensor, value: Tensor) -> str:
     return f"{places}: {numbers[0]} where the reference has {numbers[1]}"
 
 
-def _equal(value: Tensor, theirs: Tensor, *, same: bool) -> bool:
-    """Return whether two tensors are equal, in the same shape or in some layout."""
-    return any(
-        _close(value, layout) for layout in islice(layouts(theirs, tuple(value.shape)), 1 if same else MAX_LAYOUTS)
-    )
+def _equal(value: Tensor, theirs: Tensor, close: float, *, same: bool) -> bool:
+    """Return whether two tensors are equal but for roundings, in the same shape or in some layout."""
+    every = islice(layouts(theirs, tuple(value.shape)), 1 if same else MAX_LAYOUTS)
+    return any(is_close(value, layout, close) for layout in every)
 
 
 def same_but_rounded(value: Tensor, theirs: Tensor) -> bool:
@@ -612,8 +617,9 @@ def _order_text(value: Tensor, theirs: Tensor) -> str:
             if not 1 < len(ours) <= MAX_PERMUTED:
                 continue
             matches = torch.cdist(ours, theirs_rows) <= 1e-7 * float(theirs_rows.norm() + 1e-300)
-            if bool((matches.sum(1) == 1).all()):
-                return f" (in the order {_listed(matches.double().argmax(1).tolist())} along an axis of {len(ours)})"
+            order = matches.double().argmax(1).tolist()
+            if bool((matches.sum(1) == 1).all()) and order != [*range(len(ours))]:
+                return f" (in the order {_listed(order)} along an axis of {len(ours)})"
     return ""
 
 

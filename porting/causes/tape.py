@@ -209,6 +209,7 @@ class Recorder(FunctionMode):
         self._module = module
         self._lines = lines
         self._known: dict[int, Ref] = {}
+        self._numbers: dict[int, list[int]] = {}
         self._file = TensorFile()
         self._in_memory: list[Ref] = []
         self._nbytes = 0
@@ -271,6 +272,8 @@ class Recorder(FunctionMode):
         self.tape.refs.append(ref)
         self.tape.values.append(tensor)
         self._known[id(tensor)] = ref
+        if _has_storage(tensor):
+            self._numbers.setdefault(tensor.untyped_storage().data_ptr(), []).append(ref.number)
         if _can_be_stored(tensor):
             self._in_memory.append(ref)
             self._nbytes += tensor.nbytes
@@ -308,7 +311,7 @@ class Recorder(FunctionMode):
             return iter(self.call(Tensor.unbind, args, kwargs))
         refs_to = partial(with_leaves, lambda leaf: self._ref(leaf) if isinstance(leaf, Tensor) else leaf)
         read, named = refs_to(args), refs_to(kwargs)
-        if _in_place(func):
+        if is_in_place(func):
             self._keep(args[0])
         result = func(*args, **kwargs)
         written = args[0] if func is Tensor.__setitem__ else result
@@ -327,9 +330,20 @@ class Recorder(FunctionMode):
 
     def _keep(self, tensor: Tensor) -> None:
         """Store a copy on the tape of a tensor that is about to be changed in place."""
-        number = self._ref(tensor).number
-        if isinstance(self.tape.values[number], Tensor):
-            self.tape.values[number] = tensor.detach().clone()
+        own = self._ref(tensor).number
+        shared = self._numbers.get(tensor.untyped_storage().data_ptr(), ()) if _has_storage(tensor) else ()
+        for number in {own, *shared}:  # views, and casts that have nothing to do
+            value = self.tape.values[number]
+            if isinstance(value, Tensor) and (number == own or _shares(value, tensor)):
+                self.tape.values[number] = value.detach().clone()
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def _shares(tensor: Tensor, other: Tensor) -> bool:
+    return _has_storage(tensor) and tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 HELD = 32 << 20
@@ -359,7 +373,8 @@ def vmap(*args: Any, **kwargs: Any) -> Any:  # as torch has them
 
 
 @lru_cache(maxsize=1024)
-def _in_place(function: Callable[..., Any]) -> bool:
+def is_in_place(function: Callable[..., Any]) -> bool:
+    """Return whether a function changes its first argument."""
     name: str = getattr(function, "__name__", "")
     return function is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__")) or name in _OPERATORS
 
@@ -374,7 +389,7 @@ _OPERATORS = {
 
 def call_again(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # as recorded
     """Repeat a recorded call with other tensors, none of which it changes in place."""
-    if not _in_place(function):
+    if not is_in_place(function):
         return function(*args, **kwargs)
     copy = args[0].clone()
     result = function(copy, *args[1:], **kwargs)

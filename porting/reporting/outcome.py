@@ -66,6 +66,8 @@ class Probe:
         meaning: largest difference in float64, relative to the activation's scale.
         bound: what of it rounding explains; above it the port means something else.
         rounding: dtype -> the port's rounding error over the reference's.
+        off: how far the port is apart in a working dtype, relative to scale: 0 where rounding may come to it, and None
+            where that was not looked at.
         count: how many numbers these ratios rest on.
         span: the port's modules that made this activation out of those at the points before, in order: whose own code
             ran on the way, or which gave it on.
@@ -82,6 +84,7 @@ class Probe:
     meaning: View
     bound: View = View(end_to_end=MEANING, isolated=MEANING)
     rounding: Mapping[str, View] = field(default_factory=dict)
+    off: View | None = None
     count: int = 0
     span: tuple[str, ...] = ()
     lowered: tuple[str, ...] = ()
@@ -104,6 +107,11 @@ class Probe:
     def imprecise(self) -> bool:
         """Whether it computes the same from the reference's own inputs, with larger rounding errors."""
         return not self.guilty and any((view.isolated or 0.0) > luck(self.count) for view in self.rounding.values())
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it is right in float64, and off by more than rounding comes to in a working dtype."""
+        return not self.guilty and self.off is not None and self.off.worst > 0
 
     @property
     def drifts(self) -> bool:
@@ -235,6 +243,15 @@ class Outcome:
         return tuple(probe for probe in self.probes if probe.imprecise)
 
     @property
+    def broken(self) -> tuple[Probe, ...]:
+        """The probes that are right in float64, and in a working dtype off by more than rounding comes to.
+
+        Of a model that is so end to end these are the ones that are so from the reference's own inputs, if any are.
+        """
+        off = [probe for probe in self.probes if probe.breaks]
+        return tuple([probe for probe in off if probe.off and probe.off.isolated] or off)
+
+    @property
     def first_difference(self) -> Probe | None:
         """The first probe, end to end, that differs by more than rounding."""
         return next((probe for probe in self.probes if probe.differs), None)
@@ -255,7 +272,7 @@ class Outcome:
         if self.guilty or self.first_difference or trials:
             worst = max([*trials, *(probe.meaning.worst for probe in self.probes)])
             return APPROXIMATE if self.approximate and worst <= self.approximate.within else DIFFERENT
-        if self.learned and self.learned.differs:
+        if self.broken or (self.learned and self.learned.differs):
             return DIFFERENT
         worse = any(probe.imprecise or probe.drifts for probe in self.probes)
         if worse or (self.learned and self.learned.imprecise):
@@ -277,7 +294,8 @@ class Outcome:
     def computes_otherwise(self) -> bool:
         """Whether the forward pass differs in meaning, or the weights are not the checkpoint's."""
         scope = self.scope
-        return bool(self.guilty or self.first_difference or self.shown.differing or scope.differing or scope.impure)
+        wrong = self.guilty or self.broken or self.first_difference
+        return bool(wrong or self.shown.differing or scope.differing or scope.impure)
 
     @property
     def faithful(self) -> bool:

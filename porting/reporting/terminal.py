@@ -139,6 +139,11 @@ def summary_lines(report: Outcome) -> Iterator[Text]:
         found = report.divergence
         if found is not None and found.line:
             yield Text(f"  line: {found.line}{f'   {found.code}' if found.code else ''}")
+    elif report.broken:
+        others = len(report.broken) - 1
+        more = f" and {others} more" if others else ""
+        where = Text.assemble("  module: ", (listed([report.broken[0].port]), "bold red"), more)
+        yield where.append(", in the working dtype alone")
     named = [cause for cause in report.causes if cause.name]
     kept = _kept_between_calls(report)
     if kept is not None:
@@ -200,6 +205,11 @@ def mark(row: ReportRow) -> Text:
     guilty = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.guilty]
     if guilty:
         return Text(f"<- {listed(guilty)}", "bold red")
+    broken = [
+        name for name, one in zip(row.columns, row.probes, strict=True) if one.breaks and one.off and one.off.isolated
+    ]
+    if broken:
+        return Text(f"<- differs in the working dtype: {listed(broken)}", "bold red")
     imprecise = [name for name, probe in zip(row.columns, row.probes, strict=True) if probe.imprecise]
     if imprecise:
         return Text(f"<- rounds worse: {listed(imprecise)}", "yellow")
@@ -233,7 +243,10 @@ def culprit_lines(report: Outcome, *, verbose: bool = True) -> Iterator[Text]:
     for probe in report.guilty:
         if probe.random:
             yield Text(f"{probe.port} draws random numbers in eval mode: is dropout left on?", "yellow")
-    if report.imprecise:
+    if report.broken:
+        names = listed([probe.port for probe in report.broken])
+        yield Text(f"right in float64, and off by more than rounding in a working dtype: {names}", "red")
+    elif report.imprecise:
         yield Text(f"rounds worse than the reference: {listed([probe.port for probe in report.imprecise])}")
     yield from _leak_lines(report, verbose=verbose)
     if report.shown.differing:
@@ -282,7 +295,12 @@ def _divergence_lines(found: Divergence) -> Iterator[Text]:
         yield Text(f"  it is what the reference has at another place{behind}")
     elif found.step:
         code = f"   {found.code}" if found.code else ""
-        yield Text.assemble(f"  first step that differs: {found.step.operation} at ", (f"{found.line}{code}", "bold"))
+        what = (
+            f"a step is missing behind {found.behind}"
+            if found.behind
+            else f"first step that differs: {found.step.operation}"
+        )
+        yield Text.assemble(f"  {what} at ", (f"{found.line}{code}", "bold"))
         if found.callers:
             yield Text(f"    called from {', '.join(found.callers[:MOST_STEPS])}")
         if found.moved:

@@ -16,6 +16,13 @@ MEANING = 1e-12
 ROUNDING = 4.0
 """Tolerance in the working dtype, as a multiple of the reference's own rounding error."""
 
+APART = 0.01
+"""Root mean square of the differences, relative to scale, that no rounding of a dtype comes to in which the reference
+makes errors below :data:`QUIET`."""
+
+QUIET = 1e-4
+"""The largest error of a reference in a working dtype in which a port's larger error may be no rounding."""
+
 TURNED = 1e-3
 """The largest effect of float64 rounding: beyond it a decision has changed, such as the choice of an expert."""
 

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from porting.errors import VerifyError
-from porting.frames import users_attribute
+from porting.frames import current_line, from_here, users_attribute
 from porting.target import named_tensors
 from porting.tracing.running import Side
 from porting.tracing.torch_modes import FunctionMode
@@ -146,7 +146,7 @@ def after_other_calls(
         with generators() as drawn:
             right = {case: alone(case) for case in chosen}
             with as_new():
-                fresh = _state(used.module)
+                fresh, weights = _state(used.module), _digests(used.module)
                 for case in (*chosen, *reversed(chosen)):
                     turned = {name: one.flip(0) if one.ndim else one for name, one in used.arguments[case].items()}
                     _run(replace(used, arguments=[turned]), 0)
@@ -156,7 +156,7 @@ def after_other_calls(
                     if before is not None:
                         _run(replace(used, arguments=[before]), 0)
                         worst = max(worst, apart(right.get(case) or alone(case), _run(used, case)))
-                kept = _kept(used.module, fresh)
+                kept = _kept(used.module, fresh) or _written_at(used, _changed(used, weights))
     except VerifyError:  # the comparison of the same batches has reported it
         return []
     if drawn or worst <= REPEATED * torch.finfo(torch.float32).eps:
@@ -301,15 +301,57 @@ def apart(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
 def _written(side: Side, before: Mapping[str, int], own: Callable[[str], bool]) -> Iterator[Impurity]:
     for name in side.written:
         yield Impurity(kind=ImpurityKind.WRITES_INPUTS, detail=name)
-    after = _digests(side.module)
-    changed = [name for name, one in before.items() if after.get(name) != one]
+    changed = _changed(side, before)
     scratch = [name for name in changed if own(name)]
     if scratch and not _is_without_effect(side, scratch):
         scratch = []
     changed = [name for name in changed if name not in scratch]
     for kind, names in ((ImpurityKind.WRITES_WEIGHTS, changed), (ImpurityKind.WRITES_SCRATCH, scratch)):
         if names:
-            yield Impurity(kind=kind, detail=", ".join(names[:3]))
+            yield Impurity(kind=kind, detail=_written_at(side, names))
+
+
+def _changed(side: Side, before: Mapping[str, int]) -> list[str]:
+    """The weights and buffers that are no longer what they were."""
+    after = _digests(side.module)
+    return [name for name, one in before.items() if after.get(name) != one]
+
+
+def _written_at(side: Side, names: Sequence[str]) -> str:
+    """Some weights, with the lines of the user's code that write to them in a pass."""
+    if not names:
+        return ""
+    held = dict(named_tensors(side.module))
+    watch = _Writes({held[name].untyped_storage().data_ptr() for name in names if name in held})
+    with suppress(VerifyError, RuntimeError), watch:
+        _run(side, 0)
+    lines = f" (written at {', '.join([*watch.lines][:NAMED])})" if watch.lines else ""
+    return ", ".join(names[:NAMED]) + lines
+
+
+class _Writes(FunctionMode):
+    """Notes the lines that change some tensors in place.
+
+    Args:
+        storages: the addresses of the tensors' storages.
+
+    Attributes:
+        lines: ``file:line`` of the user's code.
+    """
+
+    def __init__(self, storages: Collection[int]) -> None:
+        super().__init__()
+        self._storages = storages
+        self.lines: dict[str, None] = {}
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # as torch has them
+        """See :meth:`FunctionMode.call`."""
+        first = args[0] if args and isinstance(args[0], Tensor) and not args[0].is_inference() else None
+        version = None if first is None else first._version
+        result = func(*args, **kwargs)
+        if first is not None and first._version != version and first.untyped_storage().data_ptr() in self._storages:
+            self.lines[from_here(current_line())] = None
+        return result
 
 
 def _is_without_effect(side: Side, names: Sequence[str]) -> bool:

@@ -46,6 +46,7 @@ from porting.verification.fixes import (
     with_lines,
 )
 from porting.verification.rounding_propagation import reference_angles
+from porting.verification.working_dtype import causes_in_working_dtype
 
 LARGE = 256 << 20
 """A case with more bytes of activations at the probes is large: its whole pass has several times as many."""
@@ -142,6 +143,11 @@ def name_causes(
         imprecise = [probe for probe in probes if probe.imprecise]
         if imprecise and dtypes:
             dtype = min(dtypes, key=lambda one: torch.finfo(one).eps)
+            broken = [probe for probe in probes if probe.breaks]
+            if broken:
+                found += causes_in_working_dtype(comparison, broken, same(both), dtype)
+            if found:
+                return tuple(found), diverges
             reference, port = same(both)(dtype)
             cause_case = CauseCase.known(comparison, reference, port, _shortest_first(comparison, reference)[0])
             loose = [replace(probe, bound=replace(probe.bound, isolated=0.0)) for probe in imprecise]
@@ -229,6 +235,7 @@ class _Guilty:
         if not laid_out and diverges is not None:
             lines = [
                 diverges.line,
+                diverges.reader,
                 diverges.also,
                 *([diverges.moved.line] if diverges.moved else []),
                 *diverges.callers,
@@ -568,7 +575,8 @@ class _Trials:
         if not END_TO_END < before.largest < math.inf:
             return None
         scopes = {_scope(mark.name) for mark in unexplained}
-        for candidate in chain(known, cause_case.search(CATALOGUE).everything(scopes)):
+        search = cause_case.search(CATALOGUE)
+        for candidate in chain(known, search.everything(scopes), search.everywhere()):
             if time.thread_time() > min(self.until, begun + SECONDS):
                 break
             left = cause_case.apart(candidate.rewrites).largest

@@ -5,6 +5,7 @@ Nothing but the float64 reference is kept: what the port computes is measured wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +22,9 @@ from porting.tracing.code_coverage import Executed
 from porting.tracing.conditions import Conditions
 from porting.tracing.float64 import spelled_operations
 from porting.tracing.measure import (
+    APART,
     MEANING,
+    QUIET,
     Anchor,
     Error,
     ErrorProfile,
@@ -124,6 +127,8 @@ class Comparison:
         written: the arguments that either side wrote to, by its title.
         no_numbers: what the reference returns that has NaN or infinite values in some case, where it is not
             compared.
+        in_half: the port may compute in float16 or bfloat16 whatever its weights are; False once a pass has shown that
+            it does not.
         executed: which of the port's own instructions ran in float64; None before it did.
         conditions: how the conditions on tensors in its code turned out in float64; None before it did.
     """
@@ -136,6 +141,7 @@ class Comparison:
         self.exact: list[Mapping[Point, Tensor]] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
+        self.in_half = True
         self._misfits: dict[str, str] = {}
         self.ran: set[str] = set()
         self.pairings: list[Pairing] = []
@@ -365,6 +371,11 @@ class Comparison:
 
         port.run(case, visit, wanted=list(self.pairings[case].pairs))
 
+    def error_at(self, case: int, point: Point, value: Tensor) -> Error | None:
+        """The error of one of the port's values; None where it is not compared."""
+        anchor = self._anchor_of(case, point, value)
+        return None if anchor is None else error(value, anchor)
+
     def _anchor_of(self, case: int, point: Point, value: Tensor) -> Anchor | None:
         """The exact values that one of the port's is measured against; None where it is not compared."""
         one = self.pairings[case].pairs.get(point)
@@ -455,6 +466,7 @@ class Comparison:
                 bound=View(end_to_end=bounds[END], isolated=bounds[ALONE]),
                 count=finest.port[END][point].count if finest and point in finest.port[END] else 0,
                 rounding={tier.name: _ratios(tier, point, self._doubt(point, bounds)) for tier in self._tiers},
+                off=None if self.in_half else View(end_to_end=self._off(point, END), isolated=self._off(point, ALONE)),
                 span=span.modules,
                 lowered=span.lowered,
                 leak=self._leak(point) if here else None,
@@ -474,6 +486,20 @@ class Comparison:
 
     def _finest(self) -> Tier | None:
         return min(self._tiers, key=lambda tier: torch.finfo(tier.dtype).eps, default=None)
+
+    def breaks(self) -> bool:
+        """Whether the port is apart from the reference in a working dtype by more than rounding explains."""
+        return any(self._off(point, END) for tier in self._tiers for point in tier.port[END])
+
+    def _off(self, point: Point, view: str) -> float:
+        """How far the port is apart there in a working dtype, if no rounding comes to it; else 0."""
+        off = 0.0
+        for tier in self._tiers:
+            ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
+            if tier.autocast or ours is None or theirs is None or theirs.largest > QUIET or ours.rms <= APART:
+                continue
+            off = max(off, ours.largest if math.isfinite(ours.largest) else math.inf)
+        return off
 
     def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:
         """The error of the exact values where the reference rounds in float64: the port's difference there."""

@@ -15,6 +15,7 @@ import torch
 from porting.causes.catalogue import CATALOGUE
 from porting.causes.finding import Finding
 from porting.causes.line_edits import NOTHING, condition_edits, line_edits
+from porting.causes.step_differences import WORDS, Kind
 from porting.reporting.outcome import Probe
 from porting.tracing.code_coverage import branches_apart
 from porting.tracing.trace import ROOT, Point, module_of
@@ -242,7 +243,7 @@ def with_edits(
     wide: Iterable[CauseCase],
 ) -> list[Finding]:
     """The findings, each with the line of the user's code that mends what it explains, and what should stand there."""
-    entries = [one for one in found if one.name]
+    entries = [one for one in found if one.name and one.name != Kind.VALUES]
     explained = all(is_explained(probe, entries) for probe in probes if probe.guilty)
     edits = islice(line_edits(lines), EDITS_EXPLAINED if explained else None)
     most = FEW if explained else None  # what an entry explains was confirmed on these batches
@@ -254,13 +255,17 @@ def with_edits(
         if not all({*one.probes} <= {*right} for one in same):
             continue  # it mends a part of what has one cause: by chance, or in a roundabout way
         written = f"{edit.place}: {edit.instruction}"
-        named = [replace(one, fix=f"{one.fix}; {written}") for one in same if one.name and SEVERAL not in one.name]
+        told = [one for one in same if one.name and SEVERAL not in one.name and one.name != Kind.VALUES]
+        named = [replace(one, fix=f"{one.fix}; {written}") for one in told]
         if not named:
             if _leaves_its_module_wrong(right, probes, [one for one in result if one.name]):
                 continue  # what is behind may undo it, as a norm that follows a rotation, or make up for another
             what = "one expression of a line differs from what the reference computes"
-            detail = edit.instruction if edit.new == NOTHING else f"`{edit.old}` should be `{edit.new}`"
-            named = [_finding(right, "another expression", detail, what, edit.fix)]
+            detail = edit.instruction if edit.new == NOTHING or edit.moved else f"`{edit.old}` should be `{edit.new}`"
+            name = "another expression"
+            if edit.moved:
+                name, (what, _) = Kind.EXCHANGED, WORDS[Kind.EXCHANGED]
+            named = [_finding(right, name, detail, what, edit.fix)]
         result = [*(one for one in result if one not in same), *named]
     return result
 

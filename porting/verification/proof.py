@@ -73,6 +73,7 @@ from porting.verification.subject import (
 from porting.verification.table_layouts import corrections
 from porting.verification.training import learn
 from porting.verification.trial_setup import confirming, explore
+from porting.verification.working_dtype import computes_in_half
 
 Prove = Callable[..., Report]
 
@@ -304,10 +305,7 @@ def _verify(
     if gradients and pairs is not None:
         tell("gradients and training" if steps else "gradients", stages - 1, stages)
         learned = learn(reference, port, comparison, pairs, dtypes=dtypes, steps=steps, seed=seed, training=training)
-    probes = tuple(
-        replace(probe, rules=writers(subject.plan, probe.span)) if probe.guilty else probe
-        for probe in comparison.probes()
-    )
+    probes = _told(tuple(comparison.probes()), subject)
 
     seen = shown(subject.module, exact.shares, exact.rows, weights(subject.plan, checkpoint) if given.weighed else {})
     seen = replace(seen, made=subject.plan.contents)
@@ -411,6 +409,13 @@ def _no_numbers(
     return f"not compared where the reference returns NaN or infinite values: {outputs}{where}"
 
 
+def _told(probes: Sequence[Probe], subject: Subject) -> tuple[Probe, ...]:
+    """The probes, guilty ones with the rules that write their weights; what is wrong in float64 is so in any dtype."""
+    told = (replace(one, rules=writers(subject.plan, one.span)) if one.guilty else one for one in probes)
+    wrong = any(one.guilty or one.differs for one in probes)
+    return tuple(replace(one, off=None) if wrong else one for one in told)
+
+
 def _round(
     comparison: Comparison,
     reference: Callable[[torch.dtype], Side],
@@ -423,6 +428,8 @@ def _round(
     for number, dtype in enumerate(dtypes):
         tell(f"both in {dtype_name(dtype)}", number)
         comparison.rounding(reference(dtype), port(dtype), dtype)
+    if comparison.breaks():
+        comparison.in_half = computes_in_half(port(dtypes[0]))
     if autocast is not None:
         tell("both under autocast", len(dtypes))
         theirs, ours = (replace(make(torch.float32), autocast=autocast) for make in (reference, port))

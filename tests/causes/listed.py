@@ -28,6 +28,13 @@ def _tiled(ratio: int) -> Wrong:
     )
 
 
+def _table(edits: dict[str, str], detail: str) -> Wrong:
+    """A table of cosines and sines that is made once, when the file is imported, with a rounding in it."""
+    read = {"(angle.to(x.dtype) for angle in angles(s))": "(angle[:s].to(x.dtype) for angle in TABLE)"}
+    made = {"def rotate_half(": "TABLE = angles(64)\n\n\ndef rotate_half("}
+    return Wrong("llama", {**read, **made, **edits}, ("rotary angles in half precision",), detail)
+
+
 LISTED = {
     "-inf mask inverted": Wrong("bert", {MASK: MASK.replace("== 0", "== 1")}, ("padding mask inverted",)),
     "-1e9 mask inverted": Wrong(
@@ -197,5 +204,20 @@ LISTED = {
         "bert",
         {"self.seq_relationship(pooled)": "self.seq_relationship(pooled).flip(-1)"},
         ("labels in another order",),
+    ),
+    "hidden scores are 0": Wrong("gpt2", {"-1e30": "0.0"}, ("hidden scores set to a small number",), "to 0"),
+    "hidden scores are -1": Wrong("gpt2", {"-1e30": "-1.0"}, ("hidden scores set to a small number",), "to -1"),
+    "hidden scores are 1": Wrong("gpt2", {"-1e30": "1.0"}, ("hidden scores set to a small number",), "to 1"),
+    "cosines in bfloat16": _table(
+        {"turn.cos(), turn.sin()": "turn.cos().bfloat16().float(), turn.sin().bfloat16().float()"},
+        "cosine and sine are rounded to torch.bfloat16",
+    ),
+    "angles in float16": _table(
+        {"turn.cos(), turn.sin()": "turn.half().float().cos(), turn.half().float().sin()"},
+        "the angles are rounded to torch.float16",
+    ),
+    "frequencies in float16": _table(
+        {"[:, None] * speeds": "[:, None] * speeds.half().float()"},
+        "the inverse frequencies are rounded to torch.float16",
     ),
 }

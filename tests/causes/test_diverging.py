@@ -223,3 +223,76 @@ def test_where_what_nothing_explains_differs_is_said() -> None:
     value = torch.randn(3, 6, 8)
     assert differing_places(value, value * (1 + 1e-14), 1e-12) == ""
     assert differing_places(value, value[:2], 1e-12) == ""
+
+
+class Scaled(nn.Module):
+    """A sum of embeddings that are scaled, and of what a norm makes of them: the norm takes the factor out again."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.linear, self.after, self.factor = nn.Linear(4, 4), nn.Linear(4, 4), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) * self.factor
+        size = y.pow(2).sum(-1, keepdim=True).sqrt()
+        found: Tensor = y + self.after(y / size)
+        return found
+
+
+class Distances(nn.Module):
+    """A bias for each pair of positions, by their distance."""
+
+    def __init__(self, sign: int) -> None:
+        super().__init__()
+        self.linear, self.rows, self.sign = nn.Linear(4, 4), nn.Embedding(9, 4), sign
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(4)
+        apart = places[None, :] - places[:, None] if self.sign > 0 else places[:, None] - places[None, :]
+        bias = self.rows(apart + 4)
+        found: Tensor = (bias + self.linear(x)[:, :, None]).tanh()
+        return found
+
+
+class Gated(nn.Module):
+    """Two linear layers, with an activation between them or without."""
+
+    def __init__(self, *, active: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.active = nn.Linear(4, 4), nn.Linear(4, 4), active
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.active:
+            y = nn.functional.gelu(y)
+        y = y.transpose(1, 2)
+        found: Tensor = self.second(y).tanh()
+        return found
+
+
+PAIRS = {
+    "a factor before a norm": (Scaled(1.0), Scaled(1.5), "y = self.linear(x) * self.factor"),
+    "the sign of a distance": (Distances(1), Distances(-1), "apart = places"),
+    "a step left out": (Gated(active=True), Gated(active=False), "y = self.first(x)"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_line_is_the_one_at_fault_and_not_the_next(name: str) -> None:
+    reference, port, code = PAIRS[name]
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    port.load_state_dict(reference.state_dict())
+    x = torch.randn(3, 4, 4, dtype=torch.float64)
+    tapes = []
+    for module in (reference.double(), port.double()):
+        with Recorder(module, lines=True) as recorder:
+            recorder.mark("out", module(x))
+        tapes.append(recorder.tape)
+    theirs, ours = tapes
+    found = divergence(ours, theirs, "out", ours.marks["out"], [theirs.marks["out"]])
+    assert found
+    assert found.code.startswith(code), found
+    assert (found.behind == "linear") == (name == "a step left out")

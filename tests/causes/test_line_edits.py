@@ -207,3 +207,48 @@ def test_what_is_changed_in_place_is_left_out_and_not_taken_for_another(imported
     assert edits[0].instruction == f"leave out `{edits[0].old}`"
     assert edits[0].fix.endswith(edits[0].instruction)
     assert not [edit.new for edit in edits if edit.new.startswith(("x *", "x[", "x.", "z *", "z[", "z."))]
+
+
+MENDED = {
+    "the other end of a slice": ("y = x[:, 1:]", "y = x[:, :1]"),
+    "a slice to a length": ("n = len(x)\n        y = x[:, 2:]", "y = x[:, :n]"),
+    "a slice from the end": ("y = x[:, 2:]", "y = x[:, :-2]"),
+    "scores filled with 0": ("y = x.masked_fill(x > 1, 0)", "y = x.masked_fill(x > 1, float('-inf'))"),
+    "where with 0": ("y = torch.where(x > 1, x, 0.0)", "y = torch.where(x > 1, x, float('-inf'))"),
+    "the sign of a factor": ("y = x + (x > 1) * 1e9", "y = x + ((x > 1) * -1000000000.0)"),
+    "a factor inside": ("y = doubled(x.mean() * x)", "y = x.mean() * doubled(x)"),
+    "a factor outside": ("y = doubled(x) * x", "y = doubled(x * x)"),
+    "a sum inside": ("y = torch.tanh(x + x.mean())", "y = torch.tanh(x) + x.mean()"),
+}
+
+
+@pytest.mark.parametrize(("imported", "mended"), MENDED.values(), ids=MENDED, indirect=["imported"])
+def test_a_line_is_mended(imported: ModuleType, mended: str) -> None:
+    line = HEAD.count("\n") + 1
+    edits = [edit.new for number in (line, line + 1) for edit in line_edits([f"{imported.__file__}:{number}"])]
+    assert mended in edits
+
+
+SENSELESS = ["y = x.transpose(0, 1)", "y = torch.where(x > 1, x, -x)", "n = 2\n        y = x.swapaxes(0, n - 1)"]
+
+
+@pytest.mark.parametrize("imported", SENSELESS, indirect=True)
+def test_no_change_makes_a_step_that_does_nothing(imported: ModuleType) -> None:
+    new = [edit.new for edit in line_edits(lines_of(imported))]
+    for nothing in ("(0, 0)", "(1, 1)", "(-1, 1)", "(0, -1)", "x, x)", "x > x", "n - n"):
+        assert not [one for one in new if nothing in one]
+
+
+LOOPS = {
+    "read before the update": "y = x * 0\n        for one in x:\n            z = y + 1\n            y = y + one",
+    "kept before the update": "s, y = x, []\n        for one in x:\n            y += [s]\n            s = s + one",
+    "two before": "s = x\n        for one in x:\n            z = s\n            y = z + 1\n            s = s + one",
+}
+
+
+@pytest.mark.parametrize("imported", LOOPS.values(), ids=LOOPS, indirect=True)
+def test_a_statement_is_moved_behind_the_update(imported: ModuleType) -> None:
+    line = HEAD.count("\n") + 3
+    moves = [edit for edit in line_edits([f"{imported.__file__}:{line}"]) if edit.moved]
+    assert [one for one in moves if one.new.endswith("+ one") and one.line == line]
+    assert moves[0].instruction in moves[0].fix

@@ -60,7 +60,7 @@ def test_the_first_lines_say_how_many_more_causes_there_are() -> None:
     nothing = SimpleNamespace(impurities=())
 
     def said(some: list[Finding]) -> list[str]:
-        report = SimpleNamespace(guilty=(), causes=some, scope=nothing)
+        report = SimpleNamespace(guilty=(), broken=(), causes=some, scope=nothing)
         return [line.plain for line in summary_lines(cast(Outcome, report))]
 
     assert said(causes) == ["  cause: eps; and 1 more, below", "  fix: eps"]

@@ -639,6 +639,21 @@ def test_a_buffer_on_which_no_output_depends_is_no_state(how: dict[str, str], st
     assert not port.get_buffer("cache").isnan().any()
 
 
+def adds_up(out: dict[str, Tensor], given: dict[str, Any], port: nn.Module) -> dict[str, Tensor]:
+    next(port.parameters()).data.add_(1e-3)
+    return out
+
+
+def test_a_weight_that_forward_changes_is_named_with_the_line() -> None:
+    report = verify(reference=Encoder(), into=wrong(adds_up), dtypes=(), loaded=True, causes=False)
+    name = next(name for name, _ in Encoder().named_parameters())
+    line = adds_up.__code__.co_firstlineno + 1
+    assert report.verdict == "different"
+    details = [one.detail for one in report.scope.impurities if one.detail.startswith(name)]
+    assert details, str(report)
+    assert all(f"test_trials.py:{line})" in one for one in details)
+
+
 def whole_rows(given: dict[str, Any], port: nn.Module) -> None:
     """Positions are added as a whole table, as many a model of a tutorial does it."""
     if given["input_ids"].shape[1] != CONFIG["max_position_embeddings"]:
