@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import porting
 from porting.errors import PortingWarning
 from porting.suggesting import Suggestion, Verdict, suggest
-from porting.suggesting.search.search_state import differ_by_mask
+from porting.suggesting.search.score_tables import differ_by_mask
 from porting.suggesting.subjects.twin import draw_parameters, measures, shrink
 from tests.suggesting.oracle import BOUND, drafted, source
 

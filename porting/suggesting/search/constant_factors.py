@@ -16,8 +16,8 @@ from torch import Tensor
 
 from porting.suggesting.search.activation_matching import alike, explained, scores_behind
 from porting.suggesting.search.layouts import CandidateRule, distance
+from porting.suggesting.search.score_tables import ScoreTableSearch
 from porting.suggesting.search.search_result import SAME
-from porting.suggesting.search.search_state import ScoreTableSearch
 from porting.suggesting.subjects.config_fields import Role, fields_of
 from porting.suggesting.subjects.operation_trace import OperationTrace, Unit, WeightUse
 
