@@ -15,6 +15,7 @@ SEARCHING = (
     "porting.causes.passing_case",
     "porting.causes.repairs",
     "porting.verification.cause_search",
+    "porting.verification.experiments",
     "porting.verification.fixes",
 )
 """The modules that look for causes, each for so many seconds of the processor's time."""
