@@ -23,6 +23,9 @@ makes errors below :data:`QUIET`."""
 QUIET = 1e-4
 """The largest error of a reference in a working dtype in which a port's larger error may be no rounding."""
 
+SHRINKS = 0.01
+"""The share of a difference in the working dtype, scaled by the unit roundoffs, that float64 shows of a rounding."""
+
 TURNED = 1e-3
 """The largest effect of float64 rounding: beyond it a decision has changed, such as the choice of an expert."""
 

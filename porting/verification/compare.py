@@ -25,6 +25,7 @@ from porting.tracing.measure import (
     APART,
     MEANING,
     QUIET,
+    SHRINKS,
     Anchor,
     Error,
     ErrorProfile,
@@ -492,13 +493,18 @@ class Comparison:
         return any(self._off(point, END) for tier in self._tiers for point in tier.port[END])
 
     def _off(self, point: Point, view: str) -> float:
-        """How far the port is apart there in a working dtype, if no rounding comes to it; else 0."""
-        off = 0.0
+        """How far the port is apart there in a working dtype, if no rounding comes to it; else 0.
+
+        A difference that is as much smaller in float64 as its unit roundoff is rounding, however large.
+        """
+        off, exact = 0.0, self._meaning[view].get(point, 0.0)
         for tier in self._tiers:
             ours, theirs = tier.port[view].get(point), tier.reference[view].get(point)
             if tier.autocast or ours is None or theirs is None or theirs.largest > QUIET or ours.rms <= APART:
                 continue
-            off = max(off, ours.largest if math.isfinite(ours.largest) else math.inf)
+            shrunk = ours.rms * torch.finfo(torch.float64).eps / torch.finfo(tier.dtype).eps
+            if exact < SHRINKS * shrunk:
+                off = max(off, ours.largest if math.isfinite(ours.largest) else math.inf)
         return off
 
     def _doubt(self, point: Point, bounds: Mapping[str, float]) -> dict[str, float]:

@@ -83,15 +83,10 @@ def test_two_bugs_behind_one_probe_are_one_finding_with_both(checkpoint: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bug", "constant", "verdict"),
-    [(ROUNDS_WORSE, "of 10000", "imprecise"), (FAR_FROM_ZERO, "of 1e+07", "different")],  # of 1e7 float32 has no halves
-)
-def test_a_cause_of_rounding_is_named_in_the_working_dtype(
-    checkpoint: Path, bug: Bug, constant: str, verdict: str
-) -> None:
+@pytest.mark.parametrize(("bug", "constant"), [(ROUNDS_WORSE, "of 10000"), (FAR_FROM_ZERO, "of 1e+07")])
+def test_a_cause_of_rounding_is_named_in_the_working_dtype(checkpoint: Path, bug: Bug, constant: str) -> None:
     report = verified(checkpoint, bug)
-    assert report.verdict == verdict
+    assert report.verdict == "imprecise"
     (found,) = report.causes
     assert (found.name, found.detail) == ("mask precedence", constant)
     assert "fix: (1.0 - mask) * -10000.0" in report.details()
