@@ -132,7 +132,7 @@ def other_norms(found: SearchResult) -> Iterator[Reason]:
     for cause, some in kinds.items():
         at = several([one.port.rpartition(".")[0] or one.port for one in some])
         theirs = some[0].reference.rpartition(".")[0] or some[0].reference
-        said = f"{cause}, at {at}: another kind of norm than the checkpoint's, as {theirs}"
+        said = f"{cause}, at {at}: the checkpoint's model has another kind of norm there, such as {theirs}"
         yield Reason(kind="other norm", said=said, shown=True, cause=cause, places=(some[0].port, some[0].reference))
 
 
