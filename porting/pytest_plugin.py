@@ -96,8 +96,8 @@ def _prove(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
 def _verified(item: pytest.Item, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Report | str:
     """The report, or the reason why there is none (a failure raised in a handler would show both errors)."""
     from porting.errors import PortingError  # noqa: PLC0415  # torch and transformers, from here on
-    from porting.frames import users_line  # noqa: PLC0415
-    from porting.printable import safe, told  # noqa: PLC0415
+    from porting.frames import users_line  # noqa: PLC0415  # as above
+    from porting.printable import safe, told  # noqa: PLC0415  # as above
     from porting.verification import verify  # noqa: PLC0415
 
     try:

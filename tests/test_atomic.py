@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(
     assert (list(tmp_path.iterdir()), tmp_path.stat().st_ino) == ([], before)
 
 
-@pytest.mark.skipif(not Path("/sys").is_dir(), reason="a folder in which nobody can make a file")
+@pytest.mark.skipif(not Path("/sys").is_dir(), reason="no /sys, in which the kernel lets no file be made")
 def test_a_folder_in_which_even_root_can_make_no_file_is_refused() -> None:
     with pytest.raises(CheckpointError, match="the destination cannot be written: "):
         check_destination(Path("/sys/page.html"), overwrite=True, file=True)

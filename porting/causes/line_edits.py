@@ -455,9 +455,8 @@ def _does_nothing(node: ast.AST) -> bool:
     """Whether a node is an operation of a value with itself, or one that gives back what it is given."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name), args=[*_, first, second]) if name in _TURNED:
-            axes = [_number(one) for one in (first, second)]
-            mixed = None not in axes and (axes[0] < 0) != (axes[1] < 0)  # type: ignore[operator]  # -1 may be 3
-            return mixed or ast.dump(first) == ast.dump(second)
+            negative = {number < 0 for one in (first, second) if (number := _number(one)) is not None}
+            return len(negative) > 1 or ast.dump(first) == ast.dump(second)  # -1 may be the axis 3
         case ast.BinOp(left=left, op=ast.Sub() | ast.Div() | ast.FloorDiv() | ast.Mod(), right=right):
             return ast.dump(left) == ast.dump(right)
         case ast.Compare(left=left, comparators=[right]):

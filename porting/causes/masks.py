@@ -347,8 +347,8 @@ def _filled(model_parts: ModelParts) -> Iterator[Alteration]:
     for number in FILLED:
         every, alone = (partial(filled, number=number, later_alone=alone) for alone in (False, True))
         yield from other_masks(model_parts, every, lambda one: not bool(one.allowed.all()), f"to {number:g}")
-        causal = lambda one: one.causal and padded(one)  # noqa: E731  # as short as the other
-        yield from other_masks(model_parts, alone, causal, f"those of later keys alone, to {number:g}")
+        detail = f"those of later keys alone, to {number:g}"
+        yield from other_masks(model_parts, alone, lambda one: one.causal and padded(one), detail)
 
 
 def filled(scores: Tensor, attention: Attention, *, number: float, later_alone: bool) -> Tensor:

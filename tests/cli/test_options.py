@@ -151,7 +151,7 @@ WRITERS = {
     "convert": ["convert", "no-such", "{}/d"],
     "record": ["record", "no-such", "--out", "{}/r.safetensors"],
 }
-"""All commands that write where they are told to and work for long before."""
+"""The commands that write a file or a folder after long work."""
 
 
 def test_each_command_that_writes_is_known() -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import porting
 from porting.suggesting import Verdict, suggest
 from porting.suggesting.draft.table_draft import heads_of, sizes_of
+from porting.suggesting.search.activation_matching import kind_of_norm
+from porting.suggesting.subjects.operation_trace import trace_operations
 from tests.suggesting import llama
 from tests.suggesting.oracle import drafted, source
 from tests.suggesting.test_llama_mistakes import edited
@@ -92,6 +94,71 @@ def test_a_norm_of_another_kind_stands_at_its_place_in_a_picture_model(norm: typ
     kind = "GroupNorm" if norm is Whole else "BatchNorm"
     assert [one.cause for one in found.reasons if one.kind == "other norm"] == [f"{kind} for LayerNorm"], str(found)
     assert not [one for one in found.unmapped if len(one.shape) > 1], str(found)
+
+
+class OfRows(nn.GroupNorm):
+    """LayerNorm over the features [... e], as a GroupNorm of one group over rows [n e]."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(1, width, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view_as(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("eps", "verdict"), [(1e-6, Verdict.EXACT), (1e-3, Verdict.APPROXIMATE)])
+def test_a_norm_of_another_name_that_computes_the_same_is_no_difference(
+    eps: float, verdict: Verdict, tmp_path: Path
+) -> None:
+    """A norm is another one by what it gives, and not by the operation that torch calls."""
+
+    class Channels(nn.LayerNorm):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, 1e-6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+    class Pooled(Net):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config, Channels)
+            self.norm: Any = OfRows(config.hidden_sizes[-1], eps)
+
+    source("ConvNextForImageClassification", {**FIELDS, "layer_norm_eps": 1e-6}, tmp_path)
+    found = suggest(tmp_path, Pooled)
+    assert found.verdict is verdict, str(found)
+    assert not any(one.kind == "other norm" for one in found.reasons), str(found)
+
+
+class Scaled(nn.Module):
+    """A gain without a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        pytest.param(Scaled(6), "", id="a gain"),
+        pytest.param(nn.RMSNorm(6, 1e-6), "RMSNorm", id="RMSNorm"),
+        pytest.param(nn.RMSNorm(6), "RMSNorm", id="RMSNorm without eps"),
+        pytest.param(nn.LayerNorm(6), "LayerNorm", id="LayerNorm"),
+        pytest.param(llama.Norm(6, 1e-6), "RMSNorm", id="by hand"),
+        pytest.param(nn.GroupNorm(1, 6), "GroupNorm", id="GroupNorm"),
+        pytest.param(nn.BatchNorm1d(6).eval(), "BatchNorm", id="BatchNorm"),
+    ],
+)
+def test_a_gain_alone_is_no_norm(module: nn.Module, kind: str) -> None:
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    module = module.double()
+    trace = trace_operations(module, lambda one: one(x + 1.0), dict(module.named_parameters()), [x])
+    assert kind_of_norm(trace.units[0]) == kind
 
 
 class Distances(nn.Module):

@@ -39,8 +39,18 @@ _NORMED: MutableMapping[Tensor, dict[tuple[bool, int], Tensor]] = WeakTensorKeyD
 
 
 def kind_of_norm(unit: Unit) -> str:
-    """What torch calls the norm that a unit is: its statistics are over features, groups of channels or the data."""
+    """What torch calls the norm that a unit is: its statistics are over features, groups of channels or the data.
+
+    Returns:
+        Nothing for a gain that multiplies what was not normed, as the scale of a layer.
+    """
     if unit.kind is WeightUse.NORM and unit.weights and unit.operand is not None:
+        if (
+            unit.given is not None
+            and not (unit.operation or unit.divided)
+            and distance(unit.given, unit.operand, SAME) <= SAME
+        ):
+            return ""
         return "LayerNorm" if float(normed(unit).mean(-1).abs().max()) <= SAME else "RMSNorm"
     return next((kind for part, kind in _NORM_OPERATIONS.items() if part in unit.operation), "")
 

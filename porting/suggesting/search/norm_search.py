@@ -61,7 +61,7 @@ class NormSearch(FactorSearch):
             return
         self._accept(pieces, values, [unit], [mate])
         far, now = self._normed_apart(unit, mate)
-        if far > SAME and is_other_norm(unit, mate):
+        if far > CLOSE and is_other_norm(unit, mate):
             self._differs_in_norm(unit, mate, far, now, f"{kind_of_norm(unit)} for {kind_of_norm(mate)}", "other norm")
         elif far > SAME and (unit.biases or not mate.biases):
             self._mended_norm(unit, mate, pieces, far, now)
@@ -94,9 +94,9 @@ class NormSearch(FactorSearch):
             self._differs_in_norm(unit, mate, far, now, cause)
 
     def _settle_other_norm(self, unit: Unit, trace: OperationTrace, free: Sequence[Unit]) -> bool:
-        """Fill a norm from one of another kind that is given the same, as a GroupNorm from a LayerNorm, and note it.
+        """Fill a norm from one of another kind that is given the same, as a GroupNorm from a LayerNorm.
 
-        What stands behind is looked at as if it gave what the reference's does.
+        If it gives something else it is noted, and what stands behind is looked at as if it gave the same.
         """
         ours = [one for one in trace.units if one.number == unit.number]
         for mate in free if kind_of_norm(unit) else ():
@@ -116,8 +116,13 @@ class NormSearch(FactorSearch):
             self._accept(moves, values, ours, theirs)
             self._filled |= {*names[0]}
             self._used |= {*names[1]}
-            self._note("other norm", unit, mate, cause=f"{kind_of_norm(unit)} for {kind_of_norm(mate)}")
-            self._forced.outputs[unit.last] = output
+            far, _ = self._normed_apart(unit, mate)  # a GroupNorm of rows [b c] is a LayerNorm
+            if far > CLOSE:
+                self._note("other norm", unit, mate, far, f"{kind_of_norm(unit)} for {kind_of_norm(mate)}")
+            elif far > SAME:
+                self._note("norm", unit, mate, far)
+            if far > SAME:
+                self._forced.outputs[unit.last] = output
             return True
         return False
 

@@ -157,7 +157,7 @@ class Unit:
         given_at: the number of the operation that made this; -1 where none is known.
         divided: what it gives is then divided by a statistic of what it is given: a gain in front of the division, as
             in gain * (x - mean) / (std + eps).
-        operation: for a weight of another use, the name of torch's operation.
+        operation: for torch's own norms, and a weight of another use, the name of the operation.
     """
 
     kind: WeightUse
@@ -632,7 +632,7 @@ class _OperationRecorder(DispatchMode):
             unit.kind, unit.operand = WeightUse.LINEAR, _without_padding(value.detach()).clone()
             self._note_kernel(unit, args)
         elif name in NORMS:
-            unit.kind, unit.operand = WeightUse.NORM, value.detach().clone()
+            unit.kind, unit.operand, unit.operation = WeightUse.NORM, value.detach().clone(), name
             unit.centred = "rms" not in name
             unit.weights, unit.biases = weights[:1], weights[1:]
             unit.eps = next((one for one in reversed(args) if isinstance(one, float)), None)
@@ -657,10 +657,11 @@ class _OperationRecorder(DispatchMode):
         return frozenset((self._add(unit),))
 
     def _note_kernel(self, unit: Unit, args: tuple[Any, ...]) -> None:
-        """Note a convolution's weights, and how many numbers each output is a sum of; unless it is a transposed one."""
+        """Note a convolution's weights, and how many numbers each output is a sum of where one tensor shows that."""
         unit.biases = self._origin(args[2]).weights if isinstance(args[2], Tensor) else ()
         unit.weights = tuple(one for one in unit.weights if one not in unit.biases)
-        unit.summed = 0 if args[6] else args[1].numel() // args[1].shape[0]
+        if not args[6] and len(unit.weights) == 1:
+            unit.summed = args[1].numel() // args[1].shape[0]
 
     def _add(self, unit: Unit) -> int:
         unit.last = unit.number
